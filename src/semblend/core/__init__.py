@@ -1,0 +1,1 @@
+"""Values and rules that every other part shares. Imports numpy and pydantic, nothing above it."""

