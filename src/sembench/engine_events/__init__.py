@@ -1,0 +1,48 @@
+"""Engine logs and audit files in, one :class:`EngineSummary` out. One parser a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from sembench.engine_events.connector_audit import ConnectorAuditParser
+from sembench.engine_events.lmcache import LmcacheParser
+from sembench.engine_events.sglang import SglangParser
+from sembench.engine_events.summary import EngineSummary
+from sembench.engine_events.trtllm import TrtllmParser
+from sembench.engine_events.vllm import VllmParser
+from sembench.errors import UsageError
+
+
+class LineParser(Protocol):
+    """Takes a log in line by line; `finish` is called once, after the last line."""
+
+    def feed(self, line: str) -> None:
+        """Take in one line."""
+        ...
+
+    def finish(self) -> EngineSummary:
+        """The summary of everything fed."""
+        ...
+
+
+PARSERS: dict[str, Callable[[], LineParser]] = {
+    "vllm": VllmParser,
+    "sglang": SglangParser,
+    "trtllm": TrtllmParser,
+    "lmcache": LmcacheParser,
+    "connector": ConnectorAuditParser,
+}
+
+
+def summarise(engine: str, lines: Iterable[str]) -> EngineSummary:
+    """The summary of one engine's log or audit file."""
+    if engine not in PARSERS:
+        raise UsageError(f"--engine: one of {', '.join(PARSERS)} expected, got {engine!r}")
+    parser = PARSERS[engine]()
+    for line in lines:
+        parser.feed(line)
+    return parser.finish()
+
+
+__all__ = ["PARSERS", "EngineSummary", "LineParser", "summarise"]
