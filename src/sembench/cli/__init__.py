@@ -1,0 +1,1 @@
+"""The ``sembench`` command: one file a command."""

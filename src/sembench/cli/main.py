@@ -1,0 +1,39 @@
+"""The ``sembench`` application: registers the commands and turns errors into exit codes.
+
+A command is one file beside this one with one function; its line in `COMMANDS` is
+all the registration there is. Exit codes: 0 done, 1 a check does not hold, 2 what
+was given cannot be used, 3 the engine does not run with the required flags.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import typer
+
+from sembench.cli.list_options import ListOptionsCommand
+from sembench.errors import SemBenchError
+
+COMMANDS: tuple[tuple[str, str], ...] = ()
+
+app = typer.Typer(
+    name="sembench",
+    help="Measures reuse of K/V by any semantic cache, and cannot be talked into a figure.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+for _name, _target in COMMANDS:
+    _module, _function = _target.split(":")
+    app.command(_name, cls=ListOptionsCommand)(getattr(import_module(_module), _function))
+
+
+def run() -> None:
+    """Entry point of the command."""
+    try:
+        app()
+    except SemBenchError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)

@@ -1,0 +1,1 @@
+"""Manifests: read, written, frozen, verified and audited."""

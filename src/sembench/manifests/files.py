@@ -1,0 +1,80 @@
+"""Manifest files, one item a line: read and written one item at a time.
+
+A path that ends in ``.xz`` or ``.gz`` is compressed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, cast
+
+from sembench.errors import ManifestError
+from sembench.model import ManifestItem
+
+
+def open_text(path: Path, mode: str = "rt") -> IO[str]:
+    """Open a text file that may be compressed, as its suffix says."""
+    if path.suffix == ".xz":
+        return cast(IO[str], lzma.open(path, mode, encoding="utf-8"))
+    if path.suffix == ".gz":
+        return cast(IO[str], gzip.open(path, mode, encoding="utf-8"))
+    # Newlines are part of the format (and of its checksum) on every platform.
+    return path.open(mode, encoding="utf-8", newline="\n")
+
+
+def read_manifest(path: Path, *, max_items: int | None = None) -> Iterator[ManifestItem]:
+    """The items of a manifest, in order, at most `max_items` of them.
+
+    Raises
+    ------
+    ManifestError
+        Naming file, line and field; also when an item id occurs twice.
+    """
+    seen: set[str] = set()
+    try:
+        with open_text(path) as stream:
+            for number, line in enumerate(stream, start=1):
+                if max_items is not None and len(seen) >= max_items:
+                    return
+                if not line.strip():
+                    continue
+                item = ManifestItem.from_line(line, where=f"{path}:{number}")
+                if item.item_id in seen:
+                    raise ManifestError(
+                        f"{path}:{number}.item_id: {item.item_id!r} occurs for the second time"
+                    )
+                seen.add(item.item_id)
+                yield item
+    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path}: cannot be read ({error})") from error
+
+
+def count_items(path: Path, *, max_items: int | None = None) -> int:
+    """How many items :func:`read_manifest` will yield, without parsing them."""
+    try:
+        with open_text(path) as stream:
+            count = sum(1 for line in stream if line.strip())
+    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path}: cannot be read ({error})") from error
+    return count if max_items is None else min(count, max_items)
+
+
+def write_manifest(path: Path, items: Iterable[ManifestItem]) -> int:
+    """Write `items` as they come and return how many there were.
+
+    The file appears under its name only when it is complete.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The suffix stays last, so that it still says how to compress.
+    unfinished = path.with_name("unfinished." + path.name)
+    count = 0
+    with open_text(unfinished, "wt") as stream:
+        for item in items:
+            stream.write(item.to_line())
+            count += 1
+    os.replace(unfinished, path)
+    return count

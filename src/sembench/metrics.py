@@ -1,0 +1,337 @@
+"""The metrics, by name and formula (docs/metrics.md explains each with a worked example).
+
+Rules that hold for all of them:
+
+- a block is a full block: ``total_blocks = prompt_tokens // block_size``;
+- what was not measured is null, and a rate with a zero denominator is 0.0. Rates
+  over negative controls are therefore 0.0 where there are none: whoever gates on
+  them must look at ``negative_control_requests`` first;
+- aggregate rates pool blocks over *all* requests, those that failed included: a
+  request without a plan or a confirmation contributes its blocks and no hits. A
+  rate is null only when no request at all carries the measurement.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from sembench.errors import PlannerError
+from sembench.results import RequestRow
+
+TokenArray: TypeAlias = npt.NDArray[np.uint32]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+SEMANTIC_PLACEMENT = "semantic_placement"
+"""The `route_outcome` of a request that was routed to a donor by meaning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposedSpan:
+    """A planner's proposal to copy donor[donor_start:+length] to target[target_start:+length]."""
+
+    donor_id: str
+    donor_start: int
+    target_start: int
+    length: int
+
+
+def rate(count: int | float, total: int | float) -> float:
+    """`count` / `total`, and 0.0 where there is nothing to count."""
+    return count / total if total else 0.0
+
+
+def block_hash(tokens: Sequence[int]) -> str:
+    """The public hash of a block: 32 hexadecimal digits of sha256 over little-endian u32 ids."""
+    return hashlib.sha256(np.asarray(tokens, dtype="<u4").tobytes()).hexdigest()[:32]
+
+
+def exact_block_mask(recipient: TokenArray, donors: Iterable[TokenArray], size: int) -> BoolArray:
+    """Which full blocks of the recipient stand, as a full block, in any donor (at any place).
+
+    Compares the bytes that :func:`block_hash` hashes: the same answer, no collisions.
+    Returns one flag a full block of the recipient, shape [len(recipient) // size].
+    """
+    pool = {block for donor in donors for block in _blocks(donor, size)}
+    return np.fromiter((block in pool for block in _blocks(recipient, size)), dtype=np.bool_)
+
+
+def _blocks(tokens: TokenArray, size: int) -> list[bytes]:
+    data = np.ascontiguousarray(tokens, dtype="<u4").tobytes()
+    width = 4 * size
+    return [data[start : start + width] for start in range(0, len(data) - width + 1, width)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanBlocks:
+    """What a proposal covers, by full block of the recipient."""
+
+    candidate: BoolArray
+    """Every position of the block is copied from somewhere."""
+    eligible: BoolArray
+    """Every position is copied from one donor, from contiguous donor positions."""
+    mismatched_tokens: int
+    """Copied positions whose donor token is not the recipient's: 0 for a truthful planner."""
+
+
+def plan_blocks(
+    recipient: TokenArray,
+    donors: dict[str, TokenArray],
+    spans: Sequence[ProposedSpan],
+    size: int,
+) -> PlanBlocks:
+    """Judge a proposal. Where spans overlap in the recipient, the first one counts.
+
+    Raises
+    ------
+    PlannerError
+        If a span names a donor that is not there or lies outside donor or recipient.
+    """
+    length = len(recipient)
+    numbers = {donor_id: index for index, donor_id in enumerate(donors)}
+    source = np.full(length, -1, dtype=np.int64)
+    position = np.full(length, -1, dtype=np.int64)
+    mismatched = 0
+    for index, span in enumerate(spans):
+        _check_span(span, index, donors, length)
+        target = np.arange(span.target_start, span.target_start + span.length)
+        free = source[target] < 0
+        target, copied = target[free], (span.donor_start + np.arange(span.length))[free]
+        source[target] = numbers[span.donor_id]
+        position[target] = copied
+        mismatched += int((donors[span.donor_id][copied] != recipient[target]).sum())
+    full = length // size * size
+    sources = source[:full].reshape(-1, size)
+    candidate: BoolArray = np.all(sources >= 0, axis=1)
+    one_donor = np.all(sources == sources[:, :1], axis=1)
+    contiguous = np.all(np.diff(position[:full].reshape(-1, size), axis=1) == 1, axis=1)
+    return PlanBlocks(
+        candidate=candidate,
+        eligible=candidate & one_donor & contiguous,
+        mismatched_tokens=mismatched,
+    )
+
+
+def _check_span(
+    span: ProposedSpan, index: int, donors: dict[str, TokenArray], recipient_tokens: int
+) -> None:
+    where = f"spans[{index}]"
+    if span.donor_id not in donors:
+        raise PlannerError(f"{where}.donor_id: no donor {span.donor_id!r} was registered")
+    if span.length < 1:
+        raise PlannerError(f"{where}.length: expected at least 1, got {span.length}")
+    donor_tokens = len(donors[span.donor_id])
+    if not 0 <= span.donor_start <= donor_tokens - span.length:
+        raise PlannerError(
+            f"{where}: [{span.donor_start}, {span.donor_start + span.length}) lies outside "
+            f"the donor's {donor_tokens} tokens"
+        )
+    if not 0 <= span.target_start <= recipient_tokens - span.length:
+        raise PlannerError(
+            f"{where}: [{span.target_start}, {span.target_start + span.length}) lies outside "
+            f"the recipient's {recipient_tokens} tokens"
+        )
+
+
+def block_strip(exact: BoolArray, plan: PlanBlocks | None) -> str:
+    """One letter a block: what covered it.
+
+    ``.`` nothing, ``x`` exact only, ``c`` candidate only, ``s`` eligible only, and
+    ``b`` exact as well as candidate or eligible.
+    """
+    nothing = np.zeros_like(exact)
+    candidate = nothing if plan is None else plan.candidate
+    eligible = nothing if plan is None else plan.eligible
+    codes = np.select(
+        [exact & (candidate | eligible), exact, eligible, candidate],
+        [ord("b"), ord("x"), ord("s"), ord("c")],
+        default=ord("."),
+    )
+    return codes.astype(np.uint8).tobytes().decode("ascii")
+
+
+def exact_fields(prompt_tokens: int, exact: BoolArray, size: int) -> dict[str, Any]:
+    """The row fields of the exact-block question."""
+    blocks = int(exact.sum())
+    return {
+        "prompt_tokens": prompt_tokens,
+        "total_blocks": prompt_tokens // size,
+        "exact_blocks": blocks,
+        "exact_tokens": blocks * size,
+        "exact_block_hit_rate": rate(blocks, prompt_tokens // size),
+    }
+
+
+def plan_fields(exact: BoolArray, plan: PlanBlocks, size: int) -> dict[str, Any]:
+    """The row fields of the planner question."""
+    row: dict[str, Any] = {"planned_mismatched_tokens": plan.mismatched_tokens}
+    exact_rate = rate(int(exact.sum()), len(exact))
+    for name, mask in (("candidate", plan.candidate), ("eligible", plan.eligible)):
+        blocks = int(mask.sum())
+        row[f"semantic_{name}_blocks"] = blocks
+        row[f"semantic_{name}_tokens"] = blocks * size
+        row[f"semantic_{name}_block_rate"] = rate(blocks, len(exact))
+        row[f"semantic_{name}_lift"] = rate(blocks, len(exact)) - exact_rate
+    return row
+
+
+def confirmed_fields(
+    cached_tokens: int | None, *, total_blocks: int, exact_block_hit_rate: float, size: int
+) -> dict[str, Any]:
+    """The row fields of the backend question; all null where the backend said nothing."""
+    if cached_tokens is None:
+        return {}
+    blocks = cached_tokens // size
+    confirmed = rate(blocks, total_blocks)
+    return {
+        "cached_tokens": cached_tokens,
+        "backend_confirmed_blocks": blocks,
+        "backend_confirmed_tokens": blocks * size,
+        "backend_confirmed_block_rate": confirmed,
+        "backend_confirmed_lift": confirmed - exact_block_hit_rate,
+    }
+
+
+_POOLED = ("exact", "semantic_candidate", "semantic_eligible", "backend_confirmed")
+
+
+class Aggregate:
+    """Pools rows one by one: holds sums and times, never rows."""
+
+    def __init__(self) -> None:
+        self._requests = 0
+        self._errors = 0
+        self._prompt_tokens = 0
+        self._total_blocks = 0
+        self._blocks = dict.fromkeys(_POOLED, 0)
+        self._tokens = dict.fromkeys(_POOLED, 0)
+        self._measured = dict.fromkeys(_POOLED, 0)
+        self._mismatched: int | None = None
+        self._placed = self._routed = 0
+        self._judged = self._passed = 0
+        self._scores = array("d")
+        self._times = {name: array("d") for name in ("ttft_ms", "latency_ms", "plan_ms")}
+        self._negative: Aggregate | None = None
+
+    def add(self, row: RequestRow) -> None:
+        """Count a row."""
+        self._add(row)
+        if row.negative_control:
+            if self._negative is None:
+                self._negative = Aggregate()
+            self._negative._add(row)
+
+    def _add(self, row: RequestRow) -> None:
+        self._requests += 1
+        self._errors += row.error is not None
+        self._prompt_tokens += row.prompt_tokens
+        self._total_blocks += row.total_blocks
+        for name in _POOLED:
+            blocks = getattr(row, f"{name}_blocks")
+            if blocks is not None:
+                self._measured[name] += 1
+                self._blocks[name] += blocks
+                self._tokens[name] += getattr(row, f"{name}_tokens") or 0
+        if row.planned_mismatched_tokens is not None:
+            self._mismatched = (self._mismatched or 0) + row.planned_mismatched_tokens
+        self._routed += row.route_outcome is not None
+        self._placed += row.route_outcome == SEMANTIC_PLACEMENT
+        if row.quality_pass is not None:
+            self._judged += 1
+            self._passed += row.quality_pass
+        if row.quality_score is not None:
+            self._scores.append(row.quality_score)
+        for name, values in self._times.items():
+            value = getattr(row, name)
+            if value is not None:
+                values.append(value)
+
+    def _pooled_rate(self, name: str) -> float | None:
+        if self._requests and not self._measured[name]:
+            return None
+        return rate(self._blocks[name], self._total_blocks)
+
+    def _lift(self, name: str) -> float | None:
+        found, exact = self._pooled_rate(name), self._pooled_rate("exact")
+        return None if found is None or exact is None else found - exact
+
+    def _placement_rate(self) -> float | None:
+        if self._requests and not self._routed:
+            return None
+        return rate(self._placed, self._requests)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The aggregate keys of a result file."""
+        pooled: dict[str, Any] = {}
+        for name in _POOLED:
+            measured = not self._requests or self._measured[name] > 0
+            pooled[f"{name}_blocks"] = self._blocks[name] if measured else None
+            pooled[f"{name}_tokens"] = self._tokens[name] if measured else None
+            pooled[RATE_NAMES[name]] = self._pooled_rate(name)
+            pooled[f"{name}_token_rate"] = (
+                rate(self._tokens[name], self._prompt_tokens) if measured else None
+            )
+            if name != "exact":
+                pooled[f"{name}_lift"] = self._lift(name)
+        negative = self._negative or Aggregate()
+        return {
+            "requests": self._requests,
+            "errors": self._errors,
+            "prompt_tokens": self._prompt_tokens,
+            "total_blocks": self._total_blocks,
+            **pooled,
+            "planned_mismatched_tokens": self._mismatched,
+            "semantic_placement_requests": self._placed if self._routed else None,
+            "semantic_placement_rate_by_request": self._placement_rate(),
+            "quality_judged_requests": self._judged,
+            "quality_pass_rate": rate(self._passed, self._judged) if self._judged else None,
+            "quality_score_mean": float(np.mean(self._scores)) if self._scores else None,
+            **self._time_summary(),
+            "negative_control_requests": negative._requests,
+            "negative_control_exact_block_hit_rate": negative._pooled_rate("exact"),
+            "negative_control_semantic_candidate_rate": negative._pooled_rate("semantic_candidate"),
+            "negative_control_semantic_eligible_rate": negative._pooled_rate("semantic_eligible"),
+            "negative_control_backend_confirmed_rate": negative._pooled_rate("backend_confirmed"),
+            "negative_control_semantic_placement_rate": negative._placement_rate(),
+        }
+
+    def _time_summary(self) -> dict[str, float | None]:
+        summary: dict[str, float | None] = {}
+        for name, values in self._times.items():
+            numbers = np.asarray(values)
+            for label, share in (("p50", 50), ("p90", 90), ("p99", 99)):
+                summary[f"{name}_{label}"] = (
+                    float(np.percentile(numbers, share)) if len(numbers) else None
+                )
+            summary[f"{name}_mean"] = float(numbers.mean()) if len(numbers) else None
+        return summary
+
+
+RATE_NAMES = {
+    "exact": "exact_block_hit_rate",
+    "semantic_candidate": "semantic_candidate_block_rate",
+    "semantic_eligible": "semantic_eligible_block_rate",
+    "backend_confirmed": "backend_confirmed_block_rate",
+}
+
+
+def aggregate(rows: Iterable[RequestRow]) -> dict[str, Any]:
+    """The aggregate keys over `rows`."""
+    pool = Aggregate()
+    for row in rows:
+        pool.add(row)
+    return pool.to_dict()
+
+
+def by_transform(rows: Iterable[RequestRow]) -> dict[str, dict[str, Any]]:
+    """The aggregate keys of each transform."""
+    pools: dict[str, Aggregate] = {}
+    for row in rows:
+        pools.setdefault(row.transform, Aggregate()).add(row)
+    return {name: pools[name].to_dict() for name in sorted(pools)}
