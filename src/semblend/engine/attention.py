@@ -1,0 +1,204 @@
+"""Attention over virtual sequences, as an attention implementation transformers knows by name.
+
+The model is loaded with ``attn_implementation="semblend_paged"``; each layer then
+calls :func:`paged_attention`, which finds the pass's :class:`SegmentBatch` among
+its keyword arguments. No model code is replaced.
+
+Per layer: the K/V of *all* rows is written into the pool first, so that later
+segments see earlier ones; then every segment attends. A segment of queries
+[s, e) sees keys [0, e) with a bottom-right causal mask. Stock kernels offer only
+a top-left one, so it is computed in two parts: everything before s without a
+mask, [s, e) with the top-left one, merged by their log-sum-exps. The merge is
+exact, and no mask is ever built. For the first part the query heads that share
+a K/V head are folded into rows, so that each key is read once per group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from semblend.core.errors import UnsupportedModelError
+from semblend.engine.batch import Segment, SegmentBatch
+
+ATTENTION_NAME = "semblend_paged"
+BATCH_ARGUMENT = "semblend_batch"
+
+
+def register_attention() -> str:
+    """Make the implementation known to transformers; returns the name to load models with."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION_NAME, paged_attention)
+    return ATTENTION_NAME
+
+
+def paged_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Write this pass's K/V into the pool and attend per segment.
+
+    Parameters
+    ----------
+    query
+        Shape [1, query_heads, rows, head_dim], rotated.
+    key, value
+        Shape [1, kv_heads, rows, head_dim], `key` rotated.
+    attention_mask
+        Always None: transformers builds masks only for implementations that ask.
+
+    Returns
+    -------
+    tuple
+        Output of shape [1, rows, query_heads, head_dim], and no weights.
+    """
+    batch = kwargs.get(BATCH_ARGUMENT)
+    if not isinstance(batch, SegmentBatch):
+        raise UnsupportedModelError(
+            f"{type(module).__name__} does not hand keyword arguments to its attention; "
+            "segmented prefill needs a model that does"
+        )
+    if attention_mask is not None or dropout or kwargs.get("softcap"):
+        raise UnsupportedModelError(
+            f"{type(module).__name__} asks for a mask, dropout or soft-capped logits in attention"
+        )
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    queries, keys, values = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
+    write_rows(batch, layer, keys, values)
+    if batch.hook is not None:
+        batch.hook(layer, queries, keys, values)
+    out = attend(batch, layer, queries, keys, values, scaling or query.shape[-1] ** -0.5)
+    return out[None], None
+
+
+def write_rows(
+    batch: SegmentBatch, layer: int, keys: torch.Tensor, values: torch.Tensor
+) -> None:
+    """Put rows [rows, kv_heads, head_dim] where the batch says they belong."""
+    pool_keys, pool_values = batch.pool.keys(layer), batch.pool.values(layer)
+    for row, slot, length in batch.writes:
+        pool_keys[slot : slot + length] = keys[row : row + length]
+        pool_values[slot : slot + length] = values[row : row + length]
+
+
+def attend(
+    batch: SegmentBatch,
+    layer: int,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """All segments' attention, [rows, query_heads, head_dim]; K/V must be written already."""
+    groups = queries.shape[1] // keys.shape[1]
+    if len(batch.segments) == 1:
+        return _segment(batch, batch.segments[0], layer, queries, keys, values, groups, scale)
+    out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
+    for segment in batch.segments:
+        rows = slice(segment.row, segment.row + segment.length)
+        out[rows] = _segment(
+            batch, segment, layer, queries[rows], keys[rows], values[rows], groups, scale
+        )
+    return out
+
+
+def _segment(
+    batch: SegmentBatch,
+    segment: Segment,
+    layer: int,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    groups: int,
+    scale: float,
+) -> torch.Tensor:
+    """One virtual sequence: [length, query_heads, head_dim] over its past and itself."""
+    length, heads, dim = queries.shape
+    kv_heads = heads // groups
+    # [kv_heads, groups, length, head_dim]; a K/V head is one entry of the kernel's batch.
+    grouped = queries.view(length, kv_heads, groups, dim).permute(1, 2, 0, 3)
+    parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+    if length > 1:
+        own_keys, own_values = keys.transpose(0, 1)[:, None], values.transpose(0, 1)[:, None]
+        shared = (kv_heads, groups, length, dim)
+        parts.append(
+            flash(
+                grouped, own_keys.expand(shared), own_values.expand(shared), causal=True, scale=scale
+            )
+        )
+    if segment.past:
+        folded = grouped.reshape(kv_heads, 1, groups * length, dim)
+        for past_keys, past_values in _past(batch, segment, layer):
+            out, lse = flash(folded, past_keys, past_values, causal=False, scale=scale)
+            parts.append((out.view(grouped.shape), lse.view(grouped.shape[:3])))
+    out, lse = parts[0]
+    for other, other_lse in parts[1:]:
+        out, lse = merge(out, lse, other, other_lse)
+    return out.permute(2, 0, 1, 3).reshape(length, heads, dim)
+
+
+def _past(
+    batch: SegmentBatch, segment: Segment, layer: int
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """K and V before the segment, each [kv_heads, 1, tokens, head_dim], in one or more parts."""
+    keys, values = batch.pool.keys(layer), batch.pool.values(layer)
+    if segment.gather is not None:
+        pieces = [(keys.index_select(0, segment.gather), values.index_select(0, segment.gather))]
+    else:
+        pieces = [
+            (keys[slot : slot + length], values[slot : slot + length])
+            for slot, length in segment.past
+        ]
+    return [(k.transpose(0, 1)[:, None], v.transpose(0, 1)[:, None]) for k, v in pieces]
+
+
+def merge(
+    out: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over two disjoint sets of keys from attention over each.
+
+    Outputs are [..., head_dim], log-sum-exps [...]. softmax over the union weighs
+    the second by exp(other_lse) / (exp(lse) + exp(other_lse)), which is a sigmoid.
+    """
+    weight = torch.sigmoid(other_lse - lse).unsqueeze(-1).to(out.dtype)
+    return torch.lerp(out, other, weight), torch.logaddexp(lse, other_lse)
+
+
+def flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    causal: bool,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The device's fused attention kernel with its log-sum-exp.
+
+    Shapes [batch, heads, queries, head_dim], [batch, heads, keys, head_dim]; returns the
+    output and the log-sum-exp [batch, heads, queries]. The public SDPA call hides
+    the log-sum-exp; these are the operators it dispatches to.
+    """
+    aten = torch.ops.aten
+    if query.device.type == "cpu":
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, causal, scale=scale
+        )
+    elif query.dtype == torch.float32:
+        out, lse, *_ = aten._scaled_dot_product_efficient_attention(
+            query, key, value, None, True, 0.0, causal, scale=scale
+        )
+    else:
+        out, lse, *_ = aten._scaled_dot_product_flash_attention(
+            query, key, value, 0.0, causal, False, scale=scale
+        )
+    return out, lse[..., : query.shape[2]]

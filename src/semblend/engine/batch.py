@@ -1,0 +1,113 @@
+"""What one forward pass computes: virtual sequences over the pages of their requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from semblend.core.tokens import TokenArray
+from semblend.engine.pages import PageTable
+from semblend.engine.pool import PagedPool
+
+MAX_RUNS = 8
+"""Runs of pages read in place; a table in more pieces is gathered first. A call over a short
+run costs about 20 microseconds whatever it reads, a gather one pass over memory."""
+
+LayerHook = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""Called in each layer once K/V is written: (layer, query [rows, query_heads, head_dim],
+key and value [rows, kv_heads, head_dim]). What policies that look into layers hang on to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeRun:
+    """Tokens [start, start + len(tokens)) of one request, to be computed: a hole or a tail.
+
+    Every position before `start` must be in place when the pass runs: exact,
+    copied, or part of an earlier run of the same pass.
+    """
+
+    tokens: TokenArray
+    start: int
+    table: PageTable
+    wants_logits: bool = False
+    """Whether the last token's logits are wanted."""
+
+    @property
+    def end(self) -> int:
+        """First position after the run."""
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One virtual sequence: queries are rows [row, row + length) of the batch.
+
+    They see the keys of `past` (runs of slots, or gathered slots) and, where
+    there is more than one row, those of their own rows causally. A single row
+    needs no mask: its own slot is simply the last of its past.
+    """
+
+    row: int
+    length: int
+    past: tuple[tuple[int, int], ...]
+    gather: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentBatch:
+    """The context of one forward, handed through the model to every attention layer."""
+
+    pool: PagedPool
+    segments: tuple[Segment, ...]
+    writes: tuple[tuple[int, int, int], ...]
+    """(row, slot, length): where the rows' K/V goes. All of it is written before any is read."""
+    input_ids: torch.Tensor
+    """[1, rows]"""
+    positions: torch.Tensor
+    """[1, rows]"""
+    logit_rows: torch.Tensor
+    """[wanted]: rows whose logits are wanted, in the order of their runs."""
+    hook: LayerHook | None = None
+
+
+def build_batch(
+    pool: PagedPool, runs: Sequence[ComputeRun], *, hook: LayerHook | None = None
+) -> SegmentBatch:
+    """Lay `runs` out as the virtual sequences of one pass.
+
+    Runs of one request must be in order of position, because a later one reads
+    what an earlier one writes.
+    """
+    device = pool.data.device
+    segments: list[Segment] = []
+    writes: list[tuple[int, int, int]] = []
+    logit_rows: list[int] = []
+    row = 0
+    for run in runs:
+        visible = run.end if len(run.tokens) == 1 else run.start
+        past = run.table.runs(0, visible)
+        gather = None
+        if len(past) > MAX_RUNS:
+            gather = torch.from_numpy(run.table.slots(0, visible)).to(device)
+        segments.append(Segment(row=row, length=len(run.tokens), past=past, gather=gather))
+        offset = row
+        for slot, length in run.table.runs(run.start, run.end):
+            writes.append((offset, slot, length))
+            offset += length
+        row += len(run.tokens)
+        if run.wants_logits:
+            logit_rows.append(row - 1)
+    tokens = np.concatenate([run.tokens for run in runs]).astype(np.int64)
+    positions = np.concatenate([np.arange(run.start, run.end, dtype=np.int64) for run in runs])
+    return SegmentBatch(
+        pool=pool,
+        segments=tuple(segments),
+        writes=tuple(writes),
+        input_ids=torch.from_numpy(tokens)[None].to(device),
+        positions=torch.from_numpy(positions)[None].to(device),
+        logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
+        hook=hook,
+    )

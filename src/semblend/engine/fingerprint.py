@@ -1,0 +1,61 @@
+"""What a model and a tokenizer are, as content: the parts of a namespace that names cannot vouch for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+_CHUNK_BYTES = 8 * 2**20
+
+
+def weights_fingerprint(model: torch.nn.Module, config: Any, folder: Path | None) -> str:
+    """A content hash of the weights and of what decides how they are used.
+
+    Weights read from a folder are hashed as files, cached by path, size and time
+    of change; those made in memory (tests, benchmarks) by their bytes.
+    """
+    digest = hashlib.sha256(_canonical(config).encode())
+    files = sorted(folder.glob("*.safetensors")) if folder is not None else []
+    if files:
+        for file in files:
+            stat = file.stat()
+            digest.update(_hash_file(str(file), stat.st_size, stat.st_mtime_ns).encode())
+    else:
+        for name, tensor in sorted(model.state_dict().items()):
+            digest.update(name.encode())
+            raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            digest.update(xxhash.xxh3_128_digest(raw.numpy()))
+    return digest.hexdigest()[:32]
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """A content hash of the vocabulary, merges and chat template; "none" without a tokenizer."""
+    if tokenizer is None:
+        return "none"
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    body = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab()))
+    template = getattr(tokenizer, "chat_template", None) or ""
+    return hashlib.sha256(f"{len(body)}:{body}{template}".encode()).hexdigest()[:32]
+
+
+def _canonical(config: Any) -> str:
+    """The configuration without what does not change K/V (where it came from, who wrote it)."""
+    ignored = {"_name_or_path", "transformers_version", "architectures", "use_cache"}
+    values = {key: value for key, value in config.to_dict().items() if key not in ignored}
+    return json.dumps(values, sort_keys=True, default=str)
+
+
+@lru_cache(maxsize=256)
+def _hash_file(path: str, size: int, changed_ns: int) -> str:
+    digest = xxhash.xxh3_128(f"{size}".encode())
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    del changed_ns  # part of the cache key only: a file that changed is read again
+    return digest.hexdigest()

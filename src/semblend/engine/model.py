@@ -1,0 +1,155 @@
+"""A Hugging Face causal language model, checked and ready for segmented passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from semblend.core.errors import MissingExtraError, UnsupportedModelError
+from semblend.engine.attention import BATCH_ARGUMENT, register_attention
+from semblend.engine.batch import SegmentBatch
+from semblend.engine.fingerprint import tokenizer_fingerprint, weights_fingerprint
+from semblend.engine.pool import KvShape
+from semblend.engine.support import check_supported
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A supported model on its device, with our attention, and the facts others need of it."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    """None for a model without one (tests, benchmarks with random weights)."""
+    kv_shape: KvShape
+    max_positions: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    fingerprint: str
+    tokenizer_fingerprint: str
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device  # type: ignore[no-any-return]
+
+    @torch.inference_mode()
+    def forward(self, batch: SegmentBatch) -> torch.Tensor:
+        """Run one pass; returns the wanted rows' logits, [wanted, vocabulary], in float32."""
+        output = self.model(
+            input_ids=batch.input_ids,
+            position_ids=batch.positions,
+            use_cache=False,
+            logits_to_keep=batch.logit_rows,
+            **{BATCH_ARGUMENT: batch},
+        )
+        return output.logits[0].float()  # type: ignore[no-any-return]
+
+
+def load_model(
+    name: str, *, device: str = "auto", dtype: str = "auto", tokenizer: str | None = None
+) -> LoadedModel:
+    """Load a folder or hub name.
+
+    Parameters
+    ----------
+    device
+        "auto" takes a CUDA device where there is one.
+    dtype
+        "auto" is float32 on a CPU and bfloat16 on a GPU.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model has a feature segmented prefill was not proven for.
+    """
+    transformers = _transformers()
+    where = torch.device(_auto_device() if device == "auto" else device)
+    kind = _pick_dtype(dtype, where)
+    config = transformers.AutoConfig.from_pretrained(name)
+    check_supported(config)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        name, dtype=kind, attn_implementation=register_attention()
+    ).to(where)
+    return wrap_model(
+        model,
+        name=name,
+        tokenizer=transformers.AutoTokenizer.from_pretrained(tokenizer or name),
+        folder=_folder(name),
+    )
+
+
+def wrap_model(
+    model: Any, *, name: str, tokenizer: Any = None, folder: Path | None = None
+) -> LoadedModel:
+    """Make a model that is already in memory ready; it computes with our attention from now on."""
+    config = model.config
+    check_supported(config)
+    if config._attn_implementation != register_attention():
+        model.set_attn_implementation(register_attention())
+    model.eval()
+    heads = config.num_attention_heads
+    return LoadedModel(
+        name=name,
+        model=model,
+        tokenizer=tokenizer,
+        kv_shape=KvShape(
+            layers=config.num_hidden_layers,
+            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            dtype=next(model.parameters()).dtype,
+        ),
+        max_positions=config.max_position_embeddings,
+        vocab_size=config.vocab_size,
+        eos_token_ids=_eos_ids(model, tokenizer),
+        fingerprint=weights_fingerprint(model, config, folder),
+        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+    )
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtraError(
+            package="transformers", extra="engine", purpose="the embedded engine"
+        ) from error
+    return transformers
+
+
+def _auto_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    if dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if dtype not in _DTYPES:
+        raise UnsupportedModelError(f"dtype {dtype!r}: auto, {', '.join(_DTYPES)} are known")
+    return _DTYPES[dtype]
+
+
+def _folder(name: str) -> Path | None:
+    """Where the weights of a folder or hub name lie on disk."""
+    if Path(name).is_dir():
+        return Path(name)
+    from transformers.utils import cached_file
+
+    config = cached_file(name, "config.json", local_files_only=True)
+    return None if config is None else Path(config).parent
+
+
+def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    ids: set[int] = set()
+    for source in (model.config, getattr(model, "generation_config", None), tokenizer):
+        value = getattr(source, "eos_token_id", None)
+        if isinstance(value, int):
+            ids.add(value)
+        elif value is not None:
+            ids.update(value)
+    return frozenset(ids)

@@ -1,0 +1,131 @@
+"""Who holds which page of the pool: allocation, sharing and the proof that nothing leaks."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from semblend.core.errors import CapacityError
+
+PageIds = npt.NDArray[np.int32]
+
+
+class PageAllocator:
+    """Owns one invariant: a page is free exactly when nobody holds a reference to it.
+
+    Pages are handed out as one run lying side by side where there is such a run,
+    because attention reads a run without copying it; the best-fitting run is
+    taken so that long ones stay whole.
+    """
+
+    def __init__(self, pages: int) -> None:
+        if pages < 1:
+            raise CapacityError(f"page pool: at least one page is needed, got {pages}")
+        self._references = np.zeros(pages, dtype=np.int32)
+        self._free = pages
+        self._lock = threading.Lock()
+
+    @property
+    def total(self) -> int:
+        """Pages there are."""
+        return len(self._references)
+
+    @property
+    def free(self) -> int:
+        """Pages nobody holds."""
+        return self._free
+
+    def allocate(self, count: int) -> PageIds:
+        """Take `count` free pages with one reference each; shape [count], in position order.
+
+        Raises
+        ------
+        CapacityError
+            If fewer are free. Nothing is taken then.
+        """
+        with self._lock:
+            if count > self._free:
+                raise CapacityError(f"page pool: {count} pages wanted, {self._free} are free")
+            pages = self._pick(count)
+            self._references[pages] = 1
+            self._free -= count
+            return pages
+
+    def retain(self, pages: PageIds) -> None:
+        """Add one reference to each of these pages, which somebody must already hold."""
+        with self._lock:
+            if pages.size and int(self._references[pages].min()) < 1:
+                raise CapacityError("page pool: a free page cannot be retained")
+            self._references[pages] += 1
+
+    def release(self, pages: PageIds) -> None:
+        """Give one reference to each of these pages back."""
+        with self._lock:
+            if pages.size and int(self._references[pages].min()) < 1:
+                raise CapacityError("page pool: a page was released more often than it was taken")
+            self._references[pages] -= 1
+            self._free += int(np.count_nonzero(self._references[pages] == 0))
+
+    def references(self, page: int) -> int:
+        """How many hold this page."""
+        return int(self._references[page])
+
+    def _pick(self, count: int) -> PageIds:
+        if count == 0:
+            return np.empty(0, dtype=np.int32)
+        padded = np.concatenate(([0], (self._references == 0).view(np.int8), [0]))
+        edges = np.flatnonzero(np.diff(padded))
+        starts, lengths = edges[::2], edges[1::2] - edges[::2]
+        fitting = np.flatnonzero(lengths >= count)
+        if fitting.size:
+            start = int(starts[fitting[np.argmin(lengths[fitting])]])
+            return np.arange(start, start + count, dtype=np.int32)
+        # No run is long enough: as few pieces as possible, longest first.
+        pieces: list[PageIds] = []
+        for index in np.argsort(-lengths, kind="stable"):
+            taken = min(count, int(lengths[index]))
+            pieces.append(np.arange(starts[index], starts[index] + taken, dtype=np.int32))
+            count -= taken
+            if count == 0:
+                break
+        return np.concatenate(pieces)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageTable:
+    """Where the tokens of one request lie: position p is in `pages[p // page_size]`."""
+
+    pages: PageIds
+    page_size: int
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Positions this table has room for."""
+        return len(self.pages) * self.page_size
+
+    def slots(self, start: int, end: int) -> npt.NDArray[np.int64]:
+        """Flat pool slots of positions [start, end), shape [end - start]."""
+        positions = np.arange(start, end, dtype=np.int64)
+        return (
+            self.pages[positions // self.page_size].astype(np.int64) * self.page_size
+            + positions % self.page_size
+        )
+
+    def runs(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
+        """Positions [start, end) as (first slot, length) runs that lie side by side."""
+        if start >= end:
+            return ()
+        size = self.page_size
+        first, last = start // size, (end - 1) // size
+        pages = self.pages[first : last + 1]
+        breaks = np.flatnonzero(np.diff(pages) != 1) + 1
+        runs: list[tuple[int, int]] = []
+        for low, high in zip((0, *breaks.tolist()), (*breaks.tolist(), len(pages)), strict=True):
+            begin = max(start, (first + low) * size)
+            stop = min(end, (first + high) * size)
+            slot = int(pages[low]) * size + begin - (first + low) * size
+            runs.append((slot, stop - begin))
+        return tuple(runs)

@@ -1,0 +1,91 @@
+"""The paged K/V pool: one tensor under one byte cap, cut into pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from semblend.core.errors import CapacityError
+from semblend.engine.pages import PageAllocator, PageTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvShape:
+    """What K/V of one model looks like: everything a pool or a donor must agree on."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of K and V of one token over all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class PagedPool:
+    """K/V of all running requests and of the exact prefix cache.
+
+    `data` has shape [layers, 2, pages, page_size, kv_heads, head_dim]; index 0 of
+    the second axis is K (rotated to its position), 1 is V. A *slot* is
+    `page * page_size + offset`, the same in every layer. Pages are never zeroed:
+    no attention reads a slot before this request wrote it.
+    """
+
+    def __init__(
+        self, shape: KvShape, *, capacity_bytes: int, page_size: int, device: torch.device
+    ) -> None:
+        page_bytes = shape.token_bytes * page_size
+        pages = capacity_bytes // page_bytes
+        if pages < 1:
+            raise CapacityError(
+                f"pool_bytes = {capacity_bytes}: one page of {page_size} tokens of this model "
+                f"takes {page_bytes} bytes"
+            )
+        self.shape = shape
+        self.page_size = page_size
+        self.page_bytes = page_bytes
+        self.allocator = PageAllocator(pages)
+        self.data = torch.empty(
+            (shape.layers, 2, pages, page_size, shape.kv_heads, shape.head_dim),
+            dtype=shape.dtype,
+            device=device,
+        )
+        flat = self.data.view(shape.layers, 2, pages * page_size, shape.kv_heads, shape.head_dim)
+        # Views made once: indexing a tensor costs microseconds, and attention does it per layer.
+        self._keys = [flat[layer, 0] for layer in range(shape.layers)]
+        self._values = [flat[layer, 1] for layer in range(shape.layers)]
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens the whole pool has room for."""
+        return self.allocator.total * self.page_size
+
+    def keys(self, layer: int) -> torch.Tensor:
+        """K of one layer by slot, shape [slots, kv_heads, head_dim]."""
+        return self._keys[layer]
+
+    def values(self, layer: int) -> torch.Tensor:
+        """V of one layer by slot, shape [slots, kv_heads, head_dim]."""
+        return self._values[layer]
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that `tokens` positions need."""
+        return -(-tokens // self.page_size)
+
+    def read(self, table: PageTable, start: int, end: int) -> torch.Tensor:
+        """A copy of K/V at positions [start, end): [layers, 2, end - start, kv_heads, head_dim]."""
+        pages, size = self.data.shape[2], self.page_size
+        flat = self.data.view(*self.data.shape[:2], pages * size, *self.data.shape[4:])
+        out = torch.empty(
+            (*self.data.shape[:2], end - start, *self.data.shape[4:]),
+            dtype=self.data.dtype,
+            device=self.data.device,
+        )
+        row = 0
+        for slot, length in table.runs(start, end):
+            out[:, :, row : row + length].copy_(flat[:, :, slot : slot + length])
+            row += length
+        return out

@@ -1,0 +1,70 @@
+"""Which models segmented prefill was proven for; everything else is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from semblend.core.errors import UnsupportedModelError
+
+SUPPORTED_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+"""`model_type` of the configurations the test matrix runs."""
+
+
+def _get(config: Any, name: str) -> Any:
+    return getattr(config, name, None)
+
+
+def _rope(config: Any) -> dict[str, Any]:
+    rope = _get(config, "rope_parameters") or _get(config, "rope_scaling") or {}
+    return rope if isinstance(rope, dict) else {}
+
+
+def _has_sliding_window(config: Any) -> bool:
+    layer_types = _get(config, "layer_types")
+    if layer_types is not None:
+        return any("sliding" in kind for kind in layer_types)
+    # Qwen configurations carry a window that `use_sliding_window` switches; Mistral's is bare.
+    return bool(_get(config, "sliding_window")) and _get(config, "use_sliding_window") is not False
+
+
+def _has_linear_attention(config: Any) -> bool:
+    kinds = _get(config, "layer_types") or ()
+    return any(kind not in ("full_attention", "sliding_attention") for kind in kinds) or bool(
+        _get(config, "linear_num_key_heads")
+    )
+
+
+_REFUSED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
+    ("an encoder-decoder", lambda c: bool(_get(c, "is_encoder_decoder"))),
+    ("M-RoPE", lambda c: "mrope_section" in _rope(c)),
+    ("multi-head latent attention", lambda c: bool(_get(c, "kv_lora_rank"))),
+    ("linear or state-space layers", _has_linear_attention),
+    ("sliding-window attention", _has_sliding_window),
+    (
+        "logit soft-capping in attention",
+        lambda c: bool(_get(c, "attn_logit_softcapping") or _get(c, "attention_logit_cap")),
+    ),
+    ("chunked attention", lambda c: bool(_get(c, "attention_chunk_size"))),
+    ("ALiBi positions", lambda c: bool(_get(c, "alibi"))),
+)
+
+
+def check_supported(config: Any) -> None:
+    """Pass for a configuration that is supported.
+
+    Raises
+    ------
+    UnsupportedModelError
+        Naming the feature, or the model type, that is not.
+    """
+    kind = _get(config, "model_type") or type(config).__name__
+    for feature, present in _REFUSED:
+        if present(config):
+            raise UnsupportedModelError(
+                f"model type {kind!r}: {feature} is not supported by segmented prefill"
+            )
+    if kind not in SUPPORTED_TYPES:
+        raise UnsupportedModelError(
+            f"model type {kind!r} is not supported; supported are {', '.join(SUPPORTED_TYPES)}"
+        )
