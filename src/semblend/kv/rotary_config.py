@@ -1,0 +1,189 @@
+"""Reads rotary parameters out of a model's config, whatever year it was written in.
+
+Transformers 5 keeps everything in `rope_parameters`; before that it was spread
+over `rope_theta`, `rope_scaling`, `partial_rotary_factor`, `rotary_pct` and
+`rotary_dim`. Features under which K cannot be moved are refused here by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from semblend.core.errors import UnsupportedRotaryError
+
+INTERLEAVED_MODELS = frozenset(
+    {"codegen", "cohere", "ernie4_5", "ernie4_5_moe", "glm", "glm4", "gptj", "helium"}
+)
+"""Model types whose own code pairs (2i, 2i + 1); no config says it. The start-up self-test
+refuses a model that is missing here."""
+
+_MIXED_POSITION_MODELS = frozenset({"cohere2", "cohere2_moe", "exaone4", "llama4", "llama4_text"})
+_SUPPORTED = ("default", "linear", "llama3", "yarn")
+_REFUSED_KINDS = {
+    "dynamic": "dynamic NTK: frequencies change with the length of the sequence",
+    "longrope": "longrope: frequencies change with the length of the sequence",
+    "su": "longrope: frequencies change with the length of the sequence",
+    "mrope": "M-RoPE: positions have several axes",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigReader:
+    """One config with its rotary parameters gathered; reading never changes the config."""
+
+    get: Callable[[str], Any]
+    """A config attribute by name, or None."""
+    parameters: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, config: Any) -> ConfigReader:
+        """A reader for a config object or for the dictionary of its JSON."""
+        if isinstance(config, Mapping):
+            get: Callable[[str], Any] = config.get
+        else:
+
+            def get(name: str) -> Any:
+                return getattr(config, name, None)
+
+        parameters = get("rope_parameters") or get("rope_scaling") or {}
+        if not isinstance(parameters, Mapping):
+            raise UnsupportedRotaryError(f"rope_parameters: a mapping expected, got {parameters!r}")
+        return cls(get=get, parameters=parameters)
+
+    @property
+    def kind(self) -> str:
+        """The kind's name as the config states it."""
+        name = self.parameters.get("rope_type") or self.parameters.get("type") or "default"
+        return str(name)
+
+    @property
+    def model_type(self) -> str:
+        """The model's family."""
+        return str(self.get("model_type") or "")
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether the family pairs neighbours."""
+        return self.model_type in INTERLEAVED_MODELS
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers in one head of K."""
+        if self.get("head_dim"):
+            return int(self.get("head_dim"))
+        hidden = self.get("hidden_size") or self.get("n_embd")
+        heads = self.get("num_attention_heads") or self.get("n_head")
+        if not hidden or not heads:
+            raise UnsupportedRotaryError(
+                "config: head_dim, or hidden_size and num_attention_heads, must be known"
+            )
+        return int(hidden) // int(heads)
+
+    @property
+    def rotary_dim(self) -> int:
+        """Numbers of a head that rotate (partial rotary rotates the first part only)."""
+        share = self.number("partial_rotary_factor")
+        if share is None and self.get("rotary_dim"):
+            return int(self.get("rotary_dim"))
+        if share is None:
+            share = self.get("partial_rotary_factor") or self.get("rotary_pct") or 1.0
+        return int(self.head_dim * float(share))
+
+    @property
+    def theta(self) -> float:
+        """Base of the wavelengths."""
+        theta = self.number("rope_theta") or self.get("rope_theta") or self.get("rotary_emb_base")
+        if theta is None and self.model_type in ("gptj", "codegen"):
+            theta = 10_000.0  # These two have it in their code, not in their config.
+        if theta is None:
+            raise UnsupportedRotaryError(
+                f"config of model type {self.model_type!r} states no rope_theta: "
+                f"the model has no rotary embedding that is known here"
+            )
+        return float(theta)
+
+    @property
+    def max_positions(self) -> int:
+        """Positions the model is made for."""
+        value = self.get("max_position_embeddings") or self.get("n_positions")
+        if not value:
+            raise UnsupportedRotaryError("config: max_position_embeddings must be known")
+        return int(value)
+
+    @property
+    def original_max_positions(self) -> int:
+        """Context before scaling; what stands outside the rotary parameters comes first."""
+        value = self.get("original_max_position_embeddings") or self.number(
+            "original_max_position_embeddings"
+        )
+        return int(value or self.max_positions)
+
+    @property
+    def factor(self) -> float:
+        """How much the context was stretched."""
+        stated = self.number("factor")
+        return self.max_positions / self.original_max_positions if stated is None else stated
+
+    @property
+    def yarn_attention_factor(self) -> float:
+        """What yarn multiplies cosines and sines by (paper 2309.00071, and DeepSeek's mscale)."""
+        stated = self.number("attention_factor")
+        if stated is not None:
+            return stated
+        above, below = self.number("mscale"), self.number("mscale_all_dim")
+        if above and below:
+            return self._mscale(above) / self._mscale(below)
+        return self._mscale(1.0)
+
+    def _mscale(self, weight: float) -> float:
+        return 1.0 if self.factor <= 1.0 else 0.1 * weight * math.log(self.factor) + 1.0
+
+    def number(self, name: str) -> float | None:
+        """A rotary parameter as a number, or None where it is not stated."""
+        value = self.parameters.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UnsupportedRotaryError(
+                f"rope_parameters.{name}: a number expected, got {value!r}"
+            )
+        return float(value)
+
+
+def refuse_unmovable(reader: ConfigReader) -> None:
+    """Refuse, by name, every feature under which K cannot be moved by one rotation.
+
+    Raises
+    ------
+    UnsupportedRotaryError
+        Naming the feature.
+    """
+    parameters = reader.parameters
+    per_layer = [name for name, value in parameters.items() if isinstance(value, Mapping)]
+    if per_layer:
+        raise UnsupportedRotaryError(
+            f"rotary parameters differ by layer type ({', '.join(per_layer)}): one rotation "
+            f"does not fit all layers"
+        )
+    for name in ("rope_local_base_freq", "local_rope_theta", "global_rope_theta"):
+        if reader.get(name) is not None:
+            raise UnsupportedRotaryError(f"{name}: rotary parameters differ by layer")
+    without = reader.get("no_rope_layers")
+    if reader.model_type in _MIXED_POSITION_MODELS or (without and not all(without)):
+        raise UnsupportedRotaryError(
+            f"model type {reader.model_type!r} has layers without rotary positions (NoPE)"
+        )
+    if reader.get("kv_lora_rank"):
+        raise UnsupportedRotaryError("MLA (kv_lora_rank): K is stored compressed")
+    if "mrope_section" in parameters or "mrope_interleaved" in parameters:
+        raise UnsupportedRotaryError(_REFUSED_KINDS["mrope"])
+    kind = reader.kind
+    if kind in _REFUSED_KINDS:
+        raise UnsupportedRotaryError(_REFUSED_KINDS[kind])
+    if kind not in _SUPPORTED:
+        raise UnsupportedRotaryError(
+            f"unknown rotary kind {kind!r}; supported are {', '.join(_SUPPORTED)}"
+        )
