@@ -1,1 +1,1 @@
-"""."""
+"""Recompute policies, one a file. `base` holds the interface and the registry."""

@@ -1,0 +1,448 @@
+"""Donors and the index over their tokens, bounded in bytes.
+
+Content is stored once. A donor is a list of pieces, each a range of a *chunk*;
+content that some chunk already holds is referred to, not copied, and lives as
+long as any donor refers to it. Pieces overlap by 31 tokens, so that every window of
+32 tokens of a donor lies inside one chunk and stays findable.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from semblend.core.errors import CapacityError, DonorError
+from semblend.core.tokens import TokenArray
+from semblend.discovery.fingerprint_table import SLOT_BYTES, FingerprintTable
+from semblend.discovery.fingerprints import (
+    FINGERPRINTS_PER_TOKEN,
+    GUARANTEED_RUN_TOKENS,
+    IndexArray,
+    fingerprints,
+    seed_of,
+)
+from semblend.discovery.matching import ChunkRuns, find_runs
+from semblend.discovery.token_arena import (
+    PAGE_BYTES,
+    PAGE_TOKENS,
+    PageRun,
+    TokenArena,
+    pages_for,
+)
+
+OVERLAP = GUARANTEED_RUN_TOKENS - 1
+MIN_SHARED_TOKENS = 128
+"""Shorter shared runs are stored again: a reference costs about as much."""
+
+DONOR_BYTES = 900
+CHUNK_BYTES = 700
+"""Python objects of a donor and of a chunk, measured with tracemalloc (test_donor_store)."""
+MAX_HOLDERS_TRIED = 16
+
+_PAGE_COST = PAGE_BYTES + PAGE_TOKENS * FINGERPRINTS_PER_TOKEN * SLOT_BYTES / FingerprintTable.LOAD
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """donor[donor_start : donor_start + length) = chunk[chunk_start : chunk_start + length)."""
+
+    donor_start: int
+    chunk: int
+    chunk_start: int
+    length: int
+
+
+@dataclass(slots=True)
+class _Chunk:
+    run: PageRun
+    namespace: bytes
+    holders: dict[str, list[Piece]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _NamespaceUse:
+    number: int
+    donors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Donor:
+    """A request whose K/V was computed exactly and is still held by somebody."""
+
+    donor_id: str
+    namespace: bytes
+    token_count: int
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DonorRun:
+    """A verified run: target[target_start:+length) = donor[donor_start:+length)."""
+
+    donor_id: str
+    donor_start: int
+    target_start: int
+    length: int
+
+    @property
+    def target_end(self) -> int:
+        """First target position after the run."""
+        return self.target_start + self.length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """What the store knows about a prompt."""
+
+    runs: tuple[DonorRun, ...] = ()
+    fingerprint_hits: int = 0
+
+
+class DonorStore:
+    """Owns donors, chunks and their index; everything it holds fits in `max_bytes`.
+
+    Registration, lookup and eviction cost the same however many donors there are.
+    Thread-safe.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        pages = int(max_bytes // _PAGE_COST)
+        self._arena = TokenArena(pages)
+        self._table = FingerprintTable(int(pages * PAGE_TOKENS * FINGERPRINTS_PER_TOKEN))
+        self._donors: OrderedDict[str, Donor] = OrderedDict()
+        self._chunks: dict[int, _Chunk] = {}
+        self._free_numbers: list[int] = []
+        self._namespaces: dict[bytes, _NamespaceUse] = {}
+        self._namespace_numbers = itertools.count()
+        # By chunk number, so that a thousand hits are checked in one step.
+        self._chunk_namespace: npt.NDArray[np.int32] = np.full(1024, -1, dtype=np.int32)
+        self._chunk_length: IndexArray = np.zeros(1024, dtype=np.int64)
+        self._evicted: list[str] = []
+        self._listeners: list[Callable[[str], None]] = []
+        self._lock = threading.RLock()
+        self.registrations = 0
+        self.evictions = 0
+
+    # -- reading ---------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._donors)
+
+    def __contains__(self, donor_id: str) -> bool:
+        return donor_id in self._donors
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes charged to what is stored now."""
+        pages = self._arena.capacity_pages - self._arena.free_pages
+        return int(
+            pages * _PAGE_COST + len(self._donors) * DONOR_BYTES + len(self._chunks) * CHUNK_BYTES
+        )
+
+    @property
+    def stored_tokens(self) -> int:
+        """Tokens physically stored (shared content counted once)."""
+        with self._lock:
+            return sum(chunk.run.length for chunk in self._chunks.values())
+
+    @property
+    def dropped_fingerprints(self) -> int:
+        """Fingerprints not kept because their content stands in too many places."""
+        return self._table.dropped
+
+    def donor(self, donor_id: str) -> Donor | None:
+        """The donor of that id, if it is held."""
+        return self._donors.get(donor_id)
+
+    def donor_tokens(self, donor_id: str) -> TokenArray | None:
+        """A donor's token ids, shape [token_count], or None if it is not held."""
+        with self._lock:
+            donor = self._donors.get(donor_id)
+            if donor is None:
+                return None
+            tokens = np.empty(donor.token_count, dtype=np.int32)
+            for piece in donor.pieces:
+                text = self._arena.read(self._chunks[piece.chunk].run)
+                tokens[piece.donor_start : piece.donor_start + piece.length] = text[
+                    piece.chunk_start : piece.chunk_start + piece.length
+                ]
+            return tokens
+
+    def lookup(self, tokens: TokenArray, namespace: bytes) -> Lookup:
+        """Every maximal run of at least 32 tokens that a donor of this namespace shares.
+
+        Where several donors hold the same content, one of them is named, by
+        preference one that holds the neighbouring content too.
+        """
+        with self._lock:
+            runs = self._chunk_runs(tokens, namespace)
+            if not len(runs):
+                return Lookup(fingerprint_hits=runs.hits)
+            return Lookup(runs=tuple(self._name_donors(runs)), fingerprint_hits=runs.hits)
+
+    def touch(self, donor_ids: tuple[str, ...]) -> None:
+        """Mark donors as just used, so that they are evicted last."""
+        with self._lock:
+            for donor_id in donor_ids:
+                if donor_id in self._donors:
+                    self._donors.move_to_end(donor_id)
+
+    # -- writing ---------------------------------------------------------------
+
+    def add_eviction_listener(self, listener: Callable[[str], None]) -> None:
+        """Have `listener(donor_id)` called after a donor was evicted for room."""
+        self._listeners.append(listener)
+
+    def register(self, donor_id: str, tokens: TokenArray, namespace: bytes) -> Donor:
+        """Hold `tokens` as a donor; the least recently used donors make room.
+
+        Raises
+        ------
+        DonorError
+            If the id is taken, or the prompt is too short ever to match.
+        CapacityError
+            If the prompt alone is larger than the store.
+        """
+        if tokens.size < GUARANTEED_RUN_TOKENS:
+            raise DonorError(
+                f"donor {donor_id!r}: {tokens.size} tokens, at least "
+                f"{GUARANTEED_RUN_TOKENS} are needed for a run to be found"
+            )
+        with self._lock:
+            if donor_id in self._donors:
+                raise DonorError(f"donor {donor_id!r} is registered already")
+            try:
+                donor = self._store(donor_id, tokens, namespace)
+            finally:
+                evicted, self._evicted = self._evicted, []
+            self.registrations += 1
+        self._tell(evicted)
+        return donor
+
+    def evict(self, donor_id: str) -> bool:
+        """Forget a donor. False if it was not held."""
+        with self._lock:
+            donor = self._donors.pop(donor_id, None)
+            if donor is None:
+                return False
+            self._release(donor)
+            self.evictions += 1
+            return True
+
+    def clear(self) -> None:
+        """Forget every donor."""
+        with self._lock:
+            for donor_id in list(self._donors):
+                self.evict(donor_id)
+
+    # -- the inside --------------------------------------------------------------
+
+    def _chunk_runs(self, tokens: TokenArray, namespace: bytes) -> ChunkRuns:
+        use = self._namespaces.get(namespace)
+        number = -2 if use is None else use.number  # -2: equal to no chunk's namespace
+        return find_runs(
+            tokens,
+            seed=seed_of(namespace),
+            table=self._table,
+            arena=self._arena,
+            allowed=lambda chunks: self._chunk_namespace[chunks] == number,
+            lengths=self._chunk_length,
+            read_chunk=lambda chunk: self._arena.read(self._chunks[chunk].run),
+        )
+
+    def _name_donors(self, runs: ChunkRuns) -> list[DonorRun]:
+        """Turn runs inside chunks into runs inside donors, joined across pieces.
+
+        Content only one donor holds votes for that donor; widely shared content then
+        goes to a donor with votes, so that a document and its wrapper stay one span.
+        """
+        rows = runs.rows()
+        votes: dict[str, int] = {}
+        for chunk, _, start, end in rows:
+            holders = self._chunks[chunk].holders
+            if len(holders) == 1:
+                (donor_id,) = holders
+                votes[donor_id] = votes.get(donor_id, 0) + end - start
+        favourites = sorted(votes, key=lambda donor_id: -votes[donor_id])[:MAX_HOLDERS_TRIED]
+        found: list[DonorRun] = []
+        for chunk, shift, start, end in rows:
+            found.extend(self._in_holders(self._chunks[chunk], shift, start, end, favourites))
+        return _join_runs(found)
+
+    def _in_holders(
+        self, chunk: _Chunk, shift: int, start: int, end: int, favourites: list[str]
+    ) -> list[DonorRun]:
+        """The run as seen by donors that hold the chunk, until it is covered.
+
+        A donor may hold only a part of a chunk whose first owner is gone.
+        """
+        favoured = (donor_id for donor_id in favourites if donor_id in chunk.holders)
+        recent = itertools.islice(reversed(chunk.holders), MAX_HOLDERS_TRIED)
+        found: list[DonorRun] = []
+        missing = [(start, end)]
+        for donor_id in dict.fromkeys(itertools.chain(favoured, recent)):
+            for piece in chunk.holders[donor_id]:
+                low = max(start, piece.chunk_start - shift)
+                high = min(end, piece.chunk_start + piece.length - shift)
+                if high <= low:
+                    continue
+                found.append(
+                    DonorRun(
+                        donor_id=donor_id,
+                        donor_start=piece.donor_start + low + shift - piece.chunk_start,
+                        target_start=low,
+                        length=high - low,
+                    )
+                )
+                missing = _without(missing, low, high)
+            if not missing:
+                break
+        return found
+
+    def _store(self, donor_id: str, tokens: TokenArray, namespace: bytes) -> Donor:
+        shared = self._shared_pieces(self._chunk_runs(tokens, namespace))
+        fresh = _unshared(shared, int(tokens.size))
+        pages = sum(pages_for(high - low) for low, high in fresh)
+        cost = int(pages * _PAGE_COST) + DONOR_BYTES + len(fresh) * CHUNK_BYTES
+        if cost > self.max_bytes or pages > self._arena.capacity_pages:
+            raise CapacityError(
+                f"donor {donor_id!r} takes {cost} bytes of a store of {self.max_bytes}"
+            )
+        use = self._namespaces.get(namespace)
+        if use is None:
+            use = self._namespaces[namespace] = _NamespaceUse(next(self._namespace_numbers))
+        use.donors += 1
+        # Hold what is shared before making room, so that making room cannot free it.
+        for piece in shared:
+            self._chunks[piece.chunk].holders.setdefault(donor_id, []).append(piece)
+        donor = Donor(donor_id, namespace, int(tokens.size), tuple(shared))
+        while self.used_bytes + cost > self.max_bytes or pages > self._arena.free_pages:
+            if not self._donors:
+                self._release(donor)
+                raise CapacityError(f"no room for donor {donor_id!r}")
+            oldest_id, oldest = self._donors.popitem(last=False)
+            self._release(oldest)
+            self.evictions += 1
+            self._evicted.append(oldest_id)
+        pieces = list(shared)
+        for low, high in fresh:
+            chunk = self._add_chunk(tokens[low:high], namespace, use.number)
+            piece = Piece(donor_start=low, chunk=chunk, chunk_start=0, length=high - low)
+            self._chunks[chunk].holders[donor_id] = [piece]
+            pieces.append(piece)
+        pieces.sort(key=lambda piece: piece.donor_start)
+        donor = Donor(donor_id, namespace, int(tokens.size), tuple(pieces))
+        self._donors[donor_id] = donor
+        return donor
+
+    def _shared_pieces(self, runs: ChunkRuns) -> list[Piece]:
+        """Ranges of a new donor that chunks already hold, left to right, not overlapping."""
+        pieces: list[Piece] = []
+        position = 0
+        for chunk, shift, start, end in runs.rows():
+            start = max(start, position)
+            if end - start >= MIN_SHARED_TOKENS:
+                pieces.append(Piece(start, chunk, start + shift, end - start))
+                position = end
+        return pieces
+
+    def _add_chunk(self, tokens: TokenArray, namespace: bytes, namespace_number: int) -> int:
+        number = self._free_numbers.pop() if self._free_numbers else len(self._chunks)
+        if number >= self._chunk_length.size:
+            grow = self._chunk_length.size
+            self._chunk_length = np.append(self._chunk_length, np.zeros(grow, dtype=np.int64))
+            self._chunk_namespace = np.append(
+                self._chunk_namespace, np.full(grow, -1, dtype=np.int32)
+            )
+        run = self._arena.put(tokens, number)
+        hashes, offsets = fingerprints(tokens, seed_of(namespace))
+        self._table.add(hashes, self._arena.places(run, offsets))
+        self._chunks[number] = _Chunk(run, namespace)
+        self._chunk_length[number] = tokens.size
+        self._chunk_namespace[number] = namespace_number
+        return number
+
+    def _release(self, donor: Donor) -> None:
+        for number in {piece.chunk for piece in donor.pieces}:
+            chunk = self._chunks[number]
+            chunk.holders.pop(donor.donor_id, None)
+            if not chunk.holders:
+                self._free_chunk(number, chunk)
+        use = self._namespaces[donor.namespace]
+        use.donors -= 1
+        if not use.donors:
+            del self._namespaces[donor.namespace]
+
+    def _free_chunk(self, number: int, chunk: _Chunk) -> None:
+        hashes, offsets = fingerprints(self._arena.read(chunk.run), seed_of(chunk.namespace))
+        self._table.remove(hashes, self._arena.places(chunk.run, offsets))
+        self._arena.give_back(chunk.run)
+        self._chunk_namespace[number] = -1
+        self._free_numbers.append(number)
+        del self._chunks[number]
+
+    def _tell(self, evicted: list[str]) -> None:
+        # Outside the lock: a listener may call back into the store.
+        for donor_id in evicted:
+            for listener in self._listeners:
+                listener(donor_id)
+
+
+def _unshared(shared: list[Piece], size: int) -> list[tuple[int, int]]:
+    """Ranges to store: what `shared` leaves out, 31 tokens wider on each shared side.
+
+    Two shared pieces that touch still get a seam of 62 tokens, for the windows across it.
+    """
+    ranges: list[tuple[int, int]] = []
+    position = 0
+    for piece in shared:
+        if piece.donor_start > 0:
+            low = max(0, position - OVERLAP) if position else 0
+            ranges.append((low, min(size, piece.donor_start + OVERLAP)))
+        position = piece.donor_start + piece.length
+    if position < size:
+        ranges.append((max(0, position - OVERLAP) if position else 0, size))
+    # Without sharing this is one range of at least 32 tokens; a range is never shorter
+    # than an overlap plus one.
+    return ranges
+
+
+def _without(ranges: list[tuple[int, int]], low: int, high: int) -> list[tuple[int, int]]:
+    """`ranges` minus [low, high)."""
+    left = ((start, min(end, low)) for start, end in ranges)
+    right = ((max(start, high), end) for start, end in ranges)
+    return [(start, end) for start, end in itertools.chain(left, right) if start < end]
+
+
+def _join_runs(runs: list[DonorRun]) -> list[DonorRun]:
+    """Merge runs on the same donor and diagonal that overlap or touch (pieces of one donor)."""
+    runs.sort(
+        key=lambda run: (run.donor_id, run.donor_start - run.target_start, run.target_start)
+    )
+    joined: list[DonorRun] = []
+    for run in runs:
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and last.donor_id == run.donor_id
+            and last.donor_start - last.target_start == run.donor_start - run.target_start
+            and run.target_start <= last.target_end
+        ):
+            if run.target_end > last.target_end:
+                joined[-1] = DonorRun(
+                    donor_id=last.donor_id,
+                    donor_start=last.donor_start,
+                    target_start=last.target_start,
+                    length=run.target_end - last.target_start,
+                )
+            continue
+        joined.append(run)
+    joined.sort(key=lambda run: (run.target_start, -run.length))
+    return joined

@@ -1,0 +1,119 @@
+"""One open-addressed table from fingerprints to places in the token arena.
+
+Array-backed and of fixed size: nothing is ever rehashed, so registration never
+pauses. A fingerprint lives in one of two buckets of eight slots, whichever is
+emptier; a lookup reads both. Deleting empties the slot: no tombstones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from semblend.discovery.fingerprints import HashArray, IndexArray
+
+SLOTS = 8
+SLOT_BYTES = 8
+MAX_PLACES = 8
+"""Places kept per fingerprint. Long shared content is stored once (see the donor
+store), so only short boilerplate ever has more; half of its two buckets stays free
+for others."""
+
+_SECOND = np.uint64(0xC2B2AE3D27D4EB4F)
+_HALF = np.uint64(32)
+_LOW = np.uint64(0xFFFFFFFF)
+
+
+class FingerprintTable:
+    """Owns the invariant that every stored place is found under its fingerprint.
+
+    Parameters
+    ----------
+    capacity
+        Number of fingerprints it should hold; memory is taken lazily by the
+        operating system as buckets are first written.
+    """
+
+    LOAD = 0.65
+
+    def __init__(self, capacity: int) -> None:
+        self._buckets = np.uint64(max(2, int(capacity / self.LOAD / SLOTS) + 1))
+        shape = (int(self._buckets), SLOTS)
+        self._tags: npt.NDArray[np.uint32] = np.zeros(shape, dtype=np.uint32)
+        # Places are stored plus one: zero is an empty slot.
+        self._places: npt.NDArray[np.uint32] = np.zeros(shape, dtype=np.uint32)
+        self.stored = 0
+        self.dropped = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table when every page of it has been touched."""
+        return self._tags.nbytes + self._places.nbytes
+
+    def find(self, hashes: HashArray) -> tuple[IndexArray, IndexArray]:
+        """All places of `hashes`: (index into hashes, place), both of shape [hits]."""
+        tags, first, second = self._address(hashes)
+        found: list[tuple[IndexArray, IndexArray]] = []
+        for buckets in (first, second):
+            hit = self._tags[buckets] == tags[:, None]
+            row, slot = np.nonzero(hit)
+            if row.size:
+                places = self._places[buckets[row], slot].astype(np.int64)
+                filled = places > 0
+                if buckets is second:  # both choices may be the same bucket: count it once
+                    filled &= first[row] != second[row]
+                found.append((row[filled], places[filled] - 1))
+        if not found:
+            empty = np.empty(0, dtype=np.int64)
+            return empty, empty
+        rows, places = (np.concatenate(part) for part in zip(*found, strict=True))
+        return rows, places
+
+    def add(self, hashes: HashArray, places: IndexArray) -> None:
+        """Store a place for each hash; a hash with enough places already is left as it is."""
+        tags, first, second = self._address(hashes)
+        values = (places + 1).astype(np.uint32)
+        waiting = np.arange(hashes.size)
+        while waiting.size:
+            tag, one, two = tags[waiting], first[waiting], second[waiting]
+            taken_one, taken_two = self._places[one], self._places[two]
+            in_one = ((self._tags[one] == tag[:, None]) & (taken_one > 0)).sum(1)
+            in_two = ((self._tags[two] == tag[:, None]) & (taken_two > 0)).sum(1)
+            copies = in_one + np.where(one == two, 0, in_two)
+            fill_one, fill_two = (taken_one > 0).sum(1), (taken_two > 0).sum(1)
+            use_one = fill_one <= fill_two
+            bucket = np.where(use_one, one, two)
+            room = (np.minimum(fill_one, fill_two) < SLOTS) & (copies < MAX_PLACES)
+            self.dropped += int(room.size - room.sum())
+            waiting, bucket = waiting[room], bucket[room]
+            if not waiting.size:
+                return
+            # One insertion a bucket and round, so that two of this batch never take one slot.
+            bucket, chosen = np.unique(bucket, return_index=True)
+            entry = waiting[chosen]
+            slot = np.argmin(self._places[bucket] > 0, axis=1)
+            self._tags[bucket, slot] = tags[entry]
+            self._places[bucket, slot] = values[entry]
+            self.stored += entry.size
+            waiting = np.delete(waiting, chosen)
+
+    def remove(self, hashes: HashArray, places: IndexArray) -> None:
+        """Forget exactly these (hash, place) pairs; pairs not stored are ignored."""
+        tags, first, second = self._address(hashes)
+        values = (places + 1).astype(np.uint32)
+        for buckets in (first, second):
+            hit = (self._places[buckets] == values[:, None]) & (
+                self._tags[buckets] == tags[:, None]
+            )
+            row, slot = np.nonzero(hit)
+            self._places[buckets[row], slot] = 0
+            self.stored -= row.size
+
+    def _address(
+        self, hashes: HashArray
+    ) -> tuple[npt.NDArray[np.uint32], IndexArray, IndexArray]:
+        """(tags, first bucket, second bucket); ranges are reduced by multiply-shift."""
+        first = ((hashes >> _HALF) * self._buckets) >> _HALF
+        mixed = (hashes * _SECOND) >> _HALF
+        second = (mixed * self._buckets) >> _HALF
+        return (hashes & _LOW).astype(np.uint32), first.astype(np.int64), second.astype(np.int64)

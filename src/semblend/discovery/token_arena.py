@@ -1,0 +1,134 @@
+"""All donors' token ids in one paged array.
+
+Pages of 64 tokens are handed out in any order, so nothing fragments and taking or
+giving back a chunk costs the same however full the arena is. Links between the
+pages of a chunk let thousands of places be read with one gather.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from semblend.core.errors import CapacityError
+from semblend.core.tokens import TokenArray
+from semblend.discovery.fingerprints import IndexArray
+
+PAGE_TOKENS = 64
+_SHIFT = 6
+_MASK = PAGE_TOKENS - 1
+PAGE_BYTES = PAGE_TOKENS * 4 + 5 * 4
+"""A page's tokens plus its links, owner, rank and place on the free list."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageRun:
+    """Where a chunk lives: its pages in order and its length in tokens."""
+
+    pages: npt.NDArray[np.uint32]
+    length: int
+
+
+def pages_for(tokens: int) -> int:
+    """Pages that many tokens take."""
+    return -(-tokens // PAGE_TOKENS)
+
+
+class TokenArena:
+    """Owns the pages: each is free or belongs to exactly one chunk.
+
+    Parameters
+    ----------
+    pages
+        Capacity. The arrays are zeroed lazily by the operating system: untouched
+        pages take no memory.
+    """
+
+    def __init__(self, pages: int) -> None:
+        self.capacity_pages = pages
+        self._tokens: TokenArray = np.zeros(pages * PAGE_TOKENS, dtype=np.int32)
+        self._next: npt.NDArray[np.uint32] = np.zeros(pages, dtype=np.uint32)
+        self._previous: npt.NDArray[np.uint32] = np.zeros(pages, dtype=np.uint32)
+        self._chunk: npt.NDArray[np.uint32] = np.zeros(pages, dtype=np.uint32)
+        self._rank: npt.NDArray[np.uint32] = np.zeros(pages, dtype=np.uint32)
+        self._free: npt.NDArray[np.uint32] = np.zeros(pages, dtype=np.uint32)
+        self._freed = 0
+        self._untouched = 0
+
+    @property
+    def free_pages(self) -> int:
+        """Pages nobody holds."""
+        return self._freed + self.capacity_pages - self._untouched
+
+    def put(self, tokens: TokenArray, chunk: int) -> PageRun:
+        """Store `tokens` as chunk number `chunk`.
+
+        Raises
+        ------
+        CapacityError
+            If fewer pages are free than needed. Nothing is taken then.
+        """
+        count = pages_for(tokens.size)
+        if count > self.free_pages:
+            raise CapacityError(f"{count} pages asked of the token arena, {self.free_pages} free")
+        recycled = min(count, self._freed)
+        fresh = count - recycled
+        pages = np.empty(count, dtype=np.uint32)
+        pages[:recycled] = self._free[self._freed - recycled : self._freed]
+        pages[recycled:] = np.arange(self._untouched, self._untouched + fresh, dtype=np.uint32)
+        self._freed -= recycled
+        self._untouched += fresh
+
+        full = tokens.size >> _SHIFT
+        rows = self._tokens.reshape(-1, PAGE_TOKENS)
+        rows[pages[:full]] = tokens[: full << _SHIFT].reshape(-1, PAGE_TOKENS)
+        if full < count:
+            rest = tokens[full << _SHIFT :]
+            rows[pages[full], : rest.size] = rest
+        self._chunk[pages] = chunk
+        self._rank[pages] = np.arange(count, dtype=np.uint32)
+        # The ends link to themselves; `windows` masks what lies outside a chunk anyway.
+        self._next[pages[:-1]] = pages[1:]
+        self._next[pages[-1:]] = pages[-1:]
+        self._previous[pages[1:]] = pages[:-1]
+        self._previous[pages[:1]] = pages[:1]
+        return PageRun(pages, tokens.size)
+
+    def give_back(self, run: PageRun) -> None:
+        """Free a chunk's pages."""
+        self._free[self._freed : self._freed + run.pages.size] = run.pages
+        self._freed += run.pages.size
+
+    def read(self, run: PageRun) -> TokenArray:
+        """A copy of a chunk's tokens, shape [run.length]."""
+        rows = self._tokens.reshape(-1, PAGE_TOKENS)[run.pages]
+        return np.asarray(rows.reshape(-1)[: run.length], dtype=np.int32)
+
+    def places(self, run: PageRun, offsets: IndexArray) -> IndexArray:
+        """Arena places of offsets inside a chunk."""
+        pages = run.pages[offsets >> _SHIFT].astype(np.int64)
+        return (pages << _SHIFT) | (offsets & _MASK)
+
+    def owners(self, places: IndexArray) -> tuple[IndexArray, IndexArray]:
+        """(chunk number, offset inside the chunk) of arena places."""
+        pages = places >> _SHIFT
+        offsets = (self._rank[pages].astype(np.int64) << _SHIFT) | (places & _MASK)
+        return self._chunk[pages].astype(np.int64), offsets
+
+    def windows(self, places: IndexArray, before: int, after: int) -> TokenArray:
+        """Tokens around places: shape [n, before + after], column `before` is the place itself.
+
+        `before` and `after` are at most a page. Columns outside the chunk hold
+        arbitrary tokens; the caller masks them.
+        """
+        columns = np.arange(-before, after)
+        inside = (places & _MASK)[:, None] + columns[None, :]
+        pages = places >> _SHIFT
+        neighbours = np.stack(
+            [self._previous[pages].astype(np.int64), pages, self._next[pages].astype(np.int64)],
+            axis=1,
+        )
+        page = np.take_along_axis(neighbours, (inside >> _SHIFT) + 1, axis=1)
+        return self._tokens[(page << _SHIFT) | (inside & _MASK)]

@@ -1,0 +1,380 @@
+"""The facade: hand it prompts as token ids, get plans back.
+
+    >>> from semblend import Namespace, SemBlendPipeline, Settings
+    >>> pipeline = SemBlendPipeline(Settings(embedder="none", allow_uncertified=True))
+    >>> namespace = Namespace.of(model="my-model")
+    >>> document = list(range(1000, 1500))
+    >>> pipeline.register_donor("first", [1, 2, 3] + document, namespace)
+    True
+    >>> plan = pipeline.plan([9] * 40 + document + [7, 8], namespace)
+    >>> [(span.donor_start, span.target_start, span.length) for span in plan.spans]
+    [(4, 41, 499)]
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from semblend.core.errors import InvalidTokensError, SemBlendError
+from semblend.core.ledger import Ledger, LedgerTotals
+from semblend.core.namespace import Namespace
+from semblend.core.outcomes import DeclineReason
+from semblend.core.plan import Evidence, Plan
+from semblend.core.settings import Settings
+from semblend.core.tokens import TokenArray, TokenIds, as_token_array
+from semblend.discovery.donor_store import DonorRun, DonorStore, Lookup
+from semblend.discovery.meaning import MeaningIndex, Similar
+from semblend.planning.cost import CostModel
+from semblend.planning.planner import Planner, PlanRequest
+from semblend.planning.policies.base import RecomputePolicy, policy_from_spec
+
+logger = logging.getLogger("semblend.pipeline")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DonorMatch:
+    """The best donor for a prompt: by its tokens, or else by its meaning."""
+
+    donor_id: str
+    shared_tokens: int
+    """Tokens of the prompt that this donor's spans cover; 0 for a match by meaning alone."""
+    similarity: float | None
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStats:
+    """A snapshot for metrics."""
+
+    donors: int
+    stored_tokens: int
+    index_bytes: int
+    index_capacity_bytes: int
+    registrations: int
+    evictions: int
+    embedder: str
+    embedded_donors: int
+    ledger: LedgerTotals
+
+
+class SemBlendPipeline:
+    """Discover, align, gate and plan, in one process. Thread-safe.
+
+    No method raises into a request: what goes wrong becomes a plan that says so, and
+    the request is computed cold.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        cost: CostModel | None = None,
+        certified_policy: str | None = None,
+    ) -> None:
+        """Build the pipeline; settings default to the environment's.
+
+        Parameters
+        ----------
+        certified_policy
+            The recompute policy that the model's quality certificate names. Without
+            it plans are for discovery only, unless the settings allow otherwise.
+        """
+        self.settings = Settings.from_env() if settings is None else settings
+        self.ledger = Ledger()
+        self._certified = certified_policy is not None
+        self._policy = policy_from_spec(certified_policy or self.settings.recompute_policy)
+        secret = self.settings.namespace_secret.encode() or secrets.token_bytes(32)
+        self._secret = secret
+        self._store = DonorStore(self.settings.max_donor_bytes)
+        self._meaning = MeaningIndex(
+            self.settings.embedder, self.settings.embedder_model, self.settings.min_similarity
+        )
+        self._store.add_eviction_listener(self._meaning.forget)
+        self._planner = Planner(
+            settings=self.settings,
+            cost=CostModel() if cost is None else cost,
+            donor_tokens=self._store.donor_tokens,
+        )
+
+    # -- donors ------------------------------------------------------------------
+
+    def register_donor(
+        self,
+        donor_id: str,
+        tokens: TokenIds,
+        namespace: Namespace | None,
+        *,
+        text: str | None = None,
+    ) -> bool:
+        """Offer a request whose K/V was computed exactly as a donor.
+
+        Returns whether it is held. `text` lets it be found by meaning too; embedding
+        happens on another thread.
+        """
+        if not self.settings.enabled or namespace is None or not namespace.is_complete:
+            return False
+        try:
+            array = as_token_array(tokens)
+            key = namespace.key(self._secret)
+            self._store.register(donor_id, array, key)
+        except SemBlendError as error:
+            logger.debug("donor %s not registered: %s", donor_id, error)
+            return False
+        except Exception:
+            logger.warning("donor %s not registered", donor_id, exc_info=True)
+            return False
+        if text:
+            self._meaning.learn(donor_id, text, key)
+        return True
+
+    def evict(self, donor_id: str) -> bool:
+        """Forget a donor whose K/V is gone. False if it was not held."""
+        self._meaning.forget(donor_id)
+        return self._store.evict(donor_id)
+
+    def clear(self) -> None:
+        """Forget every donor."""
+        self._meaning.clear()
+        self._store.clear()
+
+    def add_eviction_listener(self, listener: Callable[[str], None]) -> None:
+        """Have `listener(donor_id)` called when a donor had to make room for another."""
+        self._store.add_eviction_listener(listener)
+
+    def holds(self, donor_id: str) -> bool:
+        """Whether a donor is held now."""
+        return donor_id in self._store
+
+    # -- plans -------------------------------------------------------------------
+
+    def plan(
+        self,
+        tokens: TokenIds,
+        namespace: Namespace | None,
+        *,
+        request_id: str | None = None,
+        exact_tokens: int = 0,
+        block_size: int = 1,
+        whole_blocks: bool = False,
+        policy: str | None = None,
+    ) -> Plan:
+        """Which spans of which donors this prompt can reuse, what to compute, and why.
+
+        Looks at tokens alone: no embedding, so it may be called from a scheduler loop.
+
+        Parameters
+        ----------
+        request_id
+            Opens the request in the ledger; the engine settles it there.
+        exact_tokens
+            Tokens at the front that the engine's own prefix cache holds.
+        block_size, whole_blocks
+            The engine's block size, and whether it loads whole blocks only.
+        policy
+            A recompute policy for this request instead of the configured one.
+        """
+        plan = self._guarded_plan(
+            tokens, namespace, exact_tokens, block_size, whole_blocks, policy, extra=_no_runs
+        )
+        if request_id is not None:
+            self.ledger.open(request_id, plan)
+        return plan
+
+    def find_donor(
+        self,
+        tokens: TokenIds,
+        namespace: Namespace | None,
+        *,
+        text: str | None = None,
+        request_id: str | None = None,
+        exact_tokens: int = 0,
+        block_size: int = 1,
+    ) -> DonorMatch | None:
+        """The best donor: by tokens, and where those share too little, by meaning.
+
+        Embeds `text` only when less than half of the prompt is covered by its tokens.
+        With `fuzzy_chunks`, donors found by meaning are aligned with the prompt and
+        their identical runs join the plan.
+        """
+        similar: list[Similar] = []
+
+        def by_meaning(array: TokenArray, key: bytes, lookup: Lookup) -> list[DonorRun]:
+            if text is None or _covered(lookup) * 2 >= array.size:
+                return []
+            similar.extend(self._meaning.search(text, key))
+            if not self.settings.fuzzy_chunks:
+                return []
+            return self._meaning.align(array, similar, self._store.donor_tokens)
+
+        plan = self._guarded_plan(
+            tokens, namespace, exact_tokens, block_size, False, None, extra=by_meaning
+        )
+        if similar:
+            best = similar[0]
+            evidence = replace(
+                plan.evidence, similarity=best.similarity, similar_donor_id=best.donor_id
+            )
+            plan = replace(plan, evidence=evidence)
+        if request_id is not None:
+            self.ledger.open(request_id, plan)
+        return _best_match(plan)
+
+    def _guarded_plan(
+        self,
+        tokens: TokenIds,
+        namespace: Namespace | None,
+        exact_tokens: int,
+        block_size: int,
+        whole_blocks: bool,
+        policy: str | None,
+        *,
+        extra: Callable[[TokenArray, bytes, Lookup], list[DonorRun]],
+    ) -> Plan:
+        """Plan, with every fault turned into a refusal."""
+        started = time.perf_counter()
+        try:
+            array = as_token_array(tokens)
+        except InvalidTokensError as error:
+            return _refused(0, DeclineReason.INVALID_INPUT, str(error))
+        size = int(array.size)
+        if not self.settings.enabled:
+            return _refused(size, DeclineReason.DISABLED, "SEMBLEND_ENABLED is 0")
+        if namespace is None:
+            return _refused(size, DeclineReason.NO_NAMESPACE, "a lookup names its namespace")
+        if not namespace.is_complete:
+            return _refused(
+                size,
+                DeclineReason.INCOMPLETE_NAMESPACE,
+                f"unknown parts: {', '.join(namespace.unknown_parts)}",
+            )
+        if size < self.settings.min_prompt_tokens:
+            return _refused(
+                size, DeclineReason.SHORT_PROMPT, f"below {self.settings.min_prompt_tokens} tokens"
+            )
+        try:
+            chosen = self._policy if policy is None else policy_from_spec(policy)
+            key = namespace.key(self._secret)
+            lookup = self._store.lookup(array, key)
+            runs = (*lookup.runs, *extra(array, key, lookup))
+            plan = self._planned(
+                array, key, lookup, runs, chosen, exact_tokens, block_size, whole_blocks, started
+            )
+        except SemBlendError as error:
+            return _refused(size, DeclineReason.INVALID_INPUT, str(error))
+        except Exception as error:
+            logger.warning("planning failed; the request is computed cold", exc_info=True)
+            return _refused(size, DeclineReason.INTERNAL_ERROR, type(error).__name__)
+        self._store.touch(plan.donor_ids)
+        return plan
+
+    def _planned(
+        self,
+        tokens: TokenArray,
+        key: bytes,
+        lookup: Lookup,
+        runs: tuple[DonorRun, ...],
+        policy: RecomputePolicy,
+        exact_tokens: int,
+        block_size: int,
+        whole_blocks: bool,
+        started: float,
+    ) -> Plan:
+        evidence = Evidence(
+            fingerprint_hits=lookup.fingerprint_hits,
+            matched_tokens=_covered(lookup),
+            candidate_donors=len({run.donor_id for run in runs}),
+        )
+        plan = self._planner.plan(
+            PlanRequest(
+                tokens=tokens,
+                namespace=key.hex(),
+                runs=runs,
+                policy=policy,
+                certified=self._certified,
+                evidence=evidence,
+                exact_tokens=min(max(0, exact_tokens), int(tokens.size)),
+                block_size=block_size,
+                whole_blocks=whole_blocks,
+            )
+        )
+        lookup_ms = (time.perf_counter() - started) * 1e3
+        return replace(plan, evidence=replace(evidence, lookup_ms=lookup_ms))
+
+    # -- the rest ----------------------------------------------------------------
+
+    def stats(self) -> PipelineStats:
+        """Counts and sizes, now."""
+        return PipelineStats(
+            donors=len(self._store),
+            stored_tokens=self._store.stored_tokens,
+            index_bytes=self._store.used_bytes,
+            index_capacity_bytes=self._store.max_bytes,
+            registrations=self._store.registrations,
+            evictions=self._store.evictions,
+            embedder=self._meaning.embedder_name,
+            embedded_donors=len(self._meaning),
+            ledger=self.ledger.totals(),
+        )
+
+    def wait_until_learned(self, timeout_s: float = 60.0) -> bool:
+        """Wait until every donor offered with text is embedded. For tests and batch jobs."""
+        return self._meaning.wait(timeout_s)
+
+    def close(self) -> None:
+        """Stop the embedding thread. The pipeline still plans by tokens."""
+        self._meaning.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _no_runs(tokens: TokenArray, key: bytes, lookup: Lookup) -> list[DonorRun]:
+    return []
+
+
+def _refused(prompt_tokens: int, reason: DeclineReason, detail: str) -> Plan:
+    return Plan(namespace="", prompt_tokens=prompt_tokens, reason=reason, detail=detail)
+
+
+def _covered(lookup: Lookup) -> int:
+    """Target tokens inside some run."""
+    total, reach = 0, 0
+    for run in lookup.runs:  # in target order
+        start = max(run.target_start, reach)
+        if run.target_end > start:
+            total += run.target_end - start
+            reach = run.target_end
+    return total
+
+
+def _best_match(plan: Plan) -> DonorMatch | None:
+    shared: dict[str, int] = {}
+    for span in plan.spans:
+        shared[span.donor_id] = shared.get(span.donor_id, 0) + span.length
+    if shared:
+        donor_id = max(shared, key=lambda name: shared[name])
+    elif plan.evidence.similar_donor_id is not None:
+        donor_id = plan.evidence.similar_donor_id
+    else:
+        return None
+    same = donor_id == plan.evidence.similar_donor_id
+    return DonorMatch(
+        donor_id=donor_id,
+        shared_tokens=shared.get(donor_id, 0),
+        similarity=plan.evidence.similarity if same else None,
+        plan=plan,
+    )

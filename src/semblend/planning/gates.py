@@ -1,0 +1,98 @@
+"""Gates: each looks at a plan and says why it may not be offered, or nothing.
+
+They run in this order; the first reason wins. A refused plan keeps its spans: they
+are evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from semblend.core.outcomes import DeclineReason
+from semblend.core.plan import Plan
+from semblend.core.settings import Settings
+from semblend.planning.cost import CostModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateContext:
+    """What gates may look at besides the plan."""
+
+    settings: Settings
+    cost: CostModel
+    certified: bool
+
+
+Refusal: TypeAlias = tuple[DeclineReason, str]
+Gate: TypeAlias = Callable[[Plan, GateContext], Refusal | None]
+
+
+def has_spans(plan: Plan, context: GateContext) -> Refusal | None:
+    """Nothing found, nothing to reuse."""
+    if plan.spans:
+        return None
+    return DeclineReason.NO_MATCH, f"no identical run of {context.settings.min_span_tokens} tokens"
+
+
+def something_left(plan: Plan, context: GateContext) -> Refusal | None:
+    """A policy that recomputes everything has declined the reuse."""
+    if plan.reused_tokens:
+        return None
+    return DeclineReason.POLICY_DECLINED, f"{plan.policy} recomputes every reusable token"
+
+
+def enough_reuse(plan: Plan, context: GateContext) -> Refusal | None:
+    """The user's threshold on the reused share of the prompt."""
+    ratio = plan.reused_tokens / max(1, plan.prompt_tokens)
+    if ratio >= context.settings.min_reuse_ratio:
+        return None
+    return (
+        DeclineReason.BELOW_MIN_REUSE_RATIO,
+        f"{ratio:.3f} of the prompt reused, {context.settings.min_reuse_ratio} asked for",
+    )
+
+
+def worth_it(plan: Plan, context: GateContext) -> Refusal | None:
+    """The cost model's line."""
+    share = plan.cost.saved / plan.cost.cold if plan.cost.cold > 0 else 0.0
+    if share >= context.cost.min_saved_share and plan.cost.saved > 0:
+        return None
+    return (
+        DeclineReason.NOT_WORTH_IT,
+        f"saves {share:.1%} of the prefill, {context.cost.min_saved_share:.1%} is the line",
+    )
+
+
+def reuse_allowed(plan: Plan, context: GateContext) -> Refusal | None:
+    """The operator asked for discovery only."""
+    if not context.settings.discovery_only:
+        return None
+    return DeclineReason.DISCOVERY_ONLY, "SEMBLEND_DISCOVERY_ONLY is set"
+
+
+def certified(plan: Plan, context: GateContext) -> Refusal | None:
+    """No measured quality, no reuse."""
+    if context.certified or context.settings.allow_uncertified:
+        return None
+    return DeclineReason.NO_CERTIFICATE, "this model has no quality certificate"
+
+
+GATES: tuple[Gate, ...] = (
+    has_spans,
+    something_left,
+    enough_reuse,
+    worth_it,
+    reuse_allowed,
+    certified,
+)
+
+
+def first_refusal(plan: Plan, context: GateContext) -> Refusal | None:
+    """The first gate's reason against the plan, if any."""
+    for gate in GATES:
+        refusal = gate(plan, context)
+        if refusal is not None:
+            return refusal
+    return None

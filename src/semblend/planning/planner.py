@@ -1,0 +1,133 @@
+"""The planner: verified runs in, one immutable plan out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from semblend.core.plan import Evidence, Hole, Plan, Span, merge_holes
+from semblend.core.settings import Settings
+from semblend.core.tokens import TokenArray
+from semblend.discovery.donor_store import DonorRun
+from semblend.planning.blocks import region_end, to_whole_blocks
+from semblend.planning.cost import CostModel
+from semblend.planning.cover import best_cover
+from semblend.planning.edits import classify
+from semblend.planning.gates import GateContext, first_refusal
+from semblend.planning.policies.base import RecomputePolicy, RecomputeRequest
+
+SINK_TOKENS = 4
+"""The first tokens of a request collect attention that belongs nowhere; their K/V is
+never copied to another position (docs/concepts.md)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """One prompt to plan for."""
+
+    tokens: TokenArray
+    namespace: str
+    runs: Sequence[DonorRun]
+    policy: RecomputePolicy
+    certified: bool
+    evidence: Evidence
+    exact_tokens: int = 0
+    """Tokens at the front that the engine's own prefix cache holds."""
+    block_size: int = 1
+    whole_blocks: bool = False
+    """For engines that can load whole blocks only: spans are rounded to them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planner:
+    """Chooses spans, marks them, adds recompute runs and asks the gates."""
+
+    settings: Settings
+    cost: CostModel
+    donor_tokens: Callable[[str], TokenArray | None]
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """The best plan for the request, refused with a reason where a gate says so."""
+        size = int(request.tokens.size)
+        runs = best_cover(
+            _without_sinks(request.runs),
+            cost=self.cost,
+            start=request.exact_tokens,
+            end=max(0, size - 1),
+            min_span_tokens=self.settings.min_span_tokens,
+        )
+        if request.whole_blocks:
+            rounded = (to_whole_blocks(run, request.block_size) for run in runs)
+            runs = [run for run in rounded if run is not None]
+        spans = classify(
+            runs,
+            target=request.tokens,
+            donor_tokens=self.donor_tokens,
+            window=self.settings.edit_window_tokens,
+            prefixes={
+                run.donor_id: run.length
+                for run in request.runs
+                if run.donor_start == run.target_start == 0
+            },
+        )
+        block = request.block_size if self.settings.strict_prefix_boundary else 1
+        end = (
+            region_end(spans[-1].target_end, prompt_tokens=size, block_size=block) if spans else 0
+        )
+        spans = [
+            clipped for span in spans if (clipped := span.clipped(request.exact_tokens, end))
+        ]
+        plan = Plan(
+            namespace=request.namespace,
+            prompt_tokens=size,
+            spans=tuple(spans),
+            recompute=self._recompute(request, spans, end),
+            end=end if spans else 0,
+            exact_tokens=request.exact_tokens,
+            policy=request.policy.spec,
+            evidence=request.evidence,
+        )
+        plan = replace(plan, cost=self.cost.estimate(plan))
+        context = GateContext(
+            settings=self.settings, cost=self.cost, certified=request.certified
+        )
+        refusal = first_refusal(plan, context)
+        return plan if refusal is None else plan.declined(*refusal)
+
+    def _recompute(
+        self, request: PlanRequest, spans: Sequence[Span], end: int
+    ) -> tuple[Hole, ...]:
+        """The policy's runs, merged and clipped to the spans: outside them all is computed."""
+        if not spans:
+            return ()
+        wanted = merge_holes(
+            request.policy.runs(
+                RecomputeRequest(tokens=request.tokens, spans=tuple(spans), end=end)
+            )
+        )
+        clipped: list[Hole] = []
+        for run in wanted:
+            for span in spans:
+                low, high = max(run.start, span.target_start), min(run.end, span.target_end)
+                if low < high:
+                    clipped.append(Hole(low, high))
+        return merge_holes(clipped)
+
+
+def _without_sinks(runs: Sequence[DonorRun]) -> list[DonorRun]:
+    """Runs without the donor's first tokens, unless they stay where they were."""
+    kept: list[DonorRun] = []
+    for run in runs:
+        skip = SINK_TOKENS - run.donor_start
+        if skip <= 0 or run.donor_start == run.target_start:
+            kept.append(run)
+        elif run.length > skip:
+            kept.append(
+                DonorRun(
+                    donor_id=run.donor_id,
+                    donor_start=run.donor_start + skip,
+                    target_start=run.target_start + skip,
+                    length=run.length - skip,
+                )
+            )
+    return kept
