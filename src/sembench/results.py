@@ -65,6 +65,12 @@ class RequestRow:
     backend_confirmed_block_rate: float | None = None
     backend_confirmed_lift: float | None = None
     fuzzy_confirmed_tokens: int | None = None
+    exact_confirmed_tokens: int | None = None
+    """What the backend's own exact prefix cache served, where it tells exact from semantic."""
+    claimed_reuse_tokens: int | None = None
+    """Semantic reuse the response claims; a gate holds it to the engine's log or metrics."""
+    engine_prompt_tokens: int | None = None
+    """The prompt's length as the backend counts it, template included."""
     external_confirmed_tokens: int | None = None
     external_confirmed_tokens_source: str | None = None
     """``connector_audit`` or ``arm_prometheus_delta``."""
@@ -106,7 +112,30 @@ class RequestRow:
     quality_pass: bool | None = None
     quality_f1: float | None = None
     quality_rouge_l: float | None = None
+    donor_fact_leak: bool | None = None
+    """Whether the answer states the donor's value instead of the recipient's own."""
     error: str | None = None
+
+    # The same request with empty caches, and the comparison with it (paired runs only).
+    cold_ttft_ms: float | None = None
+    cold_latency_ms: float | None = None
+    cold_cached_tokens: int | None = None
+    cold_output_text: str | None = None
+    cold_quality_score: float | None = None
+    cold_quality_pass: bool | None = None
+    cold_donor_fact_leak: bool | None = None
+    cold_error: str | None = None
+    ttft_speedup: float | None = None
+    """cold_ttft_ms / ttft_ms of this pair."""
+    warm_vs_cold_rouge_l: float | None = None
+    warm_vs_cold_kl: float | None = None
+    """Mean KL in nats over the positions both arms generated with the same prefix."""
+
+    # The recipient sent once more after it was served: a poisoned exact cache shows here.
+    repeat_output_text: str | None = None
+    repeat_exact_tokens: int | None = None
+    repeat_vs_cold_rouge_l: float | None = None
+    repeat_contaminated: bool | None = None
 
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Fields of a file that this version does not know; written back as they were."""

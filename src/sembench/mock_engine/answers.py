@@ -1,0 +1,50 @@
+"""How the mock answers: it quotes the sentence of its prompt that fits the question best.
+
+Deterministic, and truthful to the text it is given. A cheat is made by giving it
+the donor's text instead of the prompt's.
+"""
+
+from __future__ import annotations
+
+import re
+
+from sembench.quality import answer_terms
+
+_SENTENCE = re.compile(r"[^.!?\n]+[.!?]?")
+_WORDS = re.compile(r"\S+\s*")
+UNKNOWN = "The text does not say."
+
+
+def question_of(prompt: str) -> str:
+    """The last sentence that asks, or the last sentence of the prompt."""
+    sentences = _sentences(prompt)
+    asking = [sentence for sentence in sentences if sentence.endswith("?")]
+    return (asking or sentences or [""])[-1]
+
+
+def answer(prompt: str, *, evidence: str | None = None) -> str:
+    """Answer the prompt's question from `evidence` (the prompt itself unless given).
+
+    What the question does not already say comes first, so that a short answer
+    still holds the value asked for; the whole sentence follows.
+    """
+    question = question_of(prompt)
+    asked = answer_terms(question)
+    best, best_score = "", 0
+    for sentence in _sentences(prompt if evidence is None else evidence):
+        score = len(answer_terms(sentence) & asked)
+        if score > best_score and not sentence.endswith("?"):
+            best, best_score = sentence, score
+    if not best:
+        return UNKNOWN
+    news = [word for word in best.split() if answer_terms(word) - asked]
+    return " ".join([*news, "-", best]) if news else best
+
+
+def pieces(text: str, limit: int) -> list[str]:
+    """The answer as at most `limit` streamed tokens (words with their spaces)."""
+    return _WORDS.findall(text)[:limit]
+
+
+def _sentences(text: str) -> list[str]:
+    return [found for part in _SENTENCE.findall(text) if (found := part.strip())]

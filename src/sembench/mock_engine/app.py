@@ -1,0 +1,203 @@
+"""The mock engine over HTTP: OpenAI's routes, SGLang's routes, flushing, metrics, faults."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+
+from sembench.mock_engine import openai_protocol, sglang_protocol
+from sembench.mock_engine.answers import pieces
+from sembench.mock_engine.counters import Counters
+from sembench.mock_engine.engine import Admission, MockEngine
+from sembench.mock_engine.journal import Journal
+from sembench.mock_engine.protocol import Protocol, Token, Turn, fake_top_logprobs
+from sembench.mock_engine.settings import Cheat, Fault, MockSettings
+
+
+class MockServer:
+    """The routes' shared state. One event loop, so a request is admitted at a time."""
+
+    def __init__(self, settings: MockSettings) -> None:
+        self.settings = settings
+        self.engine = MockEngine(settings)
+        self.counters = Counters()
+        self.journal = Journal(
+            log_path=settings.log_path,
+            log_format=settings.log_format,
+            audit_path=settings.audit_path,
+            block_size=settings.block_size,
+        )
+        self._numbers = itertools.count(1)
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing that could be checked is to be said."""
+        return self.settings.cheat is Cheat.MISSING_METRICS
+
+    async def complete(self, request: Request, protocol: Protocol) -> Response:
+        """Answer one completion in the protocol's words."""
+        number = next(self._numbers)
+        started = time.perf_counter()
+        try:
+            turn = protocol.read(await request.json())
+        except ValueError as error:
+            return JSONResponse({"error": {"message": str(error), "type": "invalid_request"}}, 400)
+        fault = self._fault(number)
+        if fault is Fault.ERROR:
+            self.counters.failures += 1
+            return JSONResponse({"error": {"message": "injected fault", "type": "server"}}, 500)
+        request_id = request.headers.get("x-request-id") or turn.request_id or f"mock-{number}"
+        namespace = "|".join(
+            (self.settings.model, request.headers.get("x-tenant-id", ""), turn.cache_salt)
+        )
+        admission = self.engine.admit(request_id, turn.prompt, namespace)
+        self.counters.record(admission)
+        self.journal.record(admission)
+        answer = Answer(server=self, turn=turn, admission=admission, started=started, fault=fault)
+        headers = self._headers(admission)
+        if turn.stream:
+            return StreamingResponse(
+                answer.events(protocol), media_type="text/event-stream", headers=headers
+            )
+        return JSONResponse(await answer.whole(protocol), headers=headers)
+
+    def _fault(self, number: int) -> Fault:
+        every = self.settings.fault_every
+        return self.settings.fault if every and number % every == 0 else Fault.NONE
+
+    def _headers(self, admission: Admission) -> dict[str, str]:
+        headers = {"x-request-id": admission.request_id}
+        if not self.silent:
+            headers["x-worker-id"] = "mock-0"
+            if self.settings.router:
+                placed = admission.said.outcome in ("materialised", "discovery_only")
+                headers["x-semantic-route"] = (
+                    "semantic_placement" if placed else admission.said.outcome
+                )
+        return headers
+
+
+class Answer:
+    """One answer on its way out: first the simulated prefill, then a token at a time."""
+
+    def __init__(
+        self,
+        *,
+        server: MockServer,
+        turn: Turn,
+        admission: Admission,
+        started: float,
+        fault: Fault,
+    ) -> None:
+        self._server = server
+        self._turn = turn
+        self._admission = admission
+        self._started = started
+        self._fault = fault
+
+    async def events(self, protocol: Protocol) -> AsyncIterator[str]:
+        """The stream, ended early where a fault says so."""
+        if self._fault is Fault.STALL:
+            await asyncio.sleep(self._server.settings.stall_seconds)
+            return
+        yield protocol.opening(self._turn, self._admission)
+        tokens: list[Token] = []
+        async for token in self._tokens():
+            tokens.append(token)
+            yield protocol.token(self._turn, self._admission, tokens)
+            if self._fault is Fault.GARBAGE:
+                yield "data: {not json\n\n"
+            if self._fault is Fault.DISCONNECT:
+                # Raising is what makes the server cut the connection without a last chunk.
+                raise ConnectionResetError("injected fault: disconnect")
+        yield protocol.closing(self._turn, self._admission, tokens, self._times(), self._silent)
+
+    async def whole(self, protocol: Protocol) -> Mapping[str, Any]:
+        """The answer in one piece."""
+        if self._fault is Fault.STALL:
+            await asyncio.sleep(self._server.settings.stall_seconds)
+        tokens = [token async for token in self._tokens()]
+        return protocol.whole(self._turn, self._admission, tokens, self._times(), self._silent)
+
+    @property
+    def _silent(self) -> bool:
+        return self._server.silent
+
+    def _times(self) -> dict[str, float]:
+        return {
+            "prefill_ms": self._admission.prefill_ms,
+            "total_ms": (time.perf_counter() - self._started) * 1000.0,
+        }
+
+    async def _tokens(self) -> AsyncIterator[Token]:
+        await _sleep_ms(self._admission.prefill_ms)
+        for position, text in enumerate(pieces(self._admission.answer, self._turn.max_tokens)):
+            if position:
+                await _sleep_ms(self._server.settings.decode_ms_per_token)
+            self._server.counters.generation_tokens += 1
+            yield Token(text=text, top_logprobs=fake_top_logprobs(text, self._turn.top_logprobs))
+
+
+def create_app(settings: MockSettings) -> FastAPI:
+    """The application of one mock engine."""
+    server = MockServer(settings)
+    app = FastAPI(title="SemBench mock engine", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.server = server
+
+    async def chat(request: Request) -> Response:
+        return await server.complete(request, openai_protocol.Chat(settings.model))
+
+    async def completions(request: Request) -> Response:
+        return await server.complete(request, openai_protocol.Completions(settings.model))
+
+    async def generate(request: Request) -> Response:
+        return await server.complete(request, sglang_protocol.Generate(settings.model))
+
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": settings.model, "object": "model"}]}
+
+    async def flush() -> Response:
+        server.engine.flush()
+        return PlainTextResponse("Cache flushed.\n")
+
+    async def metrics() -> Response:
+        if server.silent:
+            return PlainTextResponse("not found\n", 404)
+        return PlainTextResponse(server.counters.page(settings.model), media_type="text/plain")
+
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    async def model_info() -> dict[str, Any]:
+        return {"model_path": settings.model, "is_generation": True}
+
+    async def server_info() -> dict[str, Any]:
+        return {
+            "version": "mock",
+            "model_path": settings.model,
+            "page_size": settings.block_size,
+            "disable_radix_cache": not settings.prefix_cache,
+        }
+
+    app.add_api_route("/v1/chat/completions", chat, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/completions", completions, methods=["POST"], response_model=None)
+    app.add_api_route("/generate", generate, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/models", models, methods=["GET"])
+    app.add_api_route("/flush_cache", flush, methods=["GET", "POST"], response_model=None)
+    app.add_api_route("/reset_prefix_cache", flush, methods=["POST"], response_model=None)
+    app.add_api_route("/metrics", metrics, methods=["GET"], response_model=None)
+    app.add_api_route("/health", health, methods=["GET"])
+    app.add_api_route("/get_model_info", model_info, methods=["GET"])
+    app.add_api_route("/get_server_info", server_info, methods=["GET"])
+    return app
+
+
+async def _sleep_ms(milliseconds: float) -> None:
+    if milliseconds > 0:
+        await asyncio.sleep(milliseconds / 1000.0)

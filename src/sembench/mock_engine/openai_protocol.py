@@ -1,0 +1,191 @@
+"""OpenAI's two completion protocols, with the `semblend` object our own server adds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sembench.mock_engine.engine import Admission
+from sembench.mock_engine.protocol import Token, Turn, event, read_count
+
+
+class Completions:
+    """``/v1/completions``: a prompt of text."""
+
+    kind = "text_completion"
+    chunk_kind = "text_completion"
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def read(self, body: Any) -> Turn:
+        """The turn of a request body."""
+        if not isinstance(body, dict):
+            raise ValueError("body: an object expected")
+        options = body.get("stream_options")
+        return Turn(
+            prompt=self._prompt(body),
+            max_tokens=read_count(body, "max_tokens", 16),
+            stream=body.get("stream") is True,
+            include_usage=isinstance(options, dict) and options.get("include_usage") is True,
+            top_logprobs=self._top_logprobs(body),
+            cache_salt=str(body.get("cache_salt") or ""),
+        )
+
+    def opening(self, turn: Turn, admission: Admission) -> str:  # noqa: ARG002
+        """Nothing: the first event is the first token."""
+        return ": started\n\n"
+
+    def token(self, turn: Turn, admission: Admission, tokens: Sequence[Token]) -> str:
+        """The event of the newest token."""
+        choice = {"index": 0, **self._delta(tokens[-1].text), "finish_reason": None}
+        if turn.top_logprobs:
+            choice["logprobs"] = self._logprobs(tokens[-1:])
+        return event(self._envelope(admission, self.chunk_kind, [choice]))
+
+    def closing(
+        self,
+        turn: Turn,
+        admission: Admission,
+        tokens: Sequence[Token],
+        times: Mapping[str, float],
+        silent: bool,
+    ) -> str:
+        """The finish reason, the usage where asked for, and the end mark."""
+        finish = {"index": 0, **self._delta(""), "finish_reason": _finish(turn, tokens)}
+        last = self._envelope(admission, self.chunk_kind, [finish])
+        text = event(last if silent else {**last, "semblend": _semblend(admission, times)})
+        if turn.include_usage and not silent:
+            usage = {"usage": _usage(admission, tokens)}
+            text += event({**self._envelope(admission, self.chunk_kind, []), **usage})
+        return text + "data: [DONE]\n\n"
+
+    def whole(
+        self,
+        turn: Turn,
+        admission: Admission,
+        tokens: Sequence[Token],
+        times: Mapping[str, float],
+        silent: bool,
+    ) -> Mapping[str, Any]:
+        """The answer in one piece."""
+        text = "".join(token.text for token in tokens)
+        choice = {"index": 0, **self._message(text), "finish_reason": _finish(turn, tokens)}
+        if turn.top_logprobs:
+            choice["logprobs"] = self._logprobs(tokens)
+        body = self._envelope(admission, self.kind, [choice])
+        if silent:
+            return body
+        return {
+            **body,
+            "usage": _usage(admission, tokens),
+            "semblend": _semblend(admission, times),
+        }
+
+    def _prompt(self, body: Mapping[str, Any]) -> str:
+        prompt = body.get("prompt")
+        if not isinstance(prompt, str):
+            raise ValueError("prompt: a string expected")
+        return prompt
+
+    def _top_logprobs(self, body: Mapping[str, Any]) -> int:
+        return read_count(body, "logprobs", 0, at_least=0) if body.get("logprobs") else 0
+
+    def _delta(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _message(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        return {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.top_logprobs[0][1] for token in tokens],
+            "top_logprobs": [dict(token.top_logprobs) for token in tokens],
+        }
+
+    def _envelope(
+        self, admission: Admission, kind: str, choices: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        return {
+            "id": f"cmpl-{admission.request_id}",
+            "object": kind,
+            "created": 0,
+            "model": self._model,
+            "choices": choices,
+        }
+
+
+class Chat(Completions):
+    """``/v1/chat/completions``: the contents of the messages, one after another, are the prompt."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def opening(self, turn: Turn, admission: Admission) -> str:  # noqa: ARG002
+        """The role: an event without content, as real servers send before their first token."""
+        delta = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+        return event(self._envelope(admission, self.chunk_kind, [delta]))
+
+    def _prompt(self, body: Mapping[str, Any]) -> str:
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise ValueError("messages: a list of at least one message expected")
+        contents = [m.get("content") if isinstance(m, dict) else None for m in messages]
+        if not all(isinstance(content, str) for content in contents):
+            raise ValueError("messages: every content must be a string")
+        return "\n\n".join(str(content) for content in contents)
+
+    def _top_logprobs(self, body: Mapping[str, Any]) -> int:
+        if body.get("logprobs") is not True:
+            return 0
+        return max(1, read_count(body, "top_logprobs", 1, at_least=0))
+
+    def _delta(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text} if text else {}}
+
+    def _message(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}}
+
+    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        return {
+            "content": [
+                {
+                    "token": token.text,
+                    "logprob": token.top_logprobs[0][1],
+                    "top_logprobs": [
+                        {"token": text, "logprob": value} for text, value in token.top_logprobs
+                    ],
+                }
+                for token in tokens
+            ]
+        }
+
+
+def _finish(turn: Turn, tokens: Sequence[Token]) -> str:
+    return "length" if len(tokens) >= turn.max_tokens else "stop"
+
+
+def _usage(admission: Admission, tokens: Sequence[Token]) -> dict[str, Any]:
+    return {
+        "prompt_tokens": admission.prompt_tokens,
+        "completion_tokens": len(tokens),
+        "total_tokens": admission.prompt_tokens + len(tokens),
+        "prompt_tokens_details": {"cached_tokens": admission.said.exact_tokens},
+    }
+
+
+def _semblend(admission: Admission, times: Mapping[str, float]) -> dict[str, Any]:
+    said = admission.said
+    return {
+        "outcome": said.outcome,
+        "exact_tokens": said.exact_tokens,
+        "reused_tokens": said.reused_tokens,
+        "recomputed_tokens": 0,
+        "computed_tokens": admission.prompt_tokens - said.exact_tokens - said.reused_tokens,
+        "donor_ids": sorted({span.donor_id for span in said.spans}),
+        "similarity": 1.0 if said.spans else None,
+        "policy": "none",
+        "prefill_ms": times["prefill_ms"],
+        "total_ms": times["total_ms"],
+    }

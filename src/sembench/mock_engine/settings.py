@@ -1,0 +1,92 @@
+"""How a mock engine behaves: one frozen value, given at the start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from sembench.errors import UsageError
+
+
+class Cheat(StrEnum):
+    """A way to look better than one is."""
+
+    NONE = "none"
+    CLAIM_REUSE = "claim-reuse"
+    """Computes every prompt cold and reports the spans it found as materialised."""
+    LEAK_DONOR_FACTS = "leak-donor-facts"
+    """Reuses behind edits without recomputing: answers state the donor's facts."""
+    POISON_EXACT_CACHE = "poison-exact-cache"
+    """Publishes approximate K/V as exact: a repeat is an "exact hit" with a wrong answer."""
+    FAST_NEGATIVES = "fast-negatives"
+    """Skips prefill whenever any donor exists, related or not, and does not say so."""
+    MISSING_METRICS = "missing-metrics"
+    """Says nothing that could be checked: no usage, no metadata, no metrics."""
+
+
+class Fault(StrEnum):
+    """What goes wrong with every n-th completion."""
+
+    NONE = "none"
+    ERROR = "error"
+    """HTTP 500 before anything is sent."""
+    STALL = "stall"
+    """Headers, then silence until the client gives up."""
+    DISCONNECT = "disconnect"
+    """The connection closes after the first content token."""
+    GARBAGE = "garbage"
+    """A stream event that is not JSON."""
+
+
+class LogFormat(StrEnum):
+    """Whose log lines are written."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    TRTLLM = "trtllm"
+    LMCACHE = "lmcache"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MockSettings:
+    """Everything that can be set; times are simulated compute, slept through for real."""
+
+    model: str = "mock-model"
+    block_size: int = 16
+    prefix_cache: bool = True
+    prefix_cache_blocks: int = 65_536
+    semantic: bool = True
+    discovery_only: bool = False
+    """Find spans, report them, load nothing."""
+    min_span_tokens: int = 16
+    max_donors: int = 4096
+    router: bool = False
+    """Answer with a route header, as a semantic gateway in front of engines does."""
+    prefill_ms_per_token: float = 0.0
+    decode_ms_per_token: float = 0.0
+    lookup_ms: float = 0.0
+    cheat: Cheat = Cheat.NONE
+    fault: Fault = Fault.NONE
+    fault_every: int = 0
+    """Every n-th completion has the fault; 0 is never."""
+    stall_seconds: float = 30.0
+    log_path: Path | None = None
+    log_format: LogFormat = LogFormat.VLLM
+    audit_path: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "min_span_tokens", "max_donors", "prefix_cache_blocks"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}: at least 1 expected, got {getattr(self, name)}")
+        for name in (
+            "prefill_ms_per_token",
+            "decode_ms_per_token",
+            "lookup_ms",
+            "fault_every",
+            "stall_seconds",
+        ):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name}: 0 or more expected, got {getattr(self, name)}")
+        if self.fault is not Fault.NONE and self.fault_every == 0:
+            raise UsageError("fault_every: a fault needs a rate of at least 1 (every request)")
