@@ -14,6 +14,7 @@ from semblend.engine.batch import SegmentBatch
 from semblend.engine.fingerprint import tokenizer_fingerprint, weights_fingerprint
 from semblend.engine.pool import KvShape
 from semblend.engine.support import check_supported
+from semblend.kv.rotary import RotarySpec, RotaryTable, self_test
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -27,6 +28,10 @@ class LoadedModel:
     tokenizer: Any
     """None for a model without one (tests, benchmarks with random weights)."""
     kv_shape: KvShape
+    rotary: RotaryTable
+    """The model's own cosine and sine rows, on its device."""
+    rope: str
+    """The rotary configuration in full, for the namespace."""
     max_positions: int
     vocab_size: int
     eos_token_ids: frozenset[int]
@@ -65,7 +70,7 @@ def load_model(
 
     Raises
     ------
-    UnsupportedModelError
+    UnsupportedModelError, UnsupportedRotaryError
         If the model has a feature segmented prefill was not proven for.
     """
     transformers = _transformers()
@@ -73,9 +78,7 @@ def load_model(
     kind = _pick_dtype(dtype, where)
     config = transformers.AutoConfig.from_pretrained(name)
     check_supported(config)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        name, dtype=kind, attn_implementation=register_attention()
-    ).to(where)
+    model = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=kind).to(where)
     return wrap_model(
         model,
         name=name,
@@ -87,12 +90,20 @@ def load_model(
 def wrap_model(
     model: Any, *, name: str, tokenizer: Any = None, folder: Path | None = None
 ) -> LoadedModel:
-    """Make a model that is already in memory ready; it computes with our attention from now on."""
+    """Make a model that is already in memory ready; it computes with our attention from now on.
+
+    The rotary self-test runs first, while the model still has its own attention.
+    """
     config = model.config
     check_supported(config)
-    if config._attn_implementation != register_attention():
-        model.set_attn_implementation(register_attention())
     model.eval()
+    dtype = next(model.parameters()).dtype
+    spec = RotarySpec.from_config(config)
+    rotary = RotaryTable.from_model_rotary(
+        model.model.rotary_emb, config.max_position_embeddings, pairing=spec.pairing, dtype=dtype
+    )
+    self_test(model, rotary)
+    model.set_attn_implementation(register_attention())
     heads = config.num_attention_heads
     return LoadedModel(
         name=name,
@@ -102,8 +113,10 @@ def wrap_model(
             layers=config.num_hidden_layers,
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            dtype=next(model.parameters()).dtype,
+            dtype=dtype,
         ),
+        rotary=rotary,
+        rope=spec.fingerprint(),
         max_positions=config.max_position_embeddings,
         vocab_size=config.vocab_size,
         eos_token_ids=_eos_ids(model, tokenizer),

@@ -8,6 +8,7 @@ import torch
 
 from semblend.core.errors import CapacityError
 from semblend.engine.pages import PageAllocator, PageTable
+from semblend.kv.layout import PagedLayout, by_slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +31,8 @@ class PagedPool:
 
     `data` has shape [layers, 2, pages, page_size, kv_heads, head_dim]; index 0 of
     the second axis is K (rotated to its position), 1 is V. A *slot* is
-    `page * page_size + offset`, the same in every layer. Pages are never zeroed:
-    no attention reads a slot before this request wrote it.
+    `page * page_size + offset`, the same in every layer. Pages are not cleared when
+    they change hands: no attention reads a slot before its request wrote it.
     """
 
     def __init__(
@@ -48,15 +49,17 @@ class PagedPool:
         self.page_size = page_size
         self.page_bytes = page_bytes
         self.allocator = PageAllocator(pages)
-        self.data = torch.empty(
-            (shape.layers, 2, pages, page_size, shape.kv_heads, shape.head_dim),
-            dtype=shape.dtype,
-            device=device,
-        )
-        flat = self.data.view(shape.layers, 2, pages * page_size, shape.kv_heads, shape.head_dim)
+        self.data = PagedLayout(
+            layers=shape.layers,
+            pages=pages,
+            page_size=page_size,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+        ).allocate(dtype=shape.dtype, device=device)
+        self.by_slot = by_slot(self.data)
         # Views made once: indexing a tensor costs microseconds, and attention does it per layer.
-        self._keys = [flat[layer, 0] for layer in range(shape.layers)]
-        self._values = [flat[layer, 1] for layer in range(shape.layers)]
+        self._keys = [self.by_slot[layer, 0] for layer in range(shape.layers)]
+        self._values = [self.by_slot[layer, 1] for layer in range(shape.layers)]
 
     @property
     def capacity_tokens(self) -> int:
@@ -77,15 +80,10 @@ class PagedPool:
 
     def read(self, table: PageTable, start: int, end: int) -> torch.Tensor:
         """A copy of K/V at positions [start, end): [layers, 2, end - start, kv_heads, head_dim]."""
-        pages, size = self.data.shape[2], self.page_size
-        flat = self.data.view(*self.data.shape[:2], pages * size, *self.data.shape[4:])
-        out = torch.empty(
-            (*self.data.shape[:2], end - start, *self.data.shape[4:]),
-            dtype=self.data.dtype,
-            device=self.data.device,
-        )
+        shape = (*self.data.shape[:2], end - start, *self.data.shape[4:])
+        out = torch.empty(shape, dtype=self.data.dtype, device=self.data.device)
         row = 0
         for slot, length in table.runs(start, end):
-            out[:, :, row : row + length].copy_(flat[:, :, slot : slot + length])
+            out[:, :, row : row + length].copy_(self.by_slot[:, :, slot : slot + length])
             row += length
         return out

@@ -1,0 +1,59 @@
+"""How the embedded engine is set up: the part that is not SemBlend's settings. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from semblend.core.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Sizes and limits of one embedded engine."""
+
+    device: str = "auto"
+    """"cpu", "cuda" or "auto": a CUDA device where there is one."""
+    dtype: str = "auto"
+    """"float32", "bfloat16", "float16" or "auto": float32 on a CPU, bfloat16 on a GPU."""
+    page_size: int = 16
+    """Tokens in a page of the K/V pool; also the grain of exact prefix reuse."""
+    pool_bytes: int = 1 << 30
+    """Byte cap of the K/V pool: running requests and the exact prefix cache."""
+    host_donor_bytes: int = 1 << 30
+    """Byte cap of donor K/V in host memory."""
+    disk_donor_bytes: int = 0
+    """Byte cap of donor K/V on disk; 0 keeps none there."""
+    donor_folder: Path | None = None
+    """Where donor K/V on disk goes; needed when `disk_donor_bytes` is not 0."""
+    max_running: int = 16
+    """Requests computed at the same time."""
+    max_waiting: int = 1024
+    """Requests that may queue; more are refused at submission."""
+    step_tokens: int = 2048
+    """Prompt tokens computed in one pass while other requests are decoding: what bounds the
+    pause between two of their tokens. A prefill that disturbs nobody takes larger steps."""
+    idle_step_tokens: int = 16_384
+    """Prompt tokens computed in one pass when nobody is decoding."""
+    capture_queue: int = 8
+    """Finished prefills that may wait to be stored as donors; more are not stored."""
+    prefix_cache: bool = True
+    """Whether exactly computed pages are kept for exact prefix reuse."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "page_size",
+            "pool_bytes",
+            "max_running",
+            "max_waiting",
+            "step_tokens",
+            "idle_step_tokens",
+            "capture_queue",
+        ):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{name}: at least 1 expected, got {getattr(self, name)}")
+        for name in ("host_donor_bytes", "disk_donor_bytes"):
+            if getattr(self, name) < 0:
+                raise SettingsError(f"{name}: 0 or more expected, got {getattr(self, name)}")
+        if self.disk_donor_bytes and self.donor_folder is None:
+            raise SettingsError("disk_donor_bytes: donor_folder says where, and is not set")

@@ -1,0 +1,114 @@
+"""Exact prefix reuse: pages whose K/V was computed exactly, found again by their tokens."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from semblend.core.tokens import TokenArray
+from semblend.engine.pages import PageAllocator, PageIds
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    page: int
+    tokens: TokenArray
+    parent: bytes
+
+
+class PrefixCache:
+    """Full pages by the chained hash of everything up to their end.
+
+    Owns two invariants. A page is served only after its tokens, and those of every
+    page before it, were compared: a hash only proposes. And a page enters only by
+    :meth:`publish`, whose caller vouches that it was computed exactly; the engine
+    stops publishing at the first reused token of a request.
+
+    The cache holds one reference to each of its pages. Pages nobody else holds
+    are given back, least recently used first, when the pool runs short.
+    """
+
+    def __init__(self, allocator: PageAllocator, page_size: int) -> None:
+        self._allocator = allocator
+        self._page_size = page_size
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def match(self, namespace_key: bytes, tokens: TokenArray) -> PageIds:
+        """Pages of the longest cached prefix of `tokens`; the caller gets a reference to each.
+
+        At least one token is left over, because its logits have to be computed.
+        """
+        pages: list[int] = []
+        keys: list[bytes] = []
+        size, parent = self._page_size, namespace_key
+        for start in range(0, len(tokens) - size, size):
+            block = tokens[start : start + size]
+            key = _chain(parent, block)
+            entry = self._entries.get(key)
+            if entry is None or entry.parent != parent or not np.array_equal(entry.tokens, block):
+                break
+            pages.append(entry.page)
+            keys.append(key)
+            parent = key
+        found = np.asarray(pages, dtype=np.int32)
+        self._allocator.retain(found)
+        self._touch(keys)
+        return found
+
+    def publish(self, namespace_key: bytes, tokens: TokenArray, pages: PageIds) -> int:
+        """Offer the full pages of exactly computed `tokens`; returns how many were new.
+
+        `pages` are those of the request, in order; the caller holds them.
+        """
+        size, parent, added = self._page_size, namespace_key, 0
+        keys: list[bytes] = []
+        for index in range(len(tokens) // size):
+            block = tokens[index * size : (index + 1) * size]
+            key = _chain(parent, block)
+            entry = self._entries.get(key)
+            if entry is None:
+                page = pages[index : index + 1]
+                self._allocator.retain(page)
+                self._entries[key] = _Entry(int(page[0]), block.copy(), parent)
+                added += 1
+            elif entry.parent != parent or not np.array_equal(entry.tokens, block):
+                break  # a collision: what is there stays
+            keys.append(key)
+            parent = key
+        self._touch(keys)
+        return added
+
+    def evict(self, pages: int) -> int:
+        """Give up to `pages` pages back that nobody else holds; returns how many."""
+        freed = 0
+        for key in list(self._entries):
+            if freed == pages:
+                break
+            page = self._entries[key].page
+            if self._allocator.references(page) == 1:
+                del self._entries[key]
+                self._allocator.release(np.asarray([page], dtype=np.int32))
+                freed += 1
+        return freed
+
+    def clear(self) -> int:
+        """Forget everything; returns how many pages were held."""
+        held = np.asarray([entry.page for entry in self._entries.values()], dtype=np.int32)
+        self._entries.clear()
+        self._allocator.release(held)
+        return len(held)
+
+    def _touch(self, keys: list[bytes]) -> None:
+        # Deepest first, so that a page is never older than one that depends on it.
+        for key in reversed(keys):
+            self._entries.move_to_end(key)
+
+
+def _chain(parent: bytes, block: TokenArray) -> bytes:
+    return xxhash.xxh3_128_digest(parent + np.ascontiguousarray(block).tobytes())

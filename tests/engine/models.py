@@ -1,0 +1,91 @@
+"""Tiny random models of every supported architecture, and plain transformers to compare with."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from semblend.core.tokens import TokenArray
+from semblend.engine.model import LoadedModel, load_model, wrap_model
+
+torch.set_num_threads(1)
+transformers.utils.logging.disable_progress_bar()
+
+REFERENCE = Path(__file__).parents[2] / "models" / "semblend-reference-27m"
+VOCABULARY = 97
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-gqa": ("Llama", {}),
+    "llama-mha": ("Llama", {"num_key_value_heads": 6, "tie_word_embeddings": True}),
+    "llama-mqa": ("Llama", {"num_key_value_heads": 1, "attention_bias": True}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+}
+
+
+def plain_model(architecture: str) -> Any:
+    """A fresh model with random weights that depend on nothing but its name."""
+    name, changes = ARCHITECTURES[architecture]
+    config = getattr(transformers, f"{name}Config")(**{**_SHAPE, **changes})
+    torch.manual_seed(len(architecture))
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith(("norm.weight", "bias")):
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+@cache
+def tiny(architecture: str) -> tuple[LoadedModel, Any]:
+    """The same weights twice: ready for the engine, and plain."""
+    loaded = wrap_model(plain_model(architecture), name=architecture)
+    return loaded, plain_model(architecture)
+
+
+@cache
+def reference() -> tuple[LoadedModel, Any]:
+    """The bundled model twice."""
+    plain = transformers.AutoModelForCausalLM.from_pretrained(REFERENCE, dtype=torch.float32)
+    return load_model(str(REFERENCE), device="cpu"), plain.eval()
+
+
+@torch.no_grad()
+def plain_logits(model: Any, tokens: TokenArray) -> torch.Tensor:
+    """Last-token logits of an ordinary prefill, [vocabulary]."""
+    ids = torch.from_numpy(tokens.astype(np.int64))[None]
+    return model(ids, use_cache=False, logits_to_keep=1).logits[0, -1].float()
+
+
+@torch.no_grad()
+def plain_kv(model: Any, tokens: TokenArray) -> torch.Tensor:
+    """K/V of an ordinary prefill, [layers, 2, tokens, kv_heads, head_dim]."""
+    ids = torch.from_numpy(tokens.astype(np.int64))[None]
+    layers = model(ids, use_cache=True).past_key_values.layers
+    return torch.stack(
+        [torch.stack((layer.keys[0], layer.values[0])).transpose(1, 2) for layer in layers]
+    )
+
+
+def random_tokens(count: int, seed: int, vocabulary: int = VOCABULARY) -> TokenArray:
+    """Token ids that are no special ones."""
+    return np.random.default_rng(seed).integers(3, vocabulary, count).astype(np.int32)

@@ -1,0 +1,105 @@
+"""An independent float64 model of segmented prefill, written from the mathematics.
+
+No kernels, pages or transformers code: weights are read by name from a state
+dict, angles come from the formula, attention is one dense masked softmax. Given
+K/V that stands in for some positions, it computes what every other position's
+hidden state, K/V and logits must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class OracleResult:
+    """Everything in float64."""
+
+    logits: torch.Tensor
+    """[tokens, vocabulary]; rows of borrowed positions mean nothing."""
+    keys: torch.Tensor
+    """[layers, tokens, kv_heads, head_dim], rotated to their positions."""
+    values: torch.Tensor
+    """[layers, tokens, kv_heads, head_dim]"""
+
+
+def move_keys(keys: torch.Tensor, delta: int, theta: float) -> torch.Tensor:
+    """Rotate float64 keys [..., head_dim] by `delta` positions (halves pairing)."""
+    half = keys.shape[-1] // 2
+    frequency = theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    cos, sin = torch.cos(delta * frequency), torch.sin(delta * frequency)
+    first, second = keys[..., :half], keys[..., half:]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def segmented_forward(
+    model: Any,
+    tokens: Iterable[int],
+    borrowed: Mapping[int, tuple[torch.Tensor, torch.Tensor]] | None = None,
+) -> OracleResult:
+    """Compute a prompt in which `borrowed` positions' K/V is given.
+
+    `borrowed[position]` is (keys, values), each [layers, kv_heads, head_dim], already at
+    that position. With none this is a cold prefill.
+    """
+    config = model.config
+    weights = {name: value.detach().double() for name, value in model.state_dict().items()}
+    ids = torch.as_tensor(list(tokens))
+    borrowed = borrowed or {}
+    count = len(ids)
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    theta = config.rope_parameters["rope_theta"]
+    eps = config.rms_norm_eps
+    hidden = weights["model.embed_tokens.weight"][ids]
+    visible = torch.ones(count, count, dtype=torch.bool).tril()
+    all_keys, all_values = [], []
+    for layer in range(config.num_hidden_layers):
+        prefix = f"model.layers.{layer}."
+        normed = _norm(hidden, weights[prefix + "input_layernorm.weight"], eps)
+        query = _linear(normed, weights, prefix + "self_attn.q_proj").view(count, heads, dim)
+        key = _linear(normed, weights, prefix + "self_attn.k_proj").view(count, kv_heads, dim)
+        value = _linear(normed, weights, prefix + "self_attn.v_proj").view(count, kv_heads, dim)
+        if prefix + "self_attn.q_norm.weight" in weights:
+            query = _norm(query, weights[prefix + "self_attn.q_norm.weight"], eps)
+            key = _norm(key, weights[prefix + "self_attn.k_norm.weight"], eps)
+        query = torch.stack([move_keys(query[p], p, theta) for p in range(count)])
+        key = torch.stack([move_keys(key[p], p, theta) for p in range(count)])
+        for position, (given_keys, given_values) in borrowed.items():
+            key[position], value[position] = given_keys[layer], given_values[layer]
+        all_keys.append(key)
+        all_values.append(value)
+        group = heads // kv_heads
+        scores = torch.einsum(
+            "qhd,khd->hqk", query, key.repeat_interleave(group, dim=1)
+        ) / dim**0.5
+        scores = scores.masked_fill(~visible, float("-inf"))
+        mixed = torch.einsum(
+            "hqk,khd->qhd", scores.softmax(-1), value.repeat_interleave(group, dim=1)
+        )
+        hidden = hidden + _linear(mixed.reshape(count, -1), weights, prefix + "self_attn.o_proj")
+        normed = _norm(hidden, weights[prefix + "post_attention_layernorm.weight"], eps)
+        gate = torch.nn.functional.silu(_linear(normed, weights, prefix + "mlp.gate_proj"))
+        up = _linear(normed, weights, prefix + "mlp.up_proj")
+        hidden = hidden + _linear(gate * up, weights, prefix + "mlp.down_proj")
+    head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
+    return OracleResult(
+        logits=_norm(hidden, weights["model.norm.weight"], eps) @ head.T,
+        keys=torch.stack(all_keys),
+        values=torch.stack(all_values),
+    )
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def _linear(x: torch.Tensor, weights: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    out = x @ weights[name + ".weight"].T
+    bias = weights.get(name + ".bias")
+    return out if bias is None else out + bias
