@@ -1,0 +1,114 @@
+"""The application: how the parts are wired, and how they stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.security import HTTPBearer
+from starlette.exceptions import HTTPException
+
+from semblend.serve.activity import Activity
+from semblend.serve.admission import Admission
+from semblend.serve.auth import Authenticator, Pseudonyms
+from semblend.serve.errors import ApiError, from_validation
+from semblend.serve.exchange import Desk
+from semblend.serve.gate import Gate
+from semblend.serve.logs import log
+from semblend.serve.metrics import ServerMetrics
+from semblend.serve.openai_routes import openai_router
+from semblend.serve.options import ServeOptions
+from semblend.serve.protocols import ServedEngine
+from semblend.serve.service import Service
+from semblend.serve.watch_routes import watch_router
+
+
+def create_app(engine: ServedEngine, options: ServeOptions) -> FastAPI:
+    """An application that serves `engine`. The engine stays the caller's to close.
+
+    Raises
+    ------
+    SettingsError
+        If the key file cannot be used.
+    """
+    authenticator = Authenticator(options)
+    names = Pseudonyms(options.secret)
+    admission = Admission(options)
+    metrics = ServerMetrics(engine, admission)
+    desk = Desk(
+        engine=engine,
+        options=options,
+        admission=admission,
+        activity=Activity(names, limit=options.recent_requests),
+        metrics=metrics,
+        names=names,
+        background=set(),
+    )
+    service = Service(desk)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        log("started", model=options.model_name, api_keys=authenticator.needs_key)
+        yield
+        await drain(desk)
+        service.encoder.close()
+        log("stopped")
+
+    app = FastAPI(
+        title="SemBlend",
+        summary="An OpenAI-compatible server that reuses the K/V of documents it has read.",
+        version=version("semblend"),
+        docs_url=None,  # The stock pages load scripts from elsewhere; /openapi.json does not.
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.state.desk = desk
+    key = [Depends(HTTPBearer(auto_error=False))] if authenticator.needs_key else []
+    app.include_router(openai_router(service), dependencies=key)
+    app.include_router(watch_router(service, needs_key=authenticator.needs_key))
+    app.add_exception_handler(RequestValidationError, _malformed)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ApiError, _refused)
+    app.add_middleware(Gate, options=options, authenticator=authenticator, metrics=metrics)
+    return app
+
+
+async def drain(desk: Desk) -> None:
+    """Take no more requests, let those inside finish in their time, then cancel the rest."""
+    if not await desk.admission.drain(desk.options.drain_timeout_s):
+        log("drain_timeout", cancelled=desk.admission.inside)
+        desk.admission.cancel_all()
+        await desk.admission.drain(5.0)
+    if desk.background:
+        await asyncio.wait(tuple(desk.background), timeout=5.0)
+
+
+async def _malformed(_: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, RequestValidationError):
+        raise error
+    return from_validation(error.errors()).response()
+
+
+async def _http_error(_: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, HTTPException):
+        raise error
+    messages = {
+        404: "no such path; /openapi.json lists what there is",
+        405: "this path does not take that method; /openapi.json lists what it takes",
+        400: "the body cannot be read as JSON",
+    }
+    refusal = ApiError(error.status_code, messages.get(error.status_code, str(error.detail)))
+    response = refusal.response()
+    response.headers.update(dict(error.headers or {}))
+    return response
+
+
+async def _refused(_: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, ApiError):
+        raise error
+    return error.response()

@@ -1,0 +1,188 @@
+"""Who is calling: API keys or a trusted header, into a tenant.
+
+Keys are kept only as SHA-256 digests, and every digest is compared in constant
+time whether or not an earlier one matched. The key file is JSON::
+
+    {"keys": {"sk-…": "acme",
+              "sha256:<64 hex digits>": {"tenant": "ops", "admin": true}}}
+
+A key may be given in clear or as its digest, so the file need not hold a secret.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from semblend.core.errors import SettingsError
+from semblend.serve.errors import ApiError
+from semblend.serve.options import ServeOptions
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
+"""What a tenant or a template may be called."""
+_NAME_RULE = "1 to 128 letters, digits or ._:@/- expected, starting with a letter or digit"
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_MIN_KEY_CHARACTERS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Whose request it is and what they may see."""
+
+    tenant: str | None
+    """None: the engine's default tenant."""
+    sees_all: bool = False
+    """Whether other tenants' metadata may be shown (an admin key, or no keys at all)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Key:
+    digest: bytes
+    caller: Caller
+
+
+class KeyRing:
+    """API keys by digest; never holds a key in clear."""
+
+    def __init__(self, keys: Mapping[str, Any]) -> None:
+        if not keys:
+            raise SettingsError("key file: at least one key expected under 'keys'")
+        self._keys = tuple(_parse_key(key, owner) for key, owner in keys.items())
+        if len({key.digest for key in self._keys}) != len(self._keys):
+            raise SettingsError("key file: the same key is listed twice")
+
+    @classmethod
+    def from_file(cls, path: Path) -> KeyRing:
+        """Read a key file.
+
+        Raises
+        ------
+        SettingsError
+            If it is not what the module's docstring shows. The message repeats no key.
+        """
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SettingsError(f"key file {path}: {error.strerror or error}") from error
+        except ValueError as error:
+            raise SettingsError(f"key file {path} is not valid JSON") from error
+        keys = data.get("keys") if isinstance(data, dict) else None
+        if not isinstance(keys, dict):
+            raise SettingsError(f'key file {path}: {{"keys": {{"<key>": "<tenant>"}}}} expected')
+        return cls(keys)
+
+    def find(self, key: str) -> Caller | None:
+        """The caller a key belongs to; takes as long for a wrong key as for a right one."""
+        digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+        found: Caller | None = None
+        for candidate in self._keys:
+            if hmac.compare_digest(candidate.digest, digest):
+                found = candidate.caller
+        return found
+
+
+def _parse_key(key: str, owner: Any) -> _Key:
+    match = _DIGEST.fullmatch(key)
+    if match is None and len(key) < _MIN_KEY_CHARACTERS:
+        raise SettingsError(
+            f"key file: a key of {len(key)} characters can be guessed; "
+            f"at least {_MIN_KEY_CHARACTERS} expected"
+        )
+    digest = bytes.fromhex(match[1]) if match else hashlib.sha256(key.encode()).digest()
+    tenant = owner.get("tenant") if isinstance(owner, dict) else owner
+    admin = owner.get("admin", False) if isinstance(owner, dict) else False
+    if not isinstance(tenant, str) or not NAME.fullmatch(tenant):
+        raise SettingsError(f"key file: tenant: {_NAME_RULE}")
+    if not isinstance(admin, bool):
+        raise SettingsError("key file: admin: true or false expected")
+    return _Key(digest=digest, caller=Caller(tenant=tenant, sees_all=admin))
+
+
+class Authenticator:
+    """Turns a request's headers into a Caller; refuses rather than guesses."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        self._keys = KeyRing.from_file(options.key_file) if options.key_file else None
+        self._trusts_header = options.trust_tenant_header
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether callers must present an API key."""
+        return self._keys is not None
+
+    def identify(self, headers: Mapping[str, str]) -> Caller:
+        """The caller of a request with these (lower-case) headers.
+
+        Raises
+        ------
+        ApiError
+            401 for a missing or unknown key, 400 for a tenant header that cannot be honoured.
+        """
+        tenant = headers.get("x-tenant-id")
+        if self._keys is None:
+            if tenant is None:
+                return Caller(tenant=None, sees_all=True)
+            if not self._trusts_header:
+                # Ignoring it would put callers who ask to be kept apart into one namespace.
+                raise ApiError(
+                    400,
+                    "x-tenant-id: this server does not take tenants from headers; leave it out, "
+                    "or start the server with --trust-tenant-header",
+                    param="x-tenant-id",
+                    code="tenant_header_not_trusted",
+                )
+            return Caller(tenant=checked_name("x-tenant-id", tenant), sees_all=True)
+        caller = self._keys.find(_bearer(headers))
+        if caller is None:
+            raise ApiError(401, "unknown API key", code="invalid_api_key")
+        if tenant is not None and self._trusts_header and caller.sees_all:
+            return Caller(tenant=checked_name("x-tenant-id", tenant), sees_all=True)
+        return caller
+
+
+def _bearer(headers: Mapping[str, str]) -> str:
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise ApiError(
+            401, "an API key is needed: send 'Authorization: Bearer <key>'", code="missing_api_key"
+        )
+    return key.strip()
+
+
+def checked_name(param: str, value: str) -> str:
+    """A tenant or template name that is safe to log and to hash.
+
+    Raises
+    ------
+    ApiError
+        400 naming `param` and the rule.
+    """
+    if not NAME.fullmatch(value):
+        raise ApiError(400, f"{param}: {_NAME_RULE}", param=param, code="invalid_value")
+    return value
+
+
+class Pseudonyms:
+    """Keyed hashes that stand for tenants and donors wherever their names must not appear."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret.encode() if secret else secrets.token_bytes(32)
+
+    def tenant(self, tenant: str | None) -> str:
+        """Twelve hex digits that name a tenant without revealing it."""
+        return self._hash("tenant", tenant or "", "")[:12]
+
+    def donor(self, tenant: str | None, donor_id: str) -> str:
+        """Sixteen hex digits that name a donor to its own tenant only."""
+        return self._hash("donor", tenant or "", donor_id)
+
+    def _hash(self, kind: str, tenant: str, name: str) -> str:
+        message = "\0".join((kind, tenant, name)).encode("utf-8", "surrogatepass")
+        return hmac.new(self._secret, message, hashlib.sha256).hexdigest()[:16]

@@ -1,0 +1,249 @@
+"""The two shapes of OpenAI's generation API, whole and streamed, behind one interface.
+
+A dialect is made for one request and turns the engine's events into that
+endpoint's objects; it knows nothing of HTTP, queues or engines.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from pydantic import BaseModel
+
+from semblend.engine.api import FinishReason, TokenEvent, TokenLogprob
+from semblend.serve.replies import (
+    AlternativeLogprob,
+    ChatChoice,
+    ChatLogprob,
+    ChatLogprobs,
+    ChatReply,
+    ChatReplyMessage,
+    ReuseReport,
+    TextChoice,
+    TextLogprobs,
+    TextReply,
+    Usage,
+)
+
+Chunk = dict[str, Any]
+
+
+class Dialect(Protocol):
+    """How one endpoint says an answer."""
+
+    def whole(
+        self, events: Sequence[TokenEvent], finish: FinishReason, usage: Usage, report: ReuseReport
+    ) -> BaseModel:
+        """The complete reply."""
+        ...
+
+    def opening(self) -> Chunk | None:
+        """What a stream starts with, if anything."""
+        ...
+
+    def token(self, event: TokenEvent) -> Chunk | None:
+        """One token of a stream; None when it shows nothing."""
+        ...
+
+    def closing(self, finish: FinishReason) -> Chunk:
+        """The chunk that says why the answer ended."""
+        ...
+
+    def usage(self, usage: Usage) -> Chunk:
+        """The chunk that carries token counts, after the closing one."""
+        ...
+
+
+class _Base:
+    """What chunks of both endpoints share."""
+
+    def __init__(
+        self, *, reply_id: str, model: str, kind: str, tokenizer: Any, top_logprobs: int | None
+    ) -> None:
+        self.reply_id = reply_id
+        self.model = model
+        self.created = int(time.time())
+        self._kind = kind
+        self._tokenizer = tokenizer
+        self._top = top_logprobs
+        """Alternatives asked for; None: no log probabilities at all."""
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> Chunk:
+        return {
+            "id": self.reply_id,
+            "object": self._kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+    def usage(self, usage: Usage) -> Chunk:
+        return {**self._chunk([]), "usage": usage.model_dump()}
+
+    def _piece(self, token_id: int) -> str:
+        return str(self._tokenizer.decode([token_id]))
+
+
+class ChatDialect(_Base):
+    """`chat.completion` and its chunks."""
+
+    def __init__(
+        self, *, reply_id: str, model: str, tokenizer: Any, top_logprobs: int | None
+    ) -> None:
+        super().__init__(
+            reply_id=f"chatcmpl-{reply_id}",
+            model=model,
+            kind="chat.completion.chunk",
+            tokenizer=tokenizer,
+            top_logprobs=top_logprobs,
+        )
+
+    def whole(
+        self, events: Sequence[TokenEvent], finish: FinishReason, usage: Usage, report: ReuseReport
+    ) -> ChatReply:
+        """The complete reply."""
+        choice = ChatChoice(
+            message=ChatReplyMessage(content="".join(event.text for event in events)),
+            logprobs=self._logprobs(events),
+            finish_reason=finish.value,
+        )
+        return ChatReply(
+            id=self.reply_id,
+            created=self.created,
+            model=self.model,
+            choices=[choice],
+            usage=usage,
+            semblend=report,
+        )
+
+    def opening(self) -> Chunk | None:
+        """The role, ahead of any text."""
+        return self._delta({"role": "assistant", "content": ""}, None, None)
+
+    def token(self, event: TokenEvent) -> Chunk | None:
+        """One token's text."""
+        logprobs = self._logprobs([event])
+        if not event.text and logprobs is None:
+            return None
+        dumped = None if logprobs is None else logprobs.model_dump()
+        return self._delta({"content": event.text}, dumped, None)
+
+    def closing(self, finish: FinishReason) -> Chunk:
+        """The finish reason."""
+        return self._delta({}, None, finish.value)
+
+    def _delta(
+        self, delta: dict[str, str], logprobs: dict[str, Any] | None, finish: str | None
+    ) -> Chunk:
+        return self._chunk(
+            [{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]
+        )
+
+    def _logprobs(self, events: Sequence[TokenEvent]) -> ChatLogprobs | None:
+        if self._top is None:
+            return None
+        return ChatLogprobs(
+            content=[
+                ChatLogprob(
+                    **self._alternative(event.token_id, event.logprob).model_dump(),
+                    top_logprobs=[
+                        self._alternative(other.token_id, other.logprob)
+                        for other in event.top_logprobs[: self._top]
+                    ],
+                )
+                for event in events
+            ]
+        )
+
+    def _alternative(self, token_id: int, logprob: float | None) -> AlternativeLogprob:
+        piece = self._piece(token_id)
+        # A token can be part of a character; then its text says nothing about its bytes.
+        known = "\ufffd" not in piece
+        return AlternativeLogprob(
+            token=piece,
+            logprob=_finite(logprob),
+            bytes=list(piece.encode()) if known else None,
+        )
+
+
+class TextDialect(_Base):
+    """`text_completion`, whole and in chunks."""
+
+    def __init__(
+        self, *, reply_id: str, model: str, tokenizer: Any, top_logprobs: int | None
+    ) -> None:
+        super().__init__(
+            reply_id=f"cmpl-{reply_id}",
+            model=model,
+            kind="text_completion",
+            tokenizer=tokenizer,
+            top_logprobs=top_logprobs,
+        )
+        self._offset = 0
+
+    def whole(
+        self, events: Sequence[TokenEvent], finish: FinishReason, usage: Usage, report: ReuseReport
+    ) -> TextReply:
+        """The complete reply."""
+        choice = TextChoice(
+            text="".join(event.text for event in events),
+            logprobs=self._logprobs(events),
+            finish_reason=finish.value,
+        )
+        return TextReply(
+            id=self.reply_id,
+            created=self.created,
+            model=self.model,
+            choices=[choice],
+            usage=usage,
+            semblend=report,
+        )
+
+    def opening(self) -> Chunk | None:
+        """A completion's stream starts with its text."""
+        return None
+
+    def token(self, event: TokenEvent) -> Chunk | None:
+        """One token's text."""
+        logprobs = self._logprobs([event])
+        if not event.text and logprobs is None:
+            return None
+        dumped = None if logprobs is None else logprobs.model_dump()
+        return self._piece_chunk(event.text, dumped, None)
+
+    def closing(self, finish: FinishReason) -> Chunk:
+        """The finish reason."""
+        return self._piece_chunk("", None, finish.value)
+
+    def _piece_chunk(self, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> Chunk:
+        return self._chunk(
+            [{"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish}]
+        )
+
+    def _logprobs(self, events: Sequence[TokenEvent]) -> TextLogprobs | None:
+        if self._top is None:
+            return None
+        pieces = [self._piece(event.token_id) for event in events]
+        offsets: list[int] = []
+        for event in events:
+            offsets.append(self._offset)
+            self._offset += len(event.text)
+        return TextLogprobs(
+            tokens=pieces,
+            token_logprobs=[_finite(event.logprob) for event in events],
+            top_logprobs=[self._by_piece(event.top_logprobs) for event in events],
+            text_offset=offsets,
+        )
+
+    def _by_piece(self, alternatives: Sequence[TokenLogprob]) -> dict[str, float]:
+        return {
+            self._piece(other.token_id): _finite(other.logprob)
+            for other in alternatives[: self._top]
+        }
+
+
+def _finite(logprob: float | None) -> float:
+    """JSON has no infinity; OpenAI says -9999 for a probability of nothing."""
+    return -9999.0 if logprob is None or not logprob > -9999.0 else float(logprob)

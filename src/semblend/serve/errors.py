@@ -1,0 +1,138 @@
+"""Errors as OpenAI's clients read them: a status, a message that helps, the field it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi.responses import JSONResponse
+
+from semblend.core.errors import RequestError
+
+_KINDS: Mapping[int, str] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    421: "invalid_request_error",
+    429: "rate_limit_error",
+    499: "cancelled_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class ApiError(RequestError):
+    """A refusal with an HTTP status; its message names the field and what would be right."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> dict[str, Any]:
+        """The error in OpenAI's shape."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": _KINDS.get(self.status, "server_error"),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def headers(self) -> dict[str, str]:
+        """Headers that belong to this refusal."""
+        headers: dict[str, str] = {}
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(self.retry_after_s)
+        if self.status == 401:
+            headers["www-authenticate"] = 'Bearer realm="semblend"'
+        return headers
+
+    def response(self) -> JSONResponse:
+        """The HTTP answer."""
+        return JSONResponse(self.body(), status_code=self.status, headers=self.headers())
+
+
+def internal_error() -> ApiError:
+    """What a caller is told when it is our fault: nothing about the inside."""
+    return ApiError(
+        500,
+        "the server failed to answer this request; its x-request-id finds the cause in the log",
+        code="internal_error",
+    )
+
+
+def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The first thing wrong with a body, said plainly and without repeating its contents."""
+    first = _most_telling(errors)
+    location = [part for part in first["loc"] if part not in {"body", "query", "path"}]
+    kind = str(first["type"])
+    if kind == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {_reason(first)}", code="invalid_json")
+    param = _path(location)
+    if kind == "missing":
+        message = f"{param or 'body'}: this field is required"
+    elif kind == "extra_forbidden":
+        message = f"{param}: this server knows no such field"
+    elif kind == "value_error" and not location:
+        # Rules over several fields name the field they are about themselves.
+        message = str(first["msg"]).removeprefix("Value error, ")
+        param = message.partition(":")[0] if ":" in message else ""
+    else:
+        message = f"{param or 'body'}: {_plain(str(first['msg']))}"
+    return ApiError(400, message, param=param or None, code="invalid_value")
+
+
+def _most_telling(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Of a union's failures, the one that got furthest into what the user wrote."""
+    if not errors:
+        return {"type": "unknown", "loc": (), "msg": "malformed request"}
+    field = tuple(errors[0]["loc"][:-1])
+    return max((e for e in errors if tuple(e["loc"][: len(field)]) == field), key=_depth)
+
+
+def _depth(error: Mapping[str, Any]) -> int:
+    return len(error["loc"])
+
+
+def _path(location: Sequence[Any]) -> str:
+    """A field's path as a user writes it: messages[0].content."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not _is_union_branch(str(part)):
+            path += f".{part}" if path else str(part)
+    return path[:200]
+
+
+def _is_union_branch(part: str) -> bool:
+    """Pydantic names the branch of a union it tried; no user wrote that."""
+    return part in {"str", "int"} or part.startswith(("list[", "function-"))
+
+
+def _plain(message: str) -> str:
+    message = message.removeprefix("Value error, ")
+    return message[:1].lower() + message[1:]
+
+
+def _reason(error: Mapping[str, Any]) -> str:
+    context = error.get("ctx", {})
+    return str(context.get("error", "syntax error")) if isinstance(context, Mapping) else "syntax"

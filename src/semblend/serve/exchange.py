@@ -1,0 +1,245 @@
+"""One request's course through the engine, from admission to the books.
+
+An exchange owns three things that must each happen exactly once however the
+request ends: the place in the engine is given back, and only when the engine has
+let go; the report is counted; one line is logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from semblend.core.errors import CapacityError, RequestError
+from semblend.engine.api import (
+    Event,
+    FinishedEvent,
+    FinishReason,
+    GenerationRequest,
+    RequestReport,
+)
+from semblend.serve.activity import Activity, RequestView
+from semblend.serve.admission import Admission, Ticket
+from semblend.serve.auth import Caller, Pseudonyms
+from semblend.serve.errors import ApiError, internal_error
+from semblend.serve.logs import log
+from semblend.serve.metrics import ServerMetrics
+from semblend.serve.options import ServeOptions
+from semblend.serve.protocols import ServedEngine, ServedHandle
+from semblend.serve.relay import BrokenHandleError, EventRelay
+
+_LET_GO_S = 60.0
+"""How long we wait for the engine to confirm a cancellation before giving the place away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """What every exchange of one server shares."""
+
+    engine: ServedEngine
+    options: ServeOptions
+    admission: Admission
+    activity: Activity
+    metrics: ServerMetrics
+    names: Pseudonyms
+    background: set[asyncio.Task[None]]
+    """Settlements that outlive their request; awaited on shutdown."""
+
+
+class Exchange:
+    """One request: `begin`, then events, then `close`."""
+
+    def __init__(
+        self, desk: Desk, *, caller: Caller, request_id: str, endpoint: str, stream: bool
+    ) -> None:
+        self._desk = desk
+        self._caller = caller
+        self._request_id = request_id
+        self._endpoint = endpoint
+        self._stream = stream
+        self._view: RequestView | None = None
+        self._ticket: Ticket | None = None
+        self._relay: EventRelay | None = None
+        self._deadline = 0.0
+        self._settled = False
+        self._closing = False
+        self._timed_out = False
+        self._produced = 0
+
+    @property
+    def deadline(self) -> float:
+        """When, on the loop's clock, the request must be over."""
+        return self._deadline
+
+    async def begin(self, request: GenerationRequest) -> None:
+        """Wait for a place and hand the request to the engine.
+
+        Raises
+        ------
+        ApiError
+            If there is no place, or the engine refuses the request.
+        """
+        self._view = self._desk.activity.begin(
+            request_id=self._request_id,
+            tenant=self._caller.tenant,
+            endpoint=self._endpoint,
+            stream=self._stream,
+            tokens=len(request.tokens),
+        )
+        self._ticket = await self._desk.admission.enter(self._caller.tenant)
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.time() + self._desk.options.request_timeout_s
+        # On a thread: an engine may wait for a lock or look for donors on submission.
+        submission = asyncio.ensure_future(asyncio.to_thread(self._desk.engine.submit, request))
+        try:
+            self._adopt(await asyncio.shield(submission))
+        except asyncio.CancelledError:
+            # The thread cannot be stopped: take what it returns, so that it can be cancelled.
+            with contextlib.suppress(Exception):
+                self._adopt(await submission)
+            raise
+        except CapacityError as error:
+            raise ApiError(
+                503, "the engine has no room; try again", code="no_capacity", retry_after_s=1
+            ) from error
+        except RequestError as error:
+            raise ApiError(400, str(error), code="refused_by_engine") from error
+
+    def _adopt(self, handle: ServedHandle) -> None:
+        self._relay = EventRelay(handle)
+        if self._ticket is not None:
+            self._ticket.cancel = self._relay.cancel
+        if self._view is not None:
+            self._desk.activity.running(self._view)
+
+    async def events(self) -> AsyncIterator[Event]:
+        """The engine's events, within the request's time.
+
+        Raises
+        ------
+        ApiError
+            504 when time is up, 503 when the server stops, 500 when the engine failed.
+        """
+        if self._relay is None:
+            raise internal_error()
+        while True:
+            try:
+                async with asyncio.timeout_at(self._deadline):
+                    event = await self._relay.next()
+            except TimeoutError:
+                self._timed_out = True
+                self._relay.cancel()
+                raise ApiError(
+                    504,
+                    f"not finished within {self._desk.options.request_timeout_s:g} seconds; "
+                    "ask for fewer tokens",
+                    code="request_timeout",
+                ) from None
+            except BrokenHandleError as error:
+                log("engine_lost_request", level=logging.ERROR, error=error, **self._identity())
+                raise internal_error() from error
+            if isinstance(event, FinishedEvent):
+                self._check_end(event)
+                self.settle()
+                yield event
+                return
+            self._produced += 1
+            if self._view is not None and (self._produced == 1 or self._produced % 8 == 0):
+                self._desk.activity.progress(self._view, self._produced)
+            yield event
+
+    def settle(self) -> None:
+        """Give the place back and enter the report in the books; only the first call counts."""
+        if self._settled:
+            return
+        self._settled = True
+        finished = self._relay.finished if self._relay is not None else None
+        report = finished.report if finished is not None else None
+        if self._ticket is not None:
+            self._ticket.release()
+        if self._view is not None:
+            self._desk.activity.finish(self._view, self._state(finished), report)
+        if report is not None:
+            self._desk.metrics.observe(report)
+        log("generation", state=self._state(finished), **self._identity(), **_figures(report))
+
+    def close(self) -> None:
+        """Stop whatever still runs; settle at once, or as soon as the engine lets go."""
+        self._closing = True
+        if self._settled:
+            return
+        if self._relay is None or self._relay.ended.is_set():
+            self.settle()
+            return
+        self._relay.cancel()
+        task = asyncio.get_running_loop().create_task(self._settle_later(self._relay))
+        self._desk.background.add(task)
+        task.add_done_callback(self._desk.background.discard)
+
+    async def _settle_later(self, relay: EventRelay) -> None:
+        try:
+            async with asyncio.timeout(_LET_GO_S):
+                await relay.ended.wait()
+        except TimeoutError:
+            log("engine_holds_cancelled_request", level=logging.ERROR, **self._identity())
+        finally:
+            self.settle()
+
+    def _check_end(self, event: FinishedEvent) -> None:
+        if event.reason is FinishReason.ERROR:
+            log("engine_failed_request", level=logging.ERROR, **self._identity())
+            self.settle()
+            raise internal_error()
+        if event.reason is FinishReason.CANCELLED:
+            self.settle()
+            if not self._desk.admission.draining:
+                log("engine_cancelled_request", level=logging.ERROR, **self._identity())
+                raise internal_error()
+            raise ApiError(
+                503,
+                "the request was stopped because the server shuts down",
+                code="server_stopping",
+                retry_after_s=5,
+            )
+
+    def _state(self, finished: FinishedEvent | None) -> str:
+        if finished is None:
+            return "refused" if self._relay is None else "failed"
+        if finished.reason is FinishReason.CANCELLED:
+            return "timed_out" if self._timed_out else "cancelled"
+        return "failed" if finished.reason is FinishReason.ERROR else "finished"
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "request_id": self._request_id,
+            "tenant": self._desk.names.tenant(self._caller.tenant),
+            "endpoint": self._endpoint,
+            "stream": self._stream,
+        }
+
+
+def _figures(report: RequestReport | None) -> dict[str, Any]:
+    if report is None:
+        return {}
+    return {
+        "outcome": report.outcome.value,
+        "reason": None if report.reason is None else report.reason.value,
+        "prompt_tokens": report.prompt_tokens,
+        "exact_tokens": report.exact_tokens,
+        "reused_tokens": report.reused_tokens,
+        "recomputed_tokens": report.recomputed_tokens,
+        "computed_tokens": report.computed_tokens,
+        "output_tokens": report.output_tokens,
+        "donors": len(report.donor_ids),
+        "policy": report.policy,
+        "certified": report.certified,
+        "queue_ms": round(report.queue_ms, 3),
+        "lookup_ms": round(report.lookup_ms, 3),
+        "prefill_ms": round(report.prefill_ms, 3),
+        "ttft_ms": round(report.ttft_ms, 3),
+        "total_ms": round(report.total_ms, 3),
+    }

@@ -1,0 +1,199 @@
+"""The outermost layer: what is checked of a request before any of it is believed.
+
+In order: a request id, the Host it was sent to, who sends it, the content type,
+then the body within its size and time. Every answer leaves with security headers,
+every failure inside becomes an error in OpenAI's shape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from semblend.serve.auth import Authenticator
+from semblend.serve.errors import ApiError, internal_error
+from semblend.serve.logs import log
+from semblend.serve.metrics import ServerMetrics
+from semblend.serve.options import ServeOptions
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+
+_PUBLIC = frozenset(
+    {"/", "/health", "/health/live", "/health/ready", "/openapi.json", "/favicon.ico"}
+)
+
+_SECURITY_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'",
+}
+
+
+class Gate:
+    """ASGI middleware that owns the rule that nothing unchecked reaches a route."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        options: ServeOptions,
+        authenticator: Authenticator,
+        metrics: ServerMetrics,
+    ) -> None:
+        self._app = app
+        self._options = options
+        self._hosts = options.accepted_hosts
+        self._authenticator = authenticator
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection event stream."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        reply = _Reply(send, request_id=_request_id(headers.get("x-request-id")))
+        scope.setdefault("state", {})["request_id"] = reply.request_id
+        started = time.perf_counter()
+        try:
+            await self._app(scope, await self._checked(scope, headers, receive), reply.send)
+        except ApiError as error:
+            await reply.refuse(error, scope)
+        except Exception as error:
+            log("unhandled", level=logging.ERROR, error=error, request_id=reply.request_id)
+            await reply.refuse(internal_error(), scope)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            self._metrics.responded(route, reply.status)
+            log(
+                "http",
+                request_id=reply.request_id,
+                method=scope["method"] if scope["method"].isalpha() else "?",
+                route=route,
+                status=reply.status,
+                ms=round((time.perf_counter() - started) * 1000.0, 3),
+            )
+
+    async def _checked(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
+        if self._hosts is not None and _host(headers.get("host", "")) not in self._hosts:
+            raise ApiError(
+                421,
+                "host: this server is not reached under that name; name it with --allow-host",
+                param="host",
+                code="host_not_allowed",
+            )
+        path = scope["path"]
+        public = path in _PUBLIC or (path == "/metrics" and self._options.public_metrics)
+        if not public:
+            scope["state"]["caller"] = self._authenticator.identify(headers)
+        if scope["method"] not in {"POST", "PUT", "PATCH"}:
+            return receive
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            # Also what keeps other sites' pages out: a browser may post JSON only where it
+            # was allowed to ask first, and we never allow that.
+            raise ApiError(
+                415,
+                "content-type: application/json expected",
+                param="content-type",
+                code="unsupported_media_type",
+            )
+        body = await self._body(headers, receive)
+        return _replay(body, receive)
+
+    async def _body(self, headers: Headers, receive: Receive) -> bytes:
+        limit = self._options.max_body_bytes
+        declared = headers.get("content-length", "")
+        if declared.isdecimal() and int(declared[:20]) > limit:
+            raise _too_large(limit)
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._options.body_timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ApiError(499, "the client went away", code="client_disconnected")
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > limit:
+                        raise _too_large(limit)
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise ApiError(
+                408,
+                f"the body did not arrive within {self._options.body_timeout_s:g} seconds",
+                code="body_timeout",
+            ) from None
+
+
+class _Reply:
+    """The sending side of one request: its headers, its status, whether it has begun."""
+
+    def __init__(self, send: Send, *, request_id: str) -> None:
+        self._send = send
+        self.request_id = request_id
+        self.status = 0
+        self.begun = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.begun = True
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self.request_id
+            for name, value in _SECURITY_HEADERS.items():
+                headers.setdefault(name, value)
+        await self._send(message)
+
+    async def refuse(self, error: ApiError, scope: Scope) -> None:
+        """Answer with `error`, unless an answer is already on its way."""
+        if self.begun:
+            return
+        response = error.response()
+        if error.status in {408, 413}:
+            response.headers["connection"] = "close"
+        await response(scope, _nothing, self.send)
+
+
+def _request_id(given: str | None) -> str:
+    """The caller's id if it is safe to log and echo, else a new one."""
+    return given if given and REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _host(value: str) -> str:
+    """The name in a Host header, without its port."""
+    value = value.strip().lower()
+    if value.startswith("["):
+        return value[1:].partition("]")[0]
+    return value.partition(":")[0]
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A receive that gives the body once and then whatever the client does next."""
+    pending: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replay
+
+
+async def _nothing() -> Message:
+    return {"type": "http.disconnect"}
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"body: at most {limit} bytes expected", code="body_too_large")

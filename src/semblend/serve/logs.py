@@ -1,0 +1,59 @@
+"""Structured logs: one JSON object a line; metadata only, never text of a prompt or answer."""
+
+from __future__ import annotations
+
+import json
+import logging
+import traceback
+from datetime import UTC, datetime
+from typing import Any
+
+logger = logging.getLogger("semblend.serve")
+
+
+class JsonFormatter(logging.Formatter):
+    """A record as one line of JSON. Exceptions are named and located, their messages left out:
+    a validation or template error may repeat what a user wrote."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
+        line.update(getattr(record, "fields", {}))
+        if record.exc_info and record.exc_info[1] is not None:
+            line["error"] = describe_error(record.exc_info[1])
+        return json.dumps(line, ensure_ascii=True, default=str)
+
+
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """An error's type and where it was raised, without its message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return {
+        "type": type(error).__name__,
+        "at": [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames[-8:]],
+    }
+
+
+def log(
+    event: str, *, level: int = logging.INFO, error: BaseException | None = None, **fields: Any
+) -> None:
+    """Write one structured line."""
+    exc_info = (type(error), error, error.__traceback__) if error is not None else None
+    logger.log(level, event, extra={"fields": fields}, exc_info=exc_info)
+
+
+def configure(level: str = "INFO") -> None:
+    """Send everything under `semblend` and `uvicorn.error` to stderr as JSON lines."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())
+    for name in ("semblend", "uvicorn.error"):
+        target = logging.getLogger(name)
+        target.handlers = [handler]
+        target.propagate = False
+        target.setLevel(level)
+    # Our own line says more, and nothing of a query string.
+    logging.getLogger("uvicorn.access").disabled = True

@@ -1,0 +1,152 @@
+"""Prometheus metrics: a registry of the app's own, counters fed by engine-confirmed reports.
+
+Names follow what operators already graph (see docs/serve.md). No label names a
+tenant, a donor or a request. Approximate reuse (`materialized`) is kept apart
+from exact hits (`exact`): it is never counted as cache hits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from semblend.core.outcomes import DeclineReason, Outcome
+from semblend.engine.api import RequestReport
+from semblend.serve.admission import Admission
+from semblend.serve.protocols import ServedEngine
+
+_LOOKUP_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 1.0)
+_TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_TOTAL_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+class ServerMetrics:
+    """Everything `/metrics` says."""
+
+    def __init__(self, engine: ServedEngine, admission: Admission) -> None:
+        self.registry = CollectorRegistry()
+        self._tokens = Counter(
+            "semblend:tokens",
+            "Prompt tokens by what became of them: exact (prefix cache), materialized (donor K/V "
+            "confirmed loaded), recomputed (inside spans, for quality), computed (all others).",
+            ["stage"],
+            registry=self.registry,
+        )
+        self._requests = Counter(
+            "semblend:requests", "Requests by outcome.", ["outcome"], registry=self.registry
+        )
+        self._declines = Counter(
+            "semblend:declines",
+            "Requests whose tokens were computed rather than reused, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self._output_tokens = Counter(
+            "semblend:output_tokens", "Tokens generated.", registry=self.registry
+        )
+        self._lookup = Histogram(
+            "semblend:lookup_seconds",
+            "Time to look for donors.",
+            registry=self.registry,
+            buckets=_LOOKUP_BUCKETS,
+        )
+        self._ttft = Histogram(
+            "semblend:time_to_first_token_seconds",
+            "From submission to the first token.",
+            ["outcome"],
+            registry=self.registry,
+            buckets=_TTFT_BUCKETS,
+        )
+        self._total = Histogram(
+            "semblend:request_seconds",
+            "From submission to the last token.",
+            ["outcome"],
+            registry=self.registry,
+            buckets=_TOTAL_BUCKETS,
+        )
+        self._responses = Counter(
+            "semblend:http_responses",
+            "HTTP responses by endpoint and status.",
+            ["endpoint", "status"],
+            registry=self.registry,
+        )
+        self._prepare_labels()
+        self.registry.register(EngineCollector(engine, admission))
+
+    def observe(self, report: RequestReport) -> None:
+        """Count one request the engine has finished with."""
+        self._tokens.labels("exact").inc(report.exact_tokens)
+        self._tokens.labels("materialized").inc(report.reused_tokens)
+        self._tokens.labels("recomputed").inc(report.recomputed_tokens)
+        self._tokens.labels("computed").inc(report.computed_tokens - report.recomputed_tokens)
+        self._requests.labels(report.outcome.value).inc()
+        self._output_tokens.inc(report.output_tokens)
+        self._lookup.observe(report.lookup_ms / 1000.0)
+        if report.reason is not None:
+            self._declines.labels(report.reason.value).inc()
+        if report.output_tokens:
+            self._ttft.labels(report.outcome.value).observe(report.ttft_ms / 1000.0)
+        self._total.labels(report.outcome.value).observe(report.total_ms / 1000.0)
+
+    def responded(self, endpoint: str, status: int) -> None:
+        """Count one HTTP response; `endpoint` is a route's pattern, so labels stay few."""
+        self._responses.labels(endpoint, str(status)).inc()
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """The exposition in the format the scraper accepts, and its content type."""
+        encoder, content_type = choose_encoder(accept)
+        return encoder(self.registry), content_type
+
+    def _prepare_labels(self) -> None:
+        """Series exist from the start, so that a rate over the first event is not lost."""
+        for stage in ("exact", "materialized", "recomputed", "computed"):
+            self._tokens.labels(stage)
+        for outcome in Outcome:
+            self._requests.labels(outcome.value)
+        for reason in DeclineReason:
+            self._declines.labels(reason.value)
+
+
+class EngineCollector(Collector):
+    """Gauges read from the engine and the gate when somebody scrapes."""
+
+    def __init__(self, engine: ServedEngine, admission: Admission) -> None:
+        self._engine = engine
+        self._admission = admission
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing up front: registering must not ask the engine."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """One snapshot of the engine."""
+        stats = self._engine.stats()
+        for name, text, value in (
+            ("running_requests", "Requests the engine works on.", stats.running),
+            ("waiting_requests", "Requests waiting inside the engine.", stats.waiting),
+            ("queued_requests", "Requests waiting for a place.", self._admission.waiting),
+            ("pool_pages", "Pages of the K/V pool.", stats.pool_pages),
+            ("pool_pages_free", "Free pages of the K/V pool.", stats.pool_pages_free),
+            ("donors", "Donors held.", stats.donors),
+            ("index_bytes", "Bytes of the donor index.", stats.index_bytes),
+            ("index_capacity_bytes", "Byte cap of the index.", stats.index_capacity_bytes),
+        ):
+            yield GaugeMetricFamily(f"semblend:{name}", text, value=value)
+        for name, text, values in (
+            ("tier_bytes", "Bytes of donor K/V held.", stats.tier_bytes),
+            ("tier_capacity_bytes", "Byte cap of the tier.", stats.tier_capacity_bytes),
+        ):
+            family = GaugeMetricFamily(f"semblend:{name}", text, labels=["tier"])
+            for tier, size in values.items():
+                family.add_metric([tier], size)
+            yield family
+        yield CounterMetricFamily(
+            "semblend:donor_evictions", "Donors evicted.", value=stats.evictions
+        )
+        yield CounterMetricFamily(
+            "semblend:donor_registrations", "Donors registered.", value=stats.registrations
+        )

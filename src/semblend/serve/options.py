@@ -1,0 +1,109 @@
+"""Everything an operator can set about the server, in one frozen value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from semblend.core.errors import SettingsError
+
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """Limits, tenancy and addresses of one server."""
+
+    model_name: str
+    """The name clients put in `model`."""
+    host: str = "127.0.0.1"
+    """Address to listen on; other machines reach the server only if this is changed."""
+    port: int = 8000
+    allowed_hosts: tuple[str, ...] | None = None
+    """Names accepted in the Host header. None: the loopback names when bound to
+    loopback, which stops web pages from reaching the server by DNS rebinding; any
+    name otherwise."""
+
+    key_file: Path | None = None
+    """JSON file of API keys; without one, no key is asked for."""
+    trust_tenant_header: bool = False
+    """Take the tenant from x-tenant-id. With API keys, only from an admin key (a gateway)."""
+    public_metrics: bool = False
+    """Serve /metrics without an admin key although API keys are configured."""
+    allow_policy_override: bool = False
+    """Let a request choose its recompute policy."""
+    secret: str = field(default="", repr=False)
+    """Keys the hashes that stand for tenants and donors in logs and responses, so that they
+    stay the same over restarts. Empty makes one at random."""
+
+    max_body_bytes: int = 8 * 2**20
+    body_timeout_s: float = 30.0
+    """How long a client may take to send its body."""
+    max_prompt_tokens: int | None = None
+    """Longest prompt accepted; None leaves it to the engine."""
+    max_output_tokens: int = 4096
+    default_max_tokens: int = 256
+    """Tokens generated when a chat request does not say."""
+    default_temperature: float = 1.0
+    """Temperature of requests that do not say."""
+    max_concurrent: int = 16
+    """Requests in the engine at a time."""
+    max_queued: int = 64
+    """Requests that may wait for a place; more are refused at once."""
+    max_concurrent_per_tenant: int = 0
+    """Requests of one tenant, running and waiting; 0 is no limit of its own."""
+    requests_per_minute: int = 0
+    """Requests of one tenant in a minute; 0 is no limit."""
+    queue_timeout_s: float = 30.0
+    request_timeout_s: float = 300.0
+    """From admission to the last byte."""
+    drain_timeout_s: float = 20.0
+    """How long running requests may finish on shutdown before they are cancelled."""
+    recent_requests: int = 200
+    """Finished requests the page remembers."""
+
+    def __post_init__(self) -> None:
+        if not self.model_name:
+            raise SettingsError("model_name: a non-empty name expected")
+        if not 0 <= self.port <= 65535:
+            raise SettingsError(f"port: 0 to 65535 expected, got {self.port}")
+        for name in (
+            "max_body_bytes",
+            "body_timeout_s",
+            "max_output_tokens",
+            "default_max_tokens",
+            "max_concurrent",
+            "queue_timeout_s",
+            "request_timeout_s",
+            "recent_requests",
+        ):
+            if not getattr(self, name) > 0:
+                raise SettingsError(f"{name}: above 0 expected, got {getattr(self, name)}")
+        for name in (
+            "max_queued",
+            "max_concurrent_per_tenant",
+            "requests_per_minute",
+            "drain_timeout_s",
+        ):
+            if not getattr(self, name) >= 0:
+                raise SettingsError(f"{name}: 0 or more expected, got {getattr(self, name)}")
+        if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
+            raise SettingsError(
+                f"max_prompt_tokens: 1 or more expected, got {self.max_prompt_tokens}"
+            )
+        if not 0.0 <= self.default_temperature <= 2.0:
+            raise SettingsError(
+                f"default_temperature: 0 to 2 expected, got {self.default_temperature}"
+            )
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return self.host in LOOPBACK_HOSTS or self.host.startswith("127.")
+
+    @property
+    def accepted_hosts(self) -> frozenset[str] | None:
+        """Host names a request may be addressed to; None accepts any."""
+        if self.allowed_hosts is not None:
+            return frozenset(name.lower() for name in self.allowed_hosts)
+        return frozenset((*LOOPBACK_HOSTS, self.host.lower())) if self.is_loopback else None

@@ -1,0 +1,220 @@
+"""Request bodies: what of OpenAI's API is taken, what is harmless, what is refused and how.
+
+A field OpenAI documents and we cannot honour is refused unless it holds the
+value that means "off"; a field nobody knows is refused with the nearest name. So
+no request is answered as if it had been asked something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from rapidfuzz import process
+
+_STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+
+_HARMLESS = frozenset(
+    [
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "verbosity",
+        "reasoning_effort",
+        "moderation",
+    ]
+)
+"""Fields that change nothing here and may be sent by any client."""
+
+_OFF: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "frequency_penalty": (0, 0.0),
+    "presence_penalty": (0, 0.0),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none",),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+}
+"""Fields we cannot honour, with the values that ask for nothing."""
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries besides text."""
+
+    model_config = _STRICT
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+    """Accepted for OpenAI's clients; nothing is padded."""
+
+
+class ReuseOptions(BaseModel):
+    """SemBlend's own part of a request."""
+
+    model_config = _STRICT
+
+    reuse: bool = Field(True, description="False computes the prompt cold.")
+    donate: bool = Field(True, description="Whether this prompt may become a donor.")
+    policy: str | None = Field(
+        None, max_length=64, description="A recompute policy, where the server allows a choice."
+    )
+
+
+class GenerationBody(BaseModel):
+    """The fields both generation endpoints share."""
+
+    model_config = _STRICT
+    length_field: ClassVar[str] = "max_tokens"
+
+    model: str = Field(min_length=1, max_length=256, description="A name /v1/models lists.")
+    max_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
+    temperature: float | None = Field(None, ge=0.0, le=2.0)
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1, description="0 or -1 keeps all tokens.")
+    seed: Seed | None = None
+    stop: StopString | list[StopString] | None = None
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=64)
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        pattern=r"^[!-~]+$",
+        description="Only requests with the same salt share K/V (vLLM's field of this name).",
+    )
+    semblend: ReuseOptions | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _set_aside(cls, data: Any) -> Any:
+        """Drop nulls and harmless fields; refuse by name what cannot be honoured."""
+        if not isinstance(data, dict):
+            return data
+        kept: dict[str, Any] = {}
+        for name, value in data.items():
+            if value is None or name in _HARMLESS:
+                continue
+            if name in cls.model_fields:
+                kept[name] = value
+            elif name in _OFF:
+                _refuse_unless_off(name, value)
+            else:
+                raise ValueError(_unknown(name, cls.model_fields))
+        return kept
+
+    @field_validator("stop")
+    @classmethod
+    def _few_stops(cls, stop: str | list[str] | None) -> str | list[str] | None:
+        if isinstance(stop, list) and len(stop) > 4:
+            raise ValueError(f"at most 4 stop strings expected, got {len(stop)}")
+        return stop
+
+    @model_validator(mode="after")
+    def _options_need_stream(self) -> GenerationBody:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: only meaningful with stream = true")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings, one or many."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+class TextPart(BaseModel):
+    """A part of a message's content. Images and sound are refused: the models are text models."""
+
+    model_config = _STRICT
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """One turn of a chat."""
+
+    model_config = _STRICT
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = Field(None, max_length=64)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        """Clients send an assistant's message back with every optional field at null."""
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if value is not None and value != []}
+
+    @property
+    def text(self) -> str:
+        """The content as one string."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class ChatBody(GenerationBody):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1, max_length=4096)
+    max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
+    @model_validator(mode="after")
+    def _one_length(self) -> ChatBody:
+        both = self.max_tokens is not None and self.max_completion_tokens is not None
+        if both and self.max_tokens != self.max_completion_tokens:
+            raise ValueError("max_tokens: differs from max_completion_tokens; send one of them")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs: only meaningful with logprobs = true")
+        return self
+
+
+class CompletionBody(GenerationBody):
+    """`POST /v1/completions`: one prompt, as text or as token ids."""
+
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    logprobs: int | None = Field(None, ge=0, le=20)
+
+
+def _refuse_unless_off(name: str, value: Any) -> None:
+    allowed = _OFF[name]
+    if any(type(value) is type(off) and value == off for off in allowed):
+        return
+    if not allowed:
+        raise ValueError(f"{name}: not supported by this server; leave it out")
+    expected = " or ".join(repr(off) for off in allowed)
+    raise ValueError(f"{name}: this server supports only {expected}; leave it out otherwise")
+
+
+def _unknown(name: str, known: Mapping[str, Any]) -> str:
+    match = process.extractOne(name, list(known), score_cutoff=60)
+    hint = f"; did you mean {match[0]}?" if match else ""
+    return f"{name[:64]}: this server knows no such field{hint}"

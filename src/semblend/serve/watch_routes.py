@@ -1,0 +1,125 @@
+"""Routes for those who watch: health, metrics, the page and the metadata it draws."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse
+
+from semblend.engine.api import EngineStats
+from semblend.serve.auth import Caller
+from semblend.serve.errors import ApiError
+from semblend.serve.logs import log
+from semblend.serve.page import load_page
+from semblend.serve.replies import ErrorReply, Health
+from semblend.serve.service import Service
+
+
+def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
+    """`/`, `/health`, `/metrics` and `/semblend/state`."""
+    router = APIRouter(tags=["watch"])
+    page = load_page()
+    desk = service.desk
+
+    @router.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def index() -> Response:
+        return HTMLResponse(page.body, headers=page.headers)
+
+    @router.get("/favicon.ico", include_in_schema=False)
+    async def favicon() -> Response:
+        return Response(status_code=204)
+
+    @router.get("/health", responses={503: {"model": Health}})
+    async def health(response: Response) -> Health:
+        """Whether the process lives and takes requests."""
+        state = _health(service)
+        response.status_code = 200 if state.ready else 503
+        return state
+
+    @router.get("/health/live")
+    async def live() -> Health:
+        """Whether the process answers at all: restart it when not."""
+        return _health(service)
+
+    @router.get("/health/ready", responses={503: {"model": Health}})
+    async def ready(response: Response) -> Health:
+        """Whether to send requests here."""
+        return await health(response)
+
+    @router.get(
+        "/metrics",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {}}}, 403: {"model": ErrorReply}},
+    )
+    async def metrics(request: Request) -> Response:
+        """Prometheus metrics. They add up all tenants, so with API keys they need an admin's."""
+        caller: Caller | None = getattr(request.state, "caller", None)
+        if caller is not None and not caller.sees_all:
+            raise ApiError(403, "an admin's API key is needed here", code="admin_only")
+        body, content_type = desk.metrics.render(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
+
+    @router.get("/semblend/state", responses={400: {"model": ErrorReply}})
+    async def state(
+        request: Request, since: Annotated[int, Query(ge=0, le=2**53)] = 0
+    ) -> JSONResponse:
+        """What the page draws: metadata of the caller's own requests after cursor `since`."""
+        caller: Caller = request.state.caller
+        stats = desk.engine.stats() if caller.sees_all else None
+        return JSONResponse(
+            {
+                "server": {
+                    "model": desk.options.model_name,
+                    "version": version("semblend"),
+                    "uptime_s": round(time.time() - service.started_at, 1),
+                    "status": _health(service).status,
+                    "max_prompt_tokens": service.encoder.max_prompt_tokens,
+                    "started_at": service.started_at,
+                    "now": time.time(),
+                },
+                "scope": "all" if caller.sees_all else "tenant",
+                "needs_key": needs_key,
+                "store": None if stats is None else _store(stats),
+                "load": None if stats is None else _load(service, stats),
+                "shadow": None,
+                **desk.activity.snapshot(caller, since=since),
+            }
+        )
+
+    return router
+
+
+def _health(service: Service) -> Health:
+    if service.desk.admission.draining:
+        return Health(status="draining", live=True, ready=False)
+    try:
+        service.desk.engine.stats()
+    except Exception as error:
+        log("engine_unhealthy", error=error)
+        return Health(status="failing", live=True, ready=False)
+    return Health(status="ok", live=True, ready=True)
+
+
+def _store(stats: EngineStats) -> dict[str, Any]:
+    return {
+        "donors": stats.donors,
+        "registrations": stats.registrations,
+        "evictions": stats.evictions,
+        "tiers": [
+            {"name": name, "bytes": size, "capacity": stats.tier_capacity_bytes.get(name, 0)}
+            for name, size in stats.tier_bytes.items()
+        ],
+        "index": {"bytes": stats.index_bytes, "capacity": stats.index_capacity_bytes},
+        "pool": {"pages": stats.pool_pages, "free": stats.pool_pages_free},
+    }
+
+
+def _load(service: Service, stats: EngineStats) -> dict[str, int]:
+    return {
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "queued": service.desk.admission.waiting,
+    }
