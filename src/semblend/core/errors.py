@@ -48,6 +48,14 @@ class MissingExtraError(SemBlendError, ImportError):
         self.extra = extra
 
 
+class EmbedderError(SemBlendError, RuntimeError):
+    """An embedder or its model cannot be used here; the message says why and what would serve."""
+
+
+class VectorError(SemBlendError, ValueError):
+    """Vectors are not finite rows of the dimension the index was made for."""
+
+
 class UnsupportedRotaryError(SemBlendError, ValueError):
     """The model's rotary embedding is of a kind whose K cannot be moved safely."""
 

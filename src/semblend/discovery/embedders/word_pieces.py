@@ -1,0 +1,54 @@
+"""A word-piece tokenizer that neither cuts nor pads: where a text may be cut, and its ids."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from semblend.core.errors import EmbedderError, MissingExtraError
+from semblend.discovery.embedders.base import Units, units_of_tokens
+
+SPECIAL_TOKENS = 2
+"""Places that [CLS] and [SEP] take in every text."""
+
+
+class WordPieces:
+    """A tokenizer of its own, so that nobody else's padding or truncation applies.
+
+    Encoding leaves it unchanged, so threads may share it.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def from_file(cls, path: Path, *, extra: str) -> WordPieces:
+        """Read a `tokenizer.json`."""
+        try:
+            tokenizers = importlib.import_module("tokenizers")
+        except ImportError as error:
+            raise MissingExtraError(
+                package="tokenizers", extra=extra, purpose=f"reading {path.name}"
+            ) from error
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(path)))
+        except Exception as error:  # the library raises plain Exception
+            raise EmbedderError(f"{path}: not a tokenizer ({error})") from error
+
+    @classmethod
+    def from_text(cls, text: str) -> WordPieces:
+        """Read the JSON of an already loaded fast tokenizer."""
+        tokenizers = importlib.import_module("tokenizers")
+        return cls(tokenizers.Tokenizer.from_str(text))
+
+    def ids(self, texts: list[str]) -> list[list[int]]:
+        """Ids of each text, special tokens included."""
+        return [encoding.ids for encoding in self._tokenizer.encode_batch(texts)]
+
+    def units(self, text: str) -> Units:
+        """The tokenizer's words: a window never begins inside one."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return units_of_tokens(encoding.offsets, encoding.word_ids)

@@ -1,0 +1,332 @@
+"""Cosine search over donors' vectors: exact while few, approximate when many.
+
+Each namespace has structures of its own, so a vector of another namespace is never
+even scored. New rows always go into a flat array that is scanned in full. Once a
+namespace holds more than `exact_limit` rows, the oldest move into a usearch graph, a
+few with every addition, so no call ever pays for building it; a search asks both and
+merges. Below half the limit everything moves back and answers are exact again.
+
+The index is bounded in bytes. When it is full, the vectors registered first are
+dropped: their donors stay, found by tokens, and only discovery by meaning forgets them.
+
+All methods may be called from several threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from semblend.core.errors import CapacityError, NamespaceError, SettingsError, VectorError
+from semblend.discovery.embedders.base import Vectors, normalised
+from semblend.discovery.vector_tiers import (
+    GRAPH_FIXED_BYTES,
+    GROWTH,
+    FlatTier,
+    GraphTier,
+    Keys,
+    graph_available,
+)
+
+logger = logging.getLogger("semblend.vector_index")
+
+EXACT_LIMIT = 20_000
+"""Rows of a namespace that are scanned in full: about 2 ms for 384 dimensions, one thread."""
+MOVES_PER_ADD = 2
+"""Rows that move into the graph with each added row, so that the flat part shrinks."""
+RECENT_SHARE = 8
+"""The newest exact_limit / RECENT_SHARE rows stay flat: recent donors are found exactly."""
+GRAPH_CANDIDATES = 512
+"""Most rows a graph is asked for; the flat part answers for any number."""
+
+_ORDINAL_BITS = 12
+MAX_VECTORS_PER_DONOR = 1 << _ORDINAL_BITS
+
+
+class VectorMatch(NamedTuple):
+    """A donor found by meaning."""
+
+    donor_id: str
+    cosine: float
+    """The best cosine of any of its vectors with any of the query's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorIndexStats:
+    """What the index holds now, and what it has dropped so far."""
+
+    donors: int
+    vectors: int
+    exact_vectors: int
+    """Vectors in flat arrays."""
+    graph_vectors: int
+    """Vectors in usearch graphs."""
+    namespaces: int
+    nbytes: int
+    dropped_donors: int
+    """Donors dropped because the index was full."""
+
+
+class _Shard:
+    """One namespace's rows. A key is an owner's number and the row's ordinal in it."""
+
+    def __init__(self, dimension: int) -> None:
+        self.flat = FlatTier(dimension)
+        self.graph: GraphTier | None = None
+        self.owners: dict[int, str] = {}
+        self.numbers: dict[str, tuple[int, int]] = {}
+        """Number and row count of each donor."""
+        self.most_rows = 1
+        """No donor ever had more rows here; the k best donors are among k × this best rows."""
+
+    def __len__(self) -> int:
+        return len(self.flat) + (0 if self.graph is None else len(self.graph))
+
+    def keys_of(self, donor_id: str) -> list[int]:
+        number, count = self.numbers[donor_id]
+        return [(number << _ORDINAL_BITS) | ordinal for ordinal in range(count)]
+
+    def rows_of(self, donor_id: str) -> Vectors:
+        return np.stack([self._row(key) for key in self.keys_of(donor_id)])
+
+    def _row(self, key: int) -> Vectors:
+        if key in self.flat or self.graph is None:
+            return self.flat.get(key)
+        row: Vectors = self.graph.get(np.array([key], dtype=np.uint64))[0]
+        return row
+
+    def add(self, donor_id: str, number: int, rows: Vectors) -> None:
+        self.owners[number] = donor_id
+        self.numbers[donor_id] = (number, len(rows))
+        self.most_rows = max(self.most_rows, len(rows))
+        for key, row in zip(self.keys_of(donor_id), rows, strict=True):
+            self.flat.add(key, row)
+
+    def remove(self, donor_id: str) -> int:
+        keys = self.keys_of(donor_id)
+        for key in keys:
+            if key in self.flat or self.graph is None:
+                self.flat.remove(key)
+            else:
+                self.graph.remove(key)
+        number, _ = self.numbers.pop(donor_id)
+        del self.owners[number]
+        return len(keys)
+
+    def balance(self, exact_limit: int, dimension: int, added: int) -> None:
+        """Move rows between the tiers so that no search scans much more than the limit."""
+        if self.graph is None:
+            if len(self.flat) <= exact_limit:
+                return
+            self.graph = GraphTier(dimension)
+        elif len(self) <= exact_limit // 2:
+            self._dissolve_graph()
+            return
+        surplus = len(self.flat) - exact_limit // RECENT_SHARE
+        moving = self.flat.some_keys(min(surplus, MOVES_PER_ADD * added)) if added else []
+        if moving:
+            rows = np.stack([self.flat.get(key) for key in moving])
+            self.graph.add(np.array(moving, dtype=np.uint64), rows)
+            for key in moving:
+                self.flat.remove(key)
+
+    def _dissolve_graph(self) -> None:
+        graph, self.graph = self.graph, None
+        if graph is None:
+            return
+        missing = [
+            key
+            for donor_id in self.numbers
+            for key in self.keys_of(donor_id)
+            if key not in self.flat
+        ]
+        if missing:
+            rows = normalised(graph.get(np.array(missing, dtype=np.uint64)))
+            for key, row in zip(missing, rows, strict=True):
+                self.flat.add(key, row)
+
+    def search(self, queries: Vectors, k: int) -> list[VectorMatch]:
+        count = k * self.most_rows
+        found = [self.flat.search(queries, count)]
+        if self.graph is not None and len(self.graph):
+            found.append(self.graph.search(queries, min(count, GRAPH_CANDIDATES)))
+        best: dict[int, float] = {}
+        for keys, cosines in found:
+            for number, cosine in _by_owner(keys, cosines):
+                best[number] = max(cosine, best.get(number, -1.0))
+        matches = [VectorMatch(self.owners[n], min(c, 1.0)) for n, c in best.items()]
+        matches.sort(key=lambda match: (-match.cosine, match.donor_id))
+        return matches[:k]
+
+
+def _by_owner(keys: Keys, cosines: Vectors) -> list[tuple[int, float]]:
+    numbers = (keys >> np.uint64(_ORDINAL_BITS)).tolist()
+    return list(zip(numbers, cosines.tolist(), strict=True))
+
+
+class VectorIndex:
+    """Vectors by donor_id and namespace, searched by cosine, bounded in bytes.
+
+    >>> index = VectorIndex(2)
+    >>> index.add("a", np.array([[1.0, 0.0]]), namespace=b"n")
+    >>> index.search(np.array([[1.0, 0.0]]), 1, namespace=b"n")
+    [VectorMatch(donor_id='a', cosine=1.0)]
+    >>> index.search(np.array([[1.0, 0.0]]), 1, namespace=b"other")
+    []
+    """
+
+    def __init__(
+        self, dimension: int, *, max_bytes: int = 256 * 2**20, exact_limit: int = EXACT_LIMIT
+    ) -> None:
+        if dimension < 1:
+            raise SettingsError(f"dimension: at least 1 expected, got {dimension}")
+        if exact_limit < RECENT_SHARE:
+            raise SettingsError(f"exact_limit: at least {RECENT_SHARE} rows, got {exact_limit}")
+        self.dimension = dimension
+        self.max_bytes = max_bytes
+        # The dearer of the two places a row can be in, growth slack included.
+        self._row_bytes = int(GROWTH * 4 * dimension) + 256
+        self._exact_limit = exact_limit
+        self._can_approximate = True
+        self._shards: dict[bytes, _Shard] = {}
+        self._order: OrderedDict[tuple[bytes, str], None] = OrderedDict()
+        self._next_number = 0
+        self._rows = 0
+        self._dropped_donors = 0
+        self._lock = threading.RLock()
+
+    def add(self, donor_id: str, vectors: Vectors, *, namespace: bytes) -> None:
+        """Hold `vectors` ([n, dimension] or [dimension]) under `donor_id`, replacing earlier ones.
+
+        Raises
+        ------
+        VectorError
+            If they are not finite rows of this index's dimension, or too many.
+        NamespaceError
+            If the namespace key is empty.
+        CapacityError
+            If they alone take more than the index may.
+        """
+        rows = self._checked(vectors)
+        _check_namespace(namespace)
+        if not 1 <= len(rows) <= MAX_VECTORS_PER_DONOR:
+            raise VectorError(
+                f"{donor_id!r}: 1 to {MAX_VECTORS_PER_DONOR} vectors a donor, got {len(rows)}"
+            )
+        if len(rows) * self._row_bytes > self.max_bytes:
+            raise CapacityError(
+                f"{donor_id!r}: {len(rows)} vectors of {self.dimension} need "
+                f"{len(rows) * self._row_bytes} bytes, the index may take {self.max_bytes}"
+            )
+        with self._lock:
+            self.remove(donor_id, namespace=namespace)
+            self._make_room(len(rows))
+            shard = self._shards.setdefault(namespace, _Shard(self.dimension))
+            shard.add(donor_id, self._next_number, rows)
+            self._next_number += 1
+            self._rows += len(rows)
+            self._order[(namespace, donor_id)] = None
+            self._balance(shard, added=len(rows))
+
+    def remove(self, donor_id: str, *, namespace: bytes) -> bool:
+        """Forget `donor_id`; False where it was not held."""
+        with self._lock:
+            if (namespace, donor_id) not in self._order:
+                return False
+            del self._order[(namespace, donor_id)]
+            shard = self._shards[namespace]
+            self._rows -= shard.remove(donor_id)
+            if len(shard) == 0:
+                del self._shards[namespace]
+            else:
+                self._balance(shard, added=0)
+            return True
+
+    def search(self, vectors: Vectors, k: int, *, namespace: bytes) -> list[VectorMatch]:
+        """The `k` donors with the best cosine to any of `vectors`, best first, in one namespace.
+
+        Raises
+        ------
+        VectorError
+            If `vectors` are not finite rows of this index's dimension.
+        """
+        queries = self._checked(vectors)
+        if k < 1 or len(queries) == 0:
+            return []
+        with self._lock:
+            shard = self._shards.get(namespace)
+            return [] if shard is None else shard.search(queries, k)
+
+    def get(self, donor_id: str, *, namespace: bytes) -> Vectors | None:
+        """A donor's vectors [n, dimension], to half precision; None where it is not held."""
+        with self._lock:
+            if (namespace, donor_id) not in self._order:
+                return None
+            return self._shards[namespace].rows_of(donor_id)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __contains__(self, item: tuple[bytes, str]) -> bool:
+        return item in self._order
+
+    @property
+    def stats(self) -> VectorIndexStats:
+        """Counts and bytes as they are now."""
+        with self._lock:
+            graphs = [shard.graph for shard in self._shards.values() if shard.graph is not None]
+            in_graphs = sum(len(graph) for graph in graphs)
+            flat_bytes = sum(shard.flat.nbytes for shard in self._shards.values())
+            return VectorIndexStats(
+                donors=len(self._order),
+                vectors=self._rows,
+                exact_vectors=self._rows - in_graphs,
+                graph_vectors=in_graphs,
+                namespaces=len(self._shards),
+                nbytes=flat_bytes + sum(graph.nbytes for graph in graphs),
+                dropped_donors=self._dropped_donors,
+            )
+
+    def _make_room(self, rows: int) -> None:
+        while self._order and self._bytes_with(rows) > self.max_bytes:
+            namespace, donor_id = next(iter(self._order))
+            self.remove(donor_id, namespace=namespace)
+            self._dropped_donors += 1
+
+    def _bytes_with(self, rows: int) -> int:
+        """The most that the index can take with so many rows more."""
+        total = self._rows + rows
+        # A graph is only ever made by a namespace above the exact limit.
+        graphs = min(len(self._shards) + 1, total // (self._exact_limit // 2))
+        return total * self._row_bytes + graphs * GRAPH_FIXED_BYTES
+
+    def _balance(self, shard: _Shard, *, added: int) -> None:
+        if not self._can_approximate:
+            return
+        if shard.graph is None and len(shard) > self._exact_limit and not graph_available():
+            self._can_approximate = False
+            logger.warning(
+                "more than %d vectors and usearch is not installed: every search scans all of "
+                "them (pip install 'semblend[embedder]')",
+                self._exact_limit,
+            )
+            return
+        shard.balance(self._exact_limit, self.dimension, added)
+
+    def _checked(self, vectors: Vectors) -> Vectors:
+        rows = np.atleast_2d(np.asarray(vectors, dtype=np.float32))
+        if rows.ndim != 2 or rows.shape[1] != self.dimension:
+            raise VectorError(f"vectors: expected [n, {self.dimension}], got shape {rows.shape}")
+        if not np.isfinite(rows).all():
+            raise VectorError("vectors: not all values are finite")
+        return normalised(rows)
+
+
+def _check_namespace(namespace: bytes) -> None:
+    if not namespace:
+        raise NamespaceError("a vector needs a namespace key: without one it would match nothing")

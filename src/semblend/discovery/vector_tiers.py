@@ -1,0 +1,164 @@
+"""Where one namespace's vectors lie: a flat array that is scanned, a graph that is walked.
+
+Both hold unit rows under 64-bit keys and answer with exact cosines of what they hold.
+Neither knows of owners, namespaces or bounds; that is the index's business.
+"""
+
+from __future__ import annotations
+
+import importlib
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from semblend.discovery.embedders.base import Vectors
+
+Keys = npt.NDArray[np.uint64]
+
+_FIRST_CAPACITY = 8
+GROWTH = 1.5
+GRAPH_FIXED_BYTES = 16 * 2**20
+"""What an empty usearch graph already takes: its two arenas start at 8 MiB each."""
+
+
+class FlatTier:
+    """A contiguous float32 array [rows, dimension], scanned in full: exact by construction.
+
+    Deleting swaps the last row into the gap, so rows stay contiguous and both adding and
+    removing take constant time (amortised).
+    """
+
+    def __init__(self, dimension: int) -> None:
+        self._rows = np.empty((_FIRST_CAPACITY, dimension), dtype=np.float32)
+        self._keys = np.empty(_FIRST_CAPACITY, dtype=np.uint64)
+        self._slots: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._slots
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated, the slot table included (a dict entry and its two integers)."""
+        return self._rows.nbytes + self._keys.nbytes + 128 * len(self._slots)
+
+    def add(self, key: int, row: Vectors) -> None:
+        """Add one row, shape [dimension], under a key that is not yet in use."""
+        slot = len(self._slots)
+        if slot == len(self._keys):
+            self._resize(int(slot * GROWTH) + 1)
+        self._rows[slot] = row
+        self._keys[slot] = key
+        self._slots[key] = slot
+
+    def remove(self, key: int) -> None:
+        """Remove the row of a key that is in use."""
+        slot, last = self._slots.pop(key), len(self._slots)
+        if slot != last:
+            self._rows[slot] = self._rows[last]
+            self._keys[slot] = self._keys[last]
+            self._slots[int(self._keys[slot])] = slot
+        if last * 4 < len(self._keys) and len(self._keys) > _FIRST_CAPACITY:
+            self._resize(max(_FIRST_CAPACITY, last * 2))
+
+    def get(self, key: int) -> Vectors:
+        """The row of a key that is in use, shape [dimension]."""
+        row: Vectors = self._rows[self._slots[key]].copy()
+        return row
+
+    def some_keys(self, count: int) -> list[int]:
+        """Up to `count` keys, the longest held first."""
+        return list(islice(self._slots, count))
+
+    def search(self, queries: Vectors, count: int) -> tuple[Keys, Vectors]:
+        """The `count` rows nearest to any of `queries` [m, dimension]: keys and cosines."""
+        size = len(self._slots)
+        if size == 0:
+            return np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.float32)
+        best = (self._rows[:size] @ queries.T).max(axis=1)
+        if count < size:
+            top = np.argpartition(best, size - count)[size - count :]
+            return self._keys[top], best[top]
+        return self._keys[:size].copy(), best
+
+    def _resize(self, capacity: int) -> None:
+        kept = min(capacity, len(self._keys))
+        rows = np.empty((capacity, self._rows.shape[1]), dtype=np.float32)
+        keys = np.empty(capacity, dtype=np.uint64)
+        rows[:kept], keys[:kept] = self._rows[:kept], self._keys[:kept]
+        self._rows, self._keys = rows, keys
+
+
+class GraphTier:
+    """A usearch graph of float16 rows; what it proposes is scored again from the stored rows.
+
+    Half precision keeps a cosine to about 1e-3 and needs no second copy for the scoring.
+    """
+
+    CONFIDENT_COSINE = 0.6
+    """A best answer below this may be the graph's failure to reach a better one."""
+    SCAN_LIMIT = 250_000
+    """Rows up to which such a weak answer is checked by scanning all of them."""
+
+    def __init__(self, dimension: int) -> None:
+        usearch = importlib.import_module("usearch.index")
+        self._graph: Any = usearch.Index(
+            ndim=dimension,
+            metric="ip",
+            dtype="f16",
+            connectivity=16,
+            expansion_add=128,
+            expansion_search=256,
+        )
+
+    def __len__(self) -> int:
+        return len(self._graph)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated by the graph."""
+        return int(self._graph.memory_usage)
+
+    def add(self, keys: Keys, rows: Vectors) -> None:
+        """Add rows [n, dimension] under keys [n] that are not yet in use."""
+        self._graph.add(keys, rows, threads=1)
+
+    def remove(self, key: int) -> None:
+        """Remove the row of a key that is in use; its place is taken by a later row."""
+        self._graph.remove(key)
+
+    def get(self, keys: Keys) -> Vectors:
+        """The rows of keys that are in use, shape [n, dimension]."""
+        rows: Vectors = np.stack(self._graph.get(keys)).astype(np.float32)
+        return rows
+
+    def search(self, queries: Vectors, count: int) -> tuple[Keys, Vectors]:
+        """Rows near to any of `queries` [m, dimension]: keys and their best cosines."""
+        keys, cosines = self._propose(queries, count, exact=False)
+        weak = cosines.max(axis=0, initial=-1.0) < self.CONFIDENT_COSINE
+        if weak.any() and len(self._graph) <= self.SCAN_LIMIT:
+            more_keys, more_cosines = self._propose(queries[weak], count, exact=True)
+            return (
+                np.concatenate([keys, more_keys]),
+                np.concatenate([cosines.max(axis=1), more_cosines.max(axis=1)]),
+            )
+        return keys, cosines.max(axis=1)
+
+    def _propose(self, queries: Vectors, count: int, *, exact: bool) -> tuple[Keys, Vectors]:
+        """Keys [p] proposed for any query, and their cosines with every query [p, m]."""
+        found = self._graph.search(queries, count, threads=1, exact=exact)
+        keys: Keys = np.unique(np.asarray(found.keys, dtype=np.uint64))
+        return keys, self.get(keys) @ queries.T
+
+
+def graph_available() -> bool:
+    """Whether usearch is installed."""
+    try:
+        importlib.import_module("usearch.index")
+    except ImportError:
+        return False
+    return True

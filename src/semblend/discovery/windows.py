@@ -1,0 +1,272 @@
+"""Long prompts are seen whole: overlapping windows, cut to what the embedder can take.
+
+A window is a run of the embedder's own units (words), so nothing is ever cut off
+by the embedder. Windows are evenly spaced, so they are all of one size and every
+unit lies in at least one of them.
+
+A prompt that would need more than `max_windows` windows gets `max_windows` wider
+*regions* instead. A region is read through evenly spaced pieces, its first and last
+units always among them, so no stretch longer than region/pieces goes unread, and
+the two ends of the prompt are always read. Text is never dropped behind a length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from semblend.core.errors import SettingsError, VectorError
+from semblend.core.tokens import TokenIds, as_token_array
+from semblend.discovery.embedders.base import Embedder, Offsets, Vectors, normalised
+
+DEFAULT_OVERLAP = 0.125
+"""Share of a window that the next one repeats, so that no sentence is seen only in halves."""
+PIECES = 8
+"""Pieces a region is read through when the prompt is too long for full windows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A half-open run of units [start, end) and the parts of it that are read.
+
+    `pieces` are ordered, disjoint runs inside it; one piece that equals the window
+    means that everything is read.
+    """
+
+    start: int
+    end: int
+    pieces: tuple[tuple[int, int], ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every unit of the window is read."""
+        return self.pieces == ((self.start, self.end),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PromptVectors:
+    """What an embedder saw of one prompt, window by window."""
+
+    windows: Vectors
+    """Shape [n, dimension]; n is 0 for a prompt without content."""
+    bounds: Offsets
+    """The [start, end) of each window in the prompt's characters (or tokens), shape [n, 2]."""
+
+    @property
+    def pooled(self) -> Vectors:
+        """The normalised mean of the windows, shape [dimension]: the whole prompt in one vector."""
+        mean = self.windows.sum(axis=0, keepdims=True, dtype=np.float64)
+        pooled: Vectors = normalised(mean)[0]
+        return pooled
+
+    def condensed(self, limit: int) -> PromptVectors:
+        """At most `limit` windows: neighbours are averaged, none is left out."""
+        count = len(self.windows)
+        if limit < 1:
+            raise SettingsError(f"limit: at least one window is kept, got {limit}")
+        if count <= limit:
+            return self
+        edges = np.linspace(0, count, limit + 1).round().astype(np.int64)
+        sums = np.add.reduceat(self.windows, edges[:-1], axis=0)
+        bounds = np.stack([self.bounds[edges[:-1], 0], self.bounds[edges[1:] - 1, 1]], axis=1)
+        return PromptVectors(windows=normalised(sums), bounds=bounds)
+
+
+def cut_windows(
+    costs: Offsets, *, size: int, overlap: float = DEFAULT_OVERLAP, max_windows: int
+) -> tuple[Window, ...]:
+    """Cut units with these costs (shape [n]) into windows of at most `size` tokens.
+
+    No window reads more than `size` tokens (a single unit above `size` excepted), every
+    unit lies in a window, and there are at most `max_windows` of them.
+
+    Raises
+    ------
+    SettingsError
+        If `size`, `overlap` or `max_windows` is out of range.
+    """
+    if size < 1:
+        raise SettingsError(f"size: a window holds at least one token, got {size}")
+    if not 0.0 <= overlap < 1.0:
+        raise SettingsError(f"overlap: expected a share in [0, 1), got {overlap}")
+    if max_windows < 1:
+        raise SettingsError(f"max_windows: expected at least 1, got {max_windows}")
+    if len(costs) == 0:
+        return ()
+    before = np.concatenate([[0], np.cumsum(costs, dtype=np.int64)])
+    windows = _full_windows(before, size, overlap, max_windows)
+    return windows if windows is not None else _sampled_regions(before, size, overlap, max_windows)
+
+
+def _full_windows(
+    before: Offsets, size: int, overlap: float, max_windows: int
+) -> tuple[Window, ...] | None:
+    """Windows that read everything, or None where that takes too many."""
+    units = len(before) - 1
+    windows: list[Window] = []
+    for start_cost in _even_starts(int(before[-1]), size, overlap):
+        start = int(np.searchsorted(before, start_cost, side="right")) - 1
+        # Rounding to whole units must not open a gap behind the last window.
+        start = min(start, windows[-1].end if windows else 0)
+        end = _reach(before, start, size)
+        if len(windows) == max_windows:
+            return None
+        if not windows or end > windows[-1].end:
+            windows.append(Window(start=start, end=end, pieces=((start, end),)))
+    while windows[-1].end < units:
+        if len(windows) == max_windows:
+            return None
+        start = windows[-1].end
+        end = _reach(before, start, size)
+        windows.append(Window(start=start, end=end, pieces=((start, end),)))
+    return tuple(windows)
+
+
+def _even_starts(total: int, size: int, overlap: float) -> list[int]:
+    """Start costs of evenly spaced windows of `size` over `total`, overlapping at least so much."""
+    if total <= size:
+        return [0]
+    step = max(1, int(size * (1.0 - overlap)))
+    count = -(-(total - size) // step) + 1
+    return [int(start) for start in np.linspace(0, total - size, count)]
+
+
+def _reach(before: Offsets, start: int, size: int) -> int:
+    """The furthest end for which units [start, end) cost at most `size`; at least one unit."""
+    end = int(np.searchsorted(before, before[start] + size, side="right")) - 1
+    return max(end, start + 1)
+
+
+def _sampled_regions(
+    before: Offsets, size: int, overlap: float, max_windows: int
+) -> tuple[Window, ...]:
+    """`max_windows` regions that cover everything, each read through pieces."""
+    total = int(before[-1])
+    width = total / (1 + (max_windows - 1) * (1.0 - overlap))
+    starts = np.linspace(0, total - width, max_windows)
+    firsts = np.searchsorted(before, starts, side="right") - 1
+    lasts = np.searchsorted(before, np.minimum(starts + width, total), side="left")
+    lasts[-1] = len(before) - 1
+    return tuple(
+        _sample(before, int(first), max(int(last), int(first) + 1), size)
+        for first, last in zip(firsts, lasts, strict=True)
+    )
+
+
+def _sample(before: Offsets, start: int, end: int, size: int) -> Window:
+    """Read region [start, end) through evenly spaced pieces that cost `size` together."""
+    if before[end] - before[start] <= size:
+        return Window(start=start, end=end, pieces=((start, end),))
+    count = min(PIECES, size)
+    share = size // count
+    anchors = np.linspace(before[start], before[end] - share, count)
+    pieces: list[tuple[int, int]] = []
+    for anchor in anchors[:-1]:
+        first = max(int(np.searchsorted(before, anchor, side="right")) - 1, start)
+        _append_piece(pieces, first, _reach(before, first, share))
+    # The last piece is fitted from the right, so that the region's last unit is read.
+    first = int(np.searchsorted(before, before[end] - share, side="left"))
+    _append_piece(pieces, min(first, end - 1), end)
+    return Window(start=start, end=end, pieces=tuple(pieces))
+
+
+def _append_piece(pieces: list[tuple[int, int]], first: int, last: int) -> None:
+    """Add [first, last), less what the piece before it already reads."""
+    if pieces:
+        first = max(first, pieces[-1][1])
+    if first < last:
+        pieces.append((first, last))
+
+
+def embed_text(
+    embedder: Embedder,
+    text: str,
+    *,
+    overlap: float = DEFAULT_OVERLAP,
+    max_windows: int | None = None,
+) -> PromptVectors:
+    """Vectors of the whole of `text`; `max_windows` defaults to the embedder's own."""
+    if embedder.dimension == 0:
+        return _nothing(embedder)
+    units = embedder.units(text)
+    windows = cut_windows(
+        units.costs,
+        size=embedder.window_tokens,
+        overlap=overlap,
+        max_windows=embedder.max_windows if max_windows is None else max_windows,
+    )
+    texts = [
+        "\n".join(text[units.starts[first] : units.ends[last - 1]] for first, last in window.pieces)
+        for window in windows
+    ]
+    bounds = [(units.starts[window.start], units.ends[window.end - 1]) for window in windows]
+    return _prompt_vectors(embedder, embedder.embed(texts), bounds)
+
+
+def embed_token_ids(
+    embedder: Embedder,
+    tokens: TokenIds,
+    *,
+    overlap: float = DEFAULT_OVERLAP,
+    max_windows: int | None = None,
+) -> PromptVectors:
+    """Vectors of the whole of a prompt of token ids, for embedders that accept those."""
+    ids = as_token_array(tokens)
+    if embedder.dimension == 0:
+        return _nothing(embedder)
+    windows = cut_windows(
+        np.ones(len(ids), dtype=np.int64),
+        size=embedder.window_tokens,
+        overlap=overlap,
+        max_windows=embedder.max_windows if max_windows is None else max_windows,
+    )
+    sequences = [np.concatenate([ids[a:b] for a, b in window.pieces]) for window in windows]
+    bounds = [(window.start, window.end) for window in windows]
+    return _prompt_vectors(embedder, embedder.embed_tokens(sequences), bounds)
+
+
+def similarity(target: Vectors, donor: Vectors) -> float:
+    """How much of the target is said somewhere in the donor, in [0, 1].
+
+    The mean over the target's windows of the best cosine with any window of the
+    donor: 1 when the donor holds all of the target in any order, and not symmetric
+    (a short target inside a long donor scores high, the reverse low). Shapes
+    [m, dimension] and [n, dimension]; 0 where either is empty.
+    """
+    if target.ndim != 2 or donor.ndim != 2 or target.shape[1] != donor.shape[1]:
+        raise VectorError(
+            f"similarity: expected [m, d] and [n, d], got {target.shape} and {donor.shape}"
+        )
+    if target.size == 0 or donor.size == 0:
+        return 0.0
+    best = (target @ donor.T).max(axis=1)
+    return float(np.clip(best.mean(), 0.0, 1.0))
+
+
+def _prompt_vectors(
+    embedder: Embedder, vectors: Vectors, bounds: list[tuple[int, int]]
+) -> PromptVectors:
+    edges: npt.NDArray[np.int64] = np.array(bounds, dtype=np.int64).reshape(-1, 2)
+    if not bounds:
+        return _nothing(embedder)
+    return PromptVectors(windows=vectors, bounds=edges)
+
+
+def _nothing(embedder: Embedder) -> PromptVectors:
+    return PromptVectors(
+        windows=np.empty((0, embedder.dimension), dtype=np.float32),
+        bounds=np.empty((0, 2), dtype=np.int64),
+    )
+
+
+def unread_stretch(windows: tuple[Window, ...]) -> int:
+    """The longest run of units inside the windows' cover that no piece reads."""
+    pieces = sorted(piece for window in windows for piece in window.pieces)
+    reached, longest = (pieces[0][1] if pieces else 0), 0
+    for _, (first, last) in pairwise(pieces):
+        longest = max(longest, first - reached)
+        reached = max(reached, last)
+    return longest
