@@ -1,0 +1,263 @@
+"""Checks and times the fused gather-rotate-scatter kernel on a GPU.
+
+Run from the repository root, with torch and triton alone:
+
+    PYTHONPATH=src python benchmarks/gpu/kernels.py --json
+
+First every result is compared with the torch reference on random input, the
+output poisoned with NaN before each run. Then the kernel is timed beside the
+device's own copy bandwidth (bytes read plus bytes written, measured in the same
+run); what counts is the share of that ceiling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import numpy as np
+import torch
+import triton  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+from semblend.kv import triton_kernels
+from semblend.kv.layout import by_slot
+from semblend.kv.rotary import Pairing, RotarySpec, RotaryTable
+from semblend.kv.span_batch import flat_batches
+from semblend.kv.transfer import PagedLayout, SpanCopy, copy_spans
+
+SHAPE_7B = {"layers": 28, "kv_heads": 4, "head_dim": 128}
+"""K/V of Qwen2.5-7B."""
+TOKENS = (4096, 8192, 16384, 32768)
+SPANS = (1, 4, 16, 64)
+SHIFT = 217
+"""Positions a span moves by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One measured figure beside what it must reach; a target of None is for information."""
+
+    case: str
+    metric: str
+    value: float
+    unit: str
+    target: float | None = None
+    ok: bool = True
+
+
+def spans_of(
+    source: torch.Tensor, layout: PagedLayout, tokens: int, spans: int, rng: np.random.Generator
+) -> list[SpanCopy]:
+    """`tokens` donor tokens as `spans` spans in another order, into shuffled pages."""
+    pages = rng.permutation(layout.pages)
+    cuts = np.linspace(0, tokens, spans + 1).astype(int)
+    copies, position = [], SHIFT
+    for span in rng.permutation(spans).tolist():
+        first, last = int(cuts[span]), int(cuts[span + 1])
+        copies.append(
+            SpanCopy(
+                source=source,
+                source_slots=np.arange(first, last),
+                target_slots=layout.token_slots(pages, position, position + last - first),
+                source_start=first,
+                target_start=position,
+            )
+        )
+        position += last - first
+    return copies
+
+
+def check(rng: np.random.Generator) -> list[Row]:
+    """Every type, pairing and head shape against the torch reference."""
+    rows = []
+    types = (torch.bfloat16, torch.float16, torch.float32)
+    heads = ((128, 128, 4), (128, 64, 8), (80, 32, 3), (64, 64, 2), (96, 24, 1))
+    for dtype, pairing, (head_dim, rotary_dim, kv_heads) in itertools.product(
+        types, Pairing, heads
+    ):
+        layout = PagedLayout(
+            layers=5, pages=160, page_size=16, kv_heads=kv_heads, head_dim=head_dim
+        )
+        table = RotaryTable.from_spec(
+            RotarySpec(
+                head_dim=head_dim,
+                rotary_dim=rotary_dim,
+                theta=1e6,
+                max_positions=8192,
+                pairing=pairing,
+            ),
+            device="cuda",
+        )
+        segment = torch.randn(5, 2, 2001, kv_heads, head_dim, device="cuda").to(dtype)
+        copies = spans_of(segment, layout, 1500, 7, rng)
+        free = np.setdiff1d(
+            np.arange(layout.slots), np.concatenate([c.target_slots for c in copies])
+        )
+        still = SpanCopy(
+            source=segment,
+            source_slots=np.arange(1500, 1633),
+            target_slots=rng.permutation(free)[:133],
+            source_start=5000,
+            target_start=5000,
+        )
+        results = []
+        for backend in ("torch", "triton"):
+            pool = torch.full(layout.shape, float("nan"), dtype=dtype, device="cuda")
+            copy_spans(pool, [*copies, still], table, backend=backend)
+            results.append(by_slot(pool))
+        rows.append(
+            _compare(f"{dtype} {pairing.value} {head_dim}/{rotary_dim}x{kv_heads}", *results)
+        )
+        kept = results[1][:, :, torch.from_numpy(still.target_slots).cuda()]
+        exact = torch.equal(kept, segment[:, :, 1500:1633])
+        rows[-1] = Row(**{**asdict(rows[-1]), "ok": rows[-1].ok and exact})
+    return rows
+
+
+def _compare(case: str, expected: torch.Tensor, actual: torch.Tensor) -> Row:
+    """Largest error over the largest value; unwritten slots must still be poisoned, V equal."""
+    same_written = torch.equal(expected.isnan(), actual.isnan())
+    reference = expected.double().nan_to_num(0.0)
+    error = (actual.double().nan_to_num(0.0) - reference).abs().max() / reference.abs().max()
+    same_values = torch.equal(expected[:, 1].nan_to_num(0.0), actual[:, 1].nan_to_num(0.0))
+    limit = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[expected.dtype]
+    return Row(
+        case=case,
+        metric="relative_error",
+        value=float(error),
+        unit="of largest",
+        target=limit,
+        ok=bool(same_written and same_values and float(error) <= limit),
+    )
+
+
+def median_ms(run: Callable[[], object]) -> float:
+    """Median time of a launch in milliseconds, caches cleared before each."""
+    return float(triton.testing.do_bench(run, warmup=25, rep=150, return_mode="median"))
+
+
+def median_wall_ms(run: Callable[[], object]) -> float:
+    """Median time from call to finished work, what the host does included."""
+    times = []
+    for _ in range(25):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - started) * 1e3)
+    return float(np.median(times))
+
+
+def copy_bandwidth() -> float:
+    """Device-to-device copy in bytes a second, counting bytes read and written."""
+    source = torch.randn(1 << 29, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / (median_ms(lambda: target.copy_(source)) * 1e-3)
+
+
+def measure(rng: np.random.Generator, ceiling: float) -> list[Row]:
+    """The kernel at every size and span count, and the whole call with its host work."""
+    rows = []
+    for tokens in TOKENS:
+        layout = PagedLayout(pages=tokens // 16 + 64, page_size=16, **SHAPE_7B)
+        table = _table(tokens)
+        segment = _segment(tokens)
+        pool = layout.allocate(dtype=torch.bfloat16, device="cuda")
+        moved_bytes = 2 * tokens * layout.token_bytes(torch.bfloat16)
+        for spans in SPANS:
+            copies = spans_of(segment, layout, tokens, spans, rng)
+            (batch,) = flat_batches(by_slot(pool), copies, table)
+            index = triton_kernels.index_on(pool.device, batch)
+            ms = median_ms(partial(triton_kernels.launch, by_slot(pool), segment, index, table))
+            share = moved_bytes / (ms * 1e-3) / ceiling
+            case = f"{tokens} tokens, {spans} spans"
+            target = 0.80 if tokens == max(TOKENS) else 0.70
+            rows += [
+                Row(case=case, metric="kernel_time", value=ms, unit="ms"),
+                Row(
+                    case=case,
+                    metric="share_of_copy_bandwidth",
+                    value=share,
+                    unit="ratio",
+                    target=target,
+                    ok=share >= target,
+                ),
+            ]
+        call = median_wall_ms(partial(copy_spans, pool, copies, table))
+        rows.append(Row(case=case, metric="call_time", value=call, unit="ms"))
+    return rows
+
+
+def tune(rng: np.random.Generator, ceiling: float) -> list[Row]:
+    """The share of copy bandwidth of every launch shape at 4K and 32K tokens, 16 spans."""
+    rows = []
+    for tokens in (4096, 32768):
+        layout = PagedLayout(pages=tokens // 16 + 64, page_size=16, **SHAPE_7B)
+        table, segment = _table(tokens), _segment(tokens)
+        pool = layout.allocate(dtype=torch.bfloat16, device="cuda")
+        (batch,) = flat_batches(by_slot(pool), spans_of(segment, layout, tokens, 16, rng), table)
+        index = triton_kernels.index_on(pool.device, batch)
+        moved_bytes = 2 * tokens * layout.token_bytes(torch.bfloat16)
+        for rows_each, warps, layers in itertools.product(
+            (16, 32, 64, 128), (2, 4, 8), (1, 2, 4, 7, 14, 28)
+        ):
+            shape = triton_kernels.LaunchShape(rows=rows_each, layers=layers, warps=warps)
+            ms = median_ms(
+                partial(triton_kernels.launch, by_slot(pool), segment, index, table, shape)
+            )
+            share = moved_bytes / (ms * 1e-3) / ceiling
+            case = f"{tokens} tokens, rows={rows_each} warps={warps} layers={layers}"
+            rows.append(Row(case=case, metric="tuned_share", value=share, unit="ratio"))
+    return sorted(rows, key=lambda row: (row.case.split()[0], -row.value))
+
+
+def _table(tokens: int) -> RotaryTable:
+    spec = RotarySpec(head_dim=128, rotary_dim=128, theta=1e6, max_positions=tokens + 1024)
+    return RotaryTable.from_spec(spec, device="cuda")
+
+
+def _segment(tokens: int) -> torch.Tensor:
+    shape = (SHAPE_7B["layers"], 2, tokens, SHAPE_7B["kv_heads"], SHAPE_7B["head_dim"])
+    return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+
+
+def main() -> int:
+    """Run the checks, then the measurements; 0 only if every row is ok."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--tune", action="store_true", help="also time every launch shape")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("benchmarks/gpu/kernels.py needs an NVIDIA GPU", file=sys.stderr)
+        return 2
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    rows = check(rng)
+    ceiling = copy_bandwidth()
+    device = torch.cuda.get_device_name()
+    rows.append(Row(case=device, metric="copy_bandwidth", value=ceiling / 1e12, unit="TB/s"))
+    rows += measure(rng, ceiling)
+    if options.tune:
+        rows += tune(rng, ceiling)
+    if options.json:
+        report = {
+            "benchmark": "kv-kernels",
+            "command": " ".join(["python", *sys.argv]),
+            "rows": [asdict(row) for row in rows],
+        }
+        print(json.dumps(report))
+    else:
+        for row in rows:
+            mark = "" if row.target is None else f" (target {row.target})"
+            print(f"{'ok  ' if row.ok else 'FAIL'} {row.case}: {row.metric} {row.value:.4g}{mark}")
+    return 0 if all(row.ok for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
