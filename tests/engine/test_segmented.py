@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,10 +9,9 @@ from hypothesis import strategies as st
 
 from semblend.core.tokens import TokenArray
 from semblend.engine.batch import ComputeRun
-from semblend.engine.model import LoadedModel
 from semblend.engine.pages import PageTable
-from semblend.engine.pool import PagedPool
 from semblend.engine.segmented import compute
+from tests.engine.donors import make_pool, make_table
 from tests.engine.models import (
     ARCHITECTURES,
     plain_kv,
@@ -30,23 +28,6 @@ CUTS = {
     "one-token tail": [89],
     "page-sized holes": list(range(8, 90, 8)),
 }
-
-
-def make_pool(model: LoadedModel, tokens: int = 1024, page_size: int = 8) -> PagedPool:
-    return PagedPool(
-        model.kv_shape,
-        capacity_bytes=model.kv_shape.token_bytes * tokens,
-        page_size=page_size,
-        device=model.device,
-    )
-
-
-def make_table(pool: PagedPool, tokens: int, seed: int | None = None) -> PageTable:
-    """Pages for `tokens`; with a seed, scattered over the pool."""
-    pages = pool.allocator.allocate(pool.pages_for(tokens))
-    if seed is not None:
-        pages = np.random.default_rng(seed).permutation(pages)
-    return PageTable(pages=pages, page_size=pool.page_size)
 
 
 def holes(tokens: TokenArray, cuts: list[int], table: PageTable) -> list[ComputeRun]:

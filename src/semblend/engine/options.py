@@ -31,10 +31,8 @@ class EngineOptions:
     max_waiting: int = 1024
     """Requests that may queue; more are refused at submission."""
     step_tokens: int = 2048
-    """Prompt tokens computed in one pass while other requests are decoding: what bounds the
-    pause between two of their tokens. A prefill that disturbs nobody takes larger steps."""
-    idle_step_tokens: int = 16_384
-    """Prompt tokens computed in one pass when nobody is decoding."""
+    """Prompt tokens computed in one pass: bounds the pause between two tokens of the requests
+    that are decoding beside it. Cutting a prefill into passes costs nothing measurable."""
     capture_queue: int = 8
     """Finished prefills that may wait to be stored as donors; more are not stored."""
     prefix_cache: bool = True
@@ -47,7 +45,6 @@ class EngineOptions:
             "max_running",
             "max_waiting",
             "step_tokens",
-            "idle_step_tokens",
             "capture_queue",
         ):
             if getattr(self, name) < 1:

@@ -1,0 +1,95 @@
+"""The state of one request while the engine has it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+import torch
+
+from semblend.core.outcomes import DeclineReason
+from semblend.core.plan import Hole, Plan, Span, SpanKind
+from semblend.core.tokens import TokenArray
+from semblend.engine.api import GenerationRequest
+from semblend.engine.detokenise import StopStrings, StreamDecoder
+from semblend.engine.handle import RequestHandle
+from semblend.engine.pages import PageTable
+
+
+class Phase(StrEnum):
+    """Where a request is."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    """One request between submission and its last event; touched by the worker thread only."""
+
+    request: GenerationRequest
+    handle: RequestHandle
+    max_new_tokens: int
+    decoder: StreamDecoder
+    stops: StopStrings
+    generator: torch.Generator | None
+    submitted_at: float = field(default_factory=time.perf_counter)
+    phase: Phase = Phase.WAITING
+    table: PageTable | None = None
+    """Pages of this request, the shared ones of its exact prefix first; None while waiting."""
+    exact_tokens: int = 0
+    plan: Plan | None = None
+    """The plan whose copies are in place; None for a request computed from its tokens alone."""
+    pending: deque[Hole] = field(default_factory=deque)
+    """Runs of positions still to compute, in order; the last of them yields the next token."""
+    output_ids: list[int] = field(default_factory=list)
+    reason: DeclineReason | None = None
+    detail: str = ""
+    similarity: float | None = None
+    policy: str = "none"
+    in_ledger: bool = False
+    admitted_at: float = 0.0
+    lookup_ms: float = 0.0
+    prefilled_at: float = 0.0
+    first_token_at: float = 0.0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.request.tokens)
+
+    @property
+    def length(self) -> int:
+        """Prompt and output tokens known so far."""
+        return self.prompt_tokens + len(self.output_ids)
+
+    @property
+    def exact_until(self) -> int:
+        """First position whose K/V depends on reused K/V; everything before it is exact."""
+        if self.plan is None:
+            return self.length
+        approximate = (span.target_start for span in self.plan.copies if not _is_exact(span))
+        return min(approximate, default=self.length)
+
+    @property
+    def tainted(self) -> bool:
+        """Whether any of this request's K/V is approximate."""
+        return self.exact_until < self.length
+
+    def tokens_between(self, start: int, end: int) -> TokenArray:
+        """Token ids at positions [start, end), of prompt and output."""
+        prompt = self.request.tokens
+        if end <= len(prompt):
+            return prompt[start:end]
+        tail = np.asarray(self.output_ids, dtype=np.int32)
+        return np.concatenate((prompt, tail))[start:end]
+
+
+def _is_exact(span: Span) -> bool:
+    """A prefix of both prompts that did not move was computed behind the same tokens."""
+    return span.kind is SpanKind.PREFIX and span.delta == 0

@@ -1,0 +1,152 @@
+"""Reused spans: rotated copies of the donor, with everything else computed over them exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from semblend.core.errors import DonorError
+from semblend.core.plan import Hole, Plan, Span
+from semblend.core.tokens import TokenArray
+from semblend.engine.materialise import load_spans
+from semblend.engine.model import LoadedModel
+from semblend.engine.pages import PageTable
+from semblend.engine.pool import PagedPool
+from semblend.engine.segmented import compute, runs_of_plan
+from tests.engine.donors import DonorShelf, cold_kv, hand_plan, make_pool, make_table
+from tests.engine.models import ARCHITECTURES, plain_kv, plain_logits, random_tokens, tiny
+from tests.oracles.attention import move_keys, segmented_forward
+
+FIRST, SECOND = random_tokens(60, 11), random_tokens(50, 12)
+THETA = 10_000.0
+
+
+def shelf_for(model: LoadedModel, piece_tokens: int = 16) -> DonorShelf:
+    shelf = DonorShelf()
+    shelf.add("first", FIRST, cold_kv(model, FIRST), piece_tokens)
+    shelf.add("second", SECOND, cold_kv(model, SECOND), piece_tokens)
+    return shelf
+
+
+def target_and_plan(recompute: list[Hole] | None = None) -> tuple[TokenArray, Plan]:
+    """A new head, the second donor's middle, a seam, the first donor's, and a question."""
+    tokens = np.concatenate(
+        (random_tokens(9, 21), SECOND[5:40], random_tokens(3, 22), FIRST[10:50], random_tokens(7, 23))
+    )
+    spans = [
+        Span(donor_id="first", donor_start=10, target_start=47, length=40),
+        Span(donor_id="second", donor_start=5, target_start=9, length=35),
+    ]
+    return tokens, hand_plan(tokens, spans, recompute)
+
+
+def run_plan(
+    model: LoadedModel, shelf: DonorShelf, tokens: TokenArray, plan: Plan, seed: int | None = None
+) -> tuple[torch.Tensor, PagedPool, PageTable]:
+    pool = make_pool(model)
+    table = make_table(pool, len(tokens), seed)
+    load_spans(plan, tokens, table=table, pool=pool, rotary=model.rotary, donors=shelf)
+    return compute(model, pool, runs_of_plan(plan, tokens, table))[0], pool, table
+
+
+@pytest.mark.parametrize("scatter", [None, 4])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_spans_are_the_rotated_donor(architecture: str, scatter: int | None) -> None:
+    model, plain = tiny(architecture)
+    tokens, plan = target_and_plan()
+    _, pool, table = run_plan(model, shelf_for(model), tokens, plan, scatter)
+    cos, sin = plain.model.rotary_emb(torch.zeros(1, 1), torch.arange(512)[None])
+    half = model.kv_shape.head_dim // 2
+    turn = torch.complex(cos[0, :, :half].double(), sin[0, :, :half].double())
+    for span in plan.spans:
+        donor = cold_kv(model, FIRST if span.donor_id == "first" else SECOND)
+        donor = donor[:, :, span.donor_start : span.donor_end]
+        placed = pool.read(table, span.target_start, span.target_end)
+        assert torch.equal(placed[:, 1], donor[:, 1])
+        keys = torch.complex(donor[:, 0, :, :, :half].double(), donor[:, 0, :, :, half:].double())
+        step = turn[span.target_start : span.target_end] / turn[span.donor_start : span.donor_end]
+        moved = keys * step[:, None]
+        expected = torch.cat((moved.real, moved.imag), dim=-1)
+        assert (placed[:, 0] - expected).abs().max() <= 1e-6 * expected.abs().max()
+
+
+RECOMPUTE = {"none": [], "heads": [Hole(9, 13), Hole(47, 51)], "middle": [Hole(20, 30)]}
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE.values(), ids=RECOMPUTE)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_holes_over_spans_are_the_float64_reference(
+    architecture: str, recompute: list[Hole]
+) -> None:
+    model, plain = tiny(architecture)
+    tokens, plan = target_and_plan(recompute)
+    logits, pool, table = run_plan(model, shelf_for(model), tokens, plan)
+    donors = {"first": segmented_forward(plain, FIRST), "second": segmented_forward(plain, SECOND)}
+    borrowed = {
+        at: (
+            move_keys(donors[span.donor_id].keys[:, at - span.delta], span.delta, THETA),
+            donors[span.donor_id].values[:, at - span.delta],
+        )
+        for span in plan.copies
+        for at in range(span.target_start, span.target_end)
+    }
+    expected = segmented_forward(plain, tokens, borrowed)
+    assert (logits - expected.logits[-1]).abs().max() <= 1e-4
+    kv = pool.read(table, 0, len(tokens))
+    assert (kv[:, 0] - expected.keys).abs().max() <= 1e-4
+    assert (kv[:, 1] - expected.values).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_oracle_without_spans_is_a_plain_prefill(architecture: str) -> None:
+    _, plain = tiny(architecture)
+    assert (
+        segmented_forward(plain, FIRST).logits[-1] - plain_logits(plain, FIRST)
+    ).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_reuse_that_does_not_move_equals_cold(architecture: str) -> None:
+    model, plain = tiny(architecture)
+    tokens = np.concatenate((FIRST[:40], random_tokens(12, 9)))
+    span = Span(donor_id="first", donor_start=0, target_start=0, length=40)
+    logits, pool, table = run_plan(model, shelf_for(model), tokens, hand_plan(tokens, [span]))
+    assert (logits - plain_logits(plain, tokens)).abs().max() <= 1e-4
+    assert (pool.read(table, 0, 52) - plain_kv(plain, tokens)).abs().max() <= 1e-4
+    assert torch.equal(pool.read(table, 0, 40), cold_kv(model, FIRST)[:, :, :40])
+
+
+def test_recomputing_every_reused_token_equals_cold() -> None:
+    model, plain = tiny("llama-gqa")
+    tokens, plan = target_and_plan([Hole(9, 44), Hole(47, 87)])
+    assert plan.reused_tokens == 0
+    logits, _, _ = run_plan(model, shelf_for(model), tokens, plan)
+    assert (logits - plain_logits(plain, tokens)).abs().max() <= 1e-4
+
+
+def test_how_a_donor_is_cut_into_pieces_changes_nothing() -> None:
+    model, _ = tiny("llama-gqa")
+    tokens, plan = target_and_plan()
+    results = [run_plan(model, shelf_for(model, size), tokens, plan)[0] for size in (1, 7, 64)]
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_a_donor_with_other_tokens_is_never_loaded() -> None:
+    model, _ = tiny("llama-gqa")
+    tokens, plan = target_and_plan()
+    shelf = shelf_for(model)
+    shelf.add("first", SECOND, cold_kv(model, SECOND), 16)
+    with pytest.raises(DonorError, match="does not hold the planned tokens"):
+        run_plan(model, shelf, tokens, plan)
+
+
+def test_a_donor_that_lost_a_piece_is_never_loaded_in_part() -> None:
+    model, _ = tiny("llama-gqa")
+    tokens, plan = target_and_plan()
+    shelf = shelf_for(model)
+    donor = shelf.held["first"]
+    object.__setattr__(donor, "pieces", donor.pieces[:1] + donor.pieces[2:])
+    with pytest.raises(DonorError, match="planned, donors supplied"):
+        run_plan(model, shelf, tokens, plan)
