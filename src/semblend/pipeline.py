@@ -1,14 +1,14 @@
 """The facade: hand it prompts as token ids, get plans back.
 
-    >>> from semblend import Namespace, SemBlendPipeline, Settings
-    >>> pipeline = SemBlendPipeline(Settings(embedder="none", allow_uncertified=True))
-    >>> namespace = Namespace.of(model="my-model")
-    >>> document = list(range(1000, 1500))
-    >>> pipeline.register_donor("first", [1, 2, 3] + document, namespace)
-    True
-    >>> plan = pipeline.plan([9] * 40 + document + [7, 8], namespace)
-    >>> [(span.donor_start, span.target_start, span.length) for span in plan.spans]
-    [(4, 41, 499)]
+>>> from semblend import Namespace, SemBlendPipeline, Settings
+>>> pipeline = SemBlendPipeline(Settings(embedder="none", allow_uncertified=True))
+>>> namespace = Namespace.of(model="my-model")
+>>> document = list(range(1000, 1500))
+>>> pipeline.register_donor("first", [1, 2, 3] + document, namespace)
+True
+>>> plan = pipeline.plan([9] * 40 + document + [7, 8], namespace)
+>>> [(span.donor_start, span.target_start, span.length) for span in plan.spans]
+[(4, 41, 499)]
 """
 
 from __future__ import annotations
@@ -203,6 +203,7 @@ class SemBlendPipeline:
         their identical runs join the plan.
         """
         similar: list[Similar] = []
+        aligned: list[DonorRun] = []
 
         def by_meaning(array: TokenArray, key: bytes, lookup: Lookup) -> list[DonorRun]:
             if text is None or _covered(lookup) * 2 >= array.size:
@@ -210,15 +211,24 @@ class SemBlendPipeline:
             similar.extend(self._meaning.search(text, key))
             if not self.settings.fuzzy_chunks:
                 return []
-            return self._meaning.align(array, similar, self._store.donor_tokens)
+            aligned.extend(self._meaning.align(array, similar, self._store.donor_tokens))
+            return aligned
 
         plan = self._guarded_plan(
             tokens, namespace, exact_tokens, block_size, False, None, extra=by_meaning
         )
         if similar:
             best = similar[0]
+            regions = (
+                ()
+                if self.settings.exact_materialization_only
+                else self._meaning.regions(aligned, self.settings.edit_window_tokens)
+            )
             evidence = replace(
-                plan.evidence, similarity=best.similarity, similar_donor_id=best.donor_id
+                plan.evidence,
+                similarity=best.similarity,
+                similar_donor_id=best.donor_id,
+                similar_regions=regions,
             )
             plan = replace(plan, evidence=evidence)
         if request_id is not None:

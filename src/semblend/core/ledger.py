@@ -81,7 +81,9 @@ class Ledger:
             if self._open.pop(request_id, None) is None:
                 self._discovered_tokens += plan.evidence.matched_tokens
             self._open[request_id] = plan
-            abandoned = self._open.popitem(last=False) if len(self._open) > self.open_limit else None
+            abandoned = (
+                self._open.popitem(last=False) if len(self._open) > self.open_limit else None
+            )
         if abandoned is not None:
             self._settle(_as_cold(*abandoned))
 

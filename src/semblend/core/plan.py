@@ -94,6 +94,17 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SimilarRegion:
+    """Text that resembles a donor's without being identical. Evidence: never loaded by us."""
+
+    donor_id: str
+    donor_start: int
+    donor_end: int
+    target_start: int
+    target_end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What discovery saw; telemetry, never a reason to reuse by itself."""
 
@@ -104,6 +115,8 @@ class Evidence:
     similarity: float | None = None
     """Cosine similarity where an embedder was asked."""
     similar_donor_id: str | None = None
+    similar_regions: tuple[SimilarRegion, ...] = ()
+    """Only where SEMBLEND_EXACT_MATERIALIZATION_ONLY is 0."""
     lookup_ms: float = 0.0
 
 
@@ -279,13 +292,18 @@ class Plan:
                 policy=str(data["policy"]),
                 reason=None if data["reason"] is None else DeclineReason(data["reason"]),
                 detail=str(data["detail"]),
-                evidence=Evidence(**data["evidence"]),
+                evidence=_evidence(data["evidence"]),
                 cost=CostEstimate(**data["cost"]),
             )
         except SerialisationError:
             raise
         except (KeyError, TypeError, ValueError) as error:
             raise SerialisationError(f"not a plan: {error}") from error
+
+
+def _evidence(data: Mapping[str, Any]) -> Evidence:
+    regions = tuple(SimilarRegion(**region) for region in data["similar_regions"])
+    return Evidence(**{**data, "similar_regions": regions})
 
 
 def merge_holes(runs: Iterable[Hole]) -> tuple[Hole, ...]:

@@ -116,6 +116,7 @@ class Settings(BaseModel):
     edit_window_tokens: int = Field(
         64,
         ge=1,
+        le=128,
         description=(
             "How large a difference before a span may be for the span to count as standing "
             "behind an edit rather than as moved."

@@ -50,9 +50,7 @@ def _convert(tokens: TokenIds, name: str) -> TokenArray:
     if raw.size == 0:
         return np.empty(0, dtype=np.int32)
     if raw.dtype.kind not in "iu":
-        raise InvalidTokensError(
-            f"{name}: token ids are integers, got values of type {raw.dtype}"
-        )
+        raise InvalidTokensError(f"{name}: token ids are integers, got values of type {raw.dtype}")
     if int(raw.max()) > MAX_TOKEN_ID:
         where = int(np.argmax(raw > MAX_TOKEN_ID))
         raise InvalidTokensError(

@@ -423,9 +423,7 @@ def _without(ranges: list[tuple[int, int]], low: int, high: int) -> list[tuple[i
 
 def _join_runs(runs: list[DonorRun]) -> list[DonorRun]:
     """Merge runs on the same donor and diagonal that overlap or touch (pieces of one donor)."""
-    runs.sort(
-        key=lambda run: (run.donor_id, run.donor_start - run.target_start, run.target_start)
-    )
+    runs.sort(key=lambda run: (run.donor_id, run.donor_start - run.target_start, run.target_start))
     joined: list[DonorRun] = []
     for run in runs:
         last = joined[-1] if joined else None

@@ -109,9 +109,7 @@ class FingerprintTable:
             self._places[buckets[row], slot] = 0
             self.stored -= row.size
 
-    def _address(
-        self, hashes: HashArray
-    ) -> tuple[npt.NDArray[np.uint32], IndexArray, IndexArray]:
+    def _address(self, hashes: HashArray) -> tuple[npt.NDArray[np.uint32], IndexArray, IndexArray]:
         """(tags, first bucket, second bucket); ranges are reduced by multiply-shift."""
         first = ((hashes >> _HALF) * self._buckets) >> _HALF
         mixed = (hashes * _SECOND) >> _HALF

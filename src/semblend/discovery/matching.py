@@ -143,9 +143,7 @@ def _join(
     order = np.lexsort((high, low, shift, chunk))
     chunk, shift, low, high, cut = (part[order] for part in (chunk, shift, low, high, cut))
     first = np.ones(low.size, dtype=bool)
-    first[1:] = (
-        (chunk[1:] != chunk[:-1]) | (shift[1:] != shift[:-1]) | (low[1:] > high[:-1])
-    )
+    first[1:] = (chunk[1:] != chunk[:-1]) | (shift[1:] != shift[:-1]) | (low[1:] > high[:-1])
     # Pieces on one line end in the order they start, so the last one ends the run.
     last = np.append(first[1:], True)
     still_cut = cut[first, 0] | cut[last, 1]

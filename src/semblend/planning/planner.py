@@ -9,6 +9,7 @@ from semblend.core.plan import Evidence, Hole, Plan, Span, merge_holes
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray
 from semblend.discovery.donor_store import DonorRun
+from semblend.discovery.meaning import FUZZY_RUN_TOKENS
 from semblend.planning.blocks import region_end, to_whole_blocks
 from semblend.planning.cost import CostModel
 from semblend.planning.cover import best_cover
@@ -49,12 +50,15 @@ class Planner:
     def plan(self, request: PlanRequest) -> Plan:
         """The best plan for the request, refused with a reason where a gate says so."""
         size = int(request.tokens.size)
+        shortest = self.settings.min_span_tokens
+        if self.settings.fuzzy_chunks:
+            shortest = min(shortest, FUZZY_RUN_TOKENS)
         runs = best_cover(
             _without_sinks(request.runs),
             cost=self.cost,
             start=request.exact_tokens,
             end=max(0, size - 1),
-            min_span_tokens=self.settings.min_span_tokens,
+            min_span_tokens=shortest,
         )
         if request.whole_blocks:
             rounded = (to_whole_blocks(run, request.block_size) for run in runs)
@@ -71,12 +75,8 @@ class Planner:
             },
         )
         block = request.block_size if self.settings.strict_prefix_boundary else 1
-        end = (
-            region_end(spans[-1].target_end, prompt_tokens=size, block_size=block) if spans else 0
-        )
-        spans = [
-            clipped for span in spans if (clipped := span.clipped(request.exact_tokens, end))
-        ]
+        end = region_end(spans[-1].target_end, prompt_tokens=size, block_size=block) if spans else 0
+        spans = [clipped for span in spans if (clipped := span.clipped(request.exact_tokens, end))]
         plan = Plan(
             namespace=request.namespace,
             prompt_tokens=size,
@@ -88,15 +88,11 @@ class Planner:
             evidence=request.evidence,
         )
         plan = replace(plan, cost=self.cost.estimate(plan))
-        context = GateContext(
-            settings=self.settings, cost=self.cost, certified=request.certified
-        )
+        context = GateContext(settings=self.settings, cost=self.cost, certified=request.certified)
         refusal = first_refusal(plan, context)
         return plan if refusal is None else plan.declined(*refusal)
 
-    def _recompute(
-        self, request: PlanRequest, spans: Sequence[Span], end: int
-    ) -> tuple[Hole, ...]:
+    def _recompute(self, request: PlanRequest, spans: Sequence[Span], end: int) -> tuple[Hole, ...]:
         """The policy's runs, merged and clipped to the spans: outside them all is computed."""
         if not spans:
             return ()

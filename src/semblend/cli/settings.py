@@ -1,0 +1,57 @@
+"""`semblend settings`: every setting, its variable, what it is now and what it means."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from semblend.core.settings import Settings, variable
+
+
+def settings(
+    file: Annotated[Path | None, typer.Option(help="Read a JSON or TOML file instead.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the table of docs/settings.md.")
+    ] = False,
+) -> None:
+    """Show the settings in force and what they mean."""
+    console = Console()
+    if markdown:
+        console.print(settings_table_markdown(), soft_wrap=True, highlight=False, markup=False)
+        return
+    current = Settings.from_env() if file is None else Settings.from_file(file)
+    if as_json:
+        values = {name: _plain(getattr(current, name)) for name in Settings.model_fields}
+        values["namespace_secret"] = "set" if current.namespace_secret else ""
+        console.print(json.dumps(values), soft_wrap=True, highlight=False, markup=False)
+        return
+    table = Table("variable", "value", "default", "what it does", show_lines=True)
+    for name, field in Settings.model_fields.items():
+        value = _plain(getattr(current, name))
+        if name == "namespace_secret" and value:
+            value = "(set)"
+        shown = f"[bold]{value}[/]" if value != _plain(field.default) else str(value)
+        table.add_row(variable(name), shown, str(_plain(field.default)), field.description or "")
+    console.print(table)
+
+
+def settings_table_markdown() -> str:
+    """The table that docs/settings.md holds; a test compares the two."""
+    lines = ["| Variable | Default | What it does |", "| --- | --- | --- |"]
+    for name, field in Settings.model_fields.items():
+        default = f"`{_plain(field.default)}`" if _plain(field.default) != "" else "empty"
+        lines.append(f"| `{variable(name)}` | {default} | {field.description} |")
+    return "\n".join(lines)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool):
+        return int(value)
+    return value.value if isinstance(value, Enum) else value
