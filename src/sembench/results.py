@@ -74,6 +74,8 @@ class RequestRow:
     external_confirmed_tokens: int | None = None
     external_confirmed_tokens_source: str | None = None
     """``connector_audit`` or ``arm_prometheus_delta``."""
+    request_id: str | None = None
+    """Ours, sent as ``X-Request-Id``; engines put it into their own."""
     engine_request_id: str | None = None
     audit_outcome: str | None = None
     audit_decline_reason: str | None = None
@@ -306,3 +308,12 @@ def read_result(path: Path) -> Result:
     except ValueError as error:
         raise ResultError(f"{path}: not JSON ({error})") from error
     return Result.from_dict(data, where=str(path))
+
+
+def write_result(path: Path, result: Result) -> None:
+    """Write a result file; it appears under its name only when it is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".unfinished")
+    text = json.dumps(result.to_dict(), ensure_ascii=False, allow_nan=False, indent=2)
+    unfinished.write_text(text + "\n", encoding="utf-8")
+    unfinished.replace(path)

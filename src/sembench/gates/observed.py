@@ -1,0 +1,155 @@
+"""What the gates look at, computed anew from a result's rows and the engines' own summaries.
+
+The aggregate a file carries is not trusted: it is recomputed, and a file whose
+aggregate says something else fails (`aggregate_consistent`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sembench import metrics, paired
+from sembench.calibration import Calibration
+from sembench.engine_events import EngineSummary
+from sembench.live.prometheus import semantic_tokens as counted_tokens
+from sembench.results import RequestRow, Result
+
+Observed = dict[str, float | bool | None]
+_CHECKED = (
+    "requests",
+    "exact_block_hit_rate",
+    "backend_confirmed_block_rate",
+    "semantic_placement_rate_by_request",
+    "quality_pass_rate",
+    "negative_control_backend_confirmed_rate",
+)
+
+
+def observe(
+    result: Result, summaries: Sequence[EngineSummary], calibration: Calibration | None
+) -> Observed:
+    """Every gated metric; None where the result does not carry it."""
+    rows = result.requests
+    aggregate = metrics.aggregate(rows) if rows else dict(result.aggregate)
+    pairs = paired.summarise(rows)
+    negatives = [row for row in rows if row.negative_control]
+    return {
+        "requests": len(rows) or _number(aggregate.get("requests")),
+        "request_error_rate": _rate([row.error is not None for row in rows]),
+        "quality_pass_rate": _number(aggregate.get("quality_pass_rate")),
+        "semantic_placement_rate": _number(aggregate.get("semantic_placement_rate_by_request")),
+        "backend_confirmed_block_rate": _number(aggregate.get("backend_confirmed_block_rate")),
+        "negative_control_requests": len(negatives),
+        "negative_control_confirmed_rate": _negative_confirmed_rate(negatives, result),
+        "negative_control_semantic_placement_rate": _number(
+            aggregate.get("negative_control_semantic_placement_rate")
+        )
+        if negatives
+        else None,
+        **_engine(summaries),
+        "blended_ttft_speedup": pairs["blended_ttft_speedup_median"],
+        "negative_control_speedup_deviation": pairs["negative_control_speedup_deviation"],
+        "donor_fact_leak_rate": pairs["donor_fact_leak_rate"],
+        "contamination_checks": pairs["contamination_checks"],
+        "propagation_contamination_rate": pairs["propagation_contamination_rate"],
+        "unconfirmed_claim_rate": _unconfirmed_claims(result, summaries),
+        **_against_noise(pairs["warm_vs_cold_rouge_l_mean"], calibration),
+        "aggregate_consistent": _consistent(result.aggregate, aggregate) if rows else True,
+    }
+
+
+def _engine(summaries: Sequence[EngineSummary]) -> Observed:
+    if not summaries:
+        names = ("materialization_events", "materialized_tokens", "materialized_units")
+        return {**dict.fromkeys(names), "materialized_reuse": None, "engine_errors": None}
+    return {
+        "materialization_events": sum(summary.materialization_events for summary in summaries),
+        "materialized_tokens": sum(summary.materialized_tokens for summary in summaries),
+        "materialized_units": sum(summary.materialized_units for summary in summaries),
+        "materialized_reuse": any(summary.materialized_semantic_kv_reuse for summary in summaries),
+        "engine_errors": sum(summary.error_count for summary in summaries),
+    }
+
+
+def _negative_confirmed_rate(rows: Sequence[RequestRow], result: Result) -> float | None:
+    """Blocks reused on negative controls that nothing explains, over their blocks.
+
+    Where a backend tells exact from semantic reuse, an exact hit on a shared
+    template or instruction is no false claim, as far as the manifest's own exact
+    blocks (and the template's tokens) explain it. Where it does not, every block
+    it reports counts.
+    """
+    confirmed = [row for row in rows if row.backend_confirmed_blocks is not None]
+    if not confirmed:
+        return None
+    size = result.config.get("block_size")
+    blocks = 0
+    for row in rows:
+        semantic = paired.semantic_tokens(row)
+        if semantic is None or row.exact_confirmed_tokens is None or not isinstance(size, int):
+            blocks += row.backend_confirmed_blocks or 0
+            continue
+        template = max(0, (row.engine_prompt_tokens or row.prompt_tokens) - row.prompt_tokens)
+        explained = row.exact_tokens + template + size
+        unexplained = max(0, row.exact_confirmed_tokens - explained)
+        blocks += math.ceil((semantic + unexplained) / size)
+    return metrics.rate(blocks, sum(row.total_blocks for row in rows))
+
+
+def _unconfirmed_claims(result: Result, summaries: Sequence[EngineSummary]) -> float | None:
+    """The share of claimed semantic tokens that no log, audit or counter of the engine confirms.
+
+    None where responses claim nothing at all, or nothing independent of them was given.
+    """
+    claims = [row.claimed_reuse_tokens for row in result.requests]
+    claimed = sum(tokens for tokens in claims if tokens is not None)
+    if all(tokens is None for tokens in claims):
+        return None
+    prometheus = (result.engine or {}).get("prometheus") or {}
+    counted = counted_tokens(prometheus.get("semantics") or {})
+    audited = [row.audit_materialized_tokens for row in result.requests]
+    sources: list[float] = [sum(summary.materialized_tokens for summary in summaries)] * bool(
+        summaries
+    )
+    if counted is not None:
+        sources.append(counted)
+    if any(tokens is not None for tokens in audited):
+        sources.append(sum(tokens or 0 for tokens in audited))
+    if not sources:
+        return None
+    return metrics.rate(max(0.0, claimed - max(sources)), claimed)
+
+
+def _against_noise(rouge: float | None, calibration: Calibration | None) -> Observed:
+    """Warm against cold beside cold against cold: worse is damage, much better is a cached answer."""
+    if rouge is None:
+        return {"warm_vs_cold_rouge": None, "warm_vs_cold_rouge_drop": None, "rouge_ceiling": None}
+    floor = 1.0 if calibration is None else calibration.rouge_mean
+    ceiling = None if calibration is None else min(1.0, calibration.rouge_high + 0.10)
+    return {
+        "warm_vs_cold_rouge": rouge,
+        "warm_vs_cold_rouge_drop": floor - rouge,
+        "rouge_ceiling": ceiling,
+    }
+
+
+def _consistent(carried: Mapping[str, Any], computed: Mapping[str, Any]) -> bool:
+    for name in _CHECKED:
+        stated, found = _number(carried.get(name)), _number(computed.get(name))
+        if name in carried and (stated is None) != (found is None):
+            return False
+        if stated is not None and found is not None and abs(stated - found) > 1e-6:
+            return False
+    return True
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value
+
+
+def _rate(flags: Sequence[bool]) -> float | None:
+    return sum(flags) / len(flags) if flags else None

@@ -1,0 +1,147 @@
+"""Every gate, one line each: its name, the metric it looks at, and when it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Threshold = float | bool
+Value = float | bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """A named demand on one metric. The command-line flag is its name with dashes."""
+
+    name: str
+    metric: str
+    holds: Callable[[Value, Threshold], bool]
+    demand: str
+    """How the demand reads between metric and threshold, in a failure's message."""
+    help: str
+    default: Threshold | None = None
+    """Applied without being asked for, where the metric is there; absence is then no failure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requested:
+    """A gate with its threshold; `explicit` where somebody asked for it."""
+
+    gate: Gate
+    threshold: Threshold
+    explicit: bool = True
+
+
+def _at_least(value: Value, threshold: Threshold) -> bool:
+    return float(value) >= float(threshold)
+
+
+def _at_most(value: Value, threshold: Threshold) -> bool:
+    # A rate computed from floats may miss its own bound by the last bit.
+    return float(value) <= float(threshold) + 1e-12
+
+
+def _is(value: Value, threshold: Threshold) -> bool:
+    return bool(value) is bool(threshold)
+
+
+def _minimum(name: str, metric: str, help: str) -> Gate:  # noqa: A002
+    return Gate(name=name, metric=metric, holds=_at_least, demand="at least", help=help)
+
+
+def _maximum(
+    name: str,
+    metric: str,
+    help: str,  # noqa: A002
+    default: Threshold | None = None,
+) -> Gate:
+    return Gate(
+        name=name, metric=metric, holds=_at_most, demand="at most", help=help, default=default
+    )
+
+
+GATES: tuple[Gate, ...] = (
+    _minimum("min_quality_pass_rate", "quality_pass_rate", "Share of answers that must pass."),
+    _minimum(
+        "min_semantic_placement_rate",
+        "semantic_placement_rate",
+        "Share of requests routed by semantic placement.",
+    ),
+    _minimum(
+        "min_backend_confirmed_block_rate",
+        "backend_confirmed_block_rate",
+        "Share of blocks whose reuse the backend confirms.",
+    ),
+    _minimum(
+        "min_materialization_events",
+        "materialization_events",
+        "Materialisations in the engine summaries.",
+    ),
+    _minimum(
+        "min_materialized_tokens", "materialized_tokens", "Materialised tokens in the summaries."
+    ),
+    _minimum(
+        "min_materialized_units", "materialized_units", "Materialised pieces in the summaries."
+    ),
+    _maximum(
+        "max_negative_control_confirmed_rate",
+        "negative_control_confirmed_rate",
+        "Unexplained confirmed reuse on negative controls.",
+        default=0.0,
+    ),
+    _maximum(
+        "max_negative_control_semantic_placement_rate",
+        "negative_control_semantic_placement_rate",
+        "Negative controls routed by semantic placement.",
+        default=1.0,
+    ),
+    Gate(
+        name="require_materialized_reuse",
+        metric="materialized_reuse",
+        holds=_is,
+        demand="must be",
+        help="An engine summary must show a hit and a materialisation.",
+    ),
+    _maximum("require_no_engine_errors", "engine_errors", "No errors in the engine summaries."),
+    _minimum(
+        "min_blended_ttft_speedup",
+        "blended_ttft_speedup",
+        "Median of paired cold/warm ratios, hits and misses together.",
+    ),
+    _maximum(
+        "max_negative_control_speedup_deviation",
+        "negative_control_speedup_deviation",
+        "How far the median ratio of negative controls may be from 1.",
+    ),
+    _maximum(
+        "require_contamination_check",
+        "propagation_contamination_rate",
+        "Recipients were repeated, and no repeat was served approximate K/V as exact.",
+    ),
+    _maximum(
+        "max_warm_vs_cold_rouge_drop",
+        "warm_vs_cold_rouge_drop",
+        "How far warm-vs-cold ROUGE-L may fall below the noise floor (1 without a calibration).",
+    ),
+    _maximum(
+        "max_donor_fact_leak_rate",
+        "donor_fact_leak_rate",
+        "Share of fact probes answered with the donor's fact.",
+    ),
+    _maximum(
+        "max_unconfirmed_claim_rate",
+        "unconfirmed_claim_rate",
+        "Share of claimed semantic tokens that no log, audit or counter confirms.",
+    ),
+    _maximum("max_request_error_rate", "request_error_rate", "Share of requests that failed."),
+    Gate(
+        name="aggregate_consistent",
+        metric="aggregate_consistent",
+        holds=_is,
+        demand="must be",
+        help="The file's aggregate equals the one computed from its rows.",
+        default=True,
+    ),
+)
+
+BY_NAME = {gate.name: gate for gate in GATES}

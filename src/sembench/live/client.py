@@ -1,0 +1,181 @@
+"""What a live run needs of an endpoint, and the shell all clients share.
+
+A client turns one prompt into one :class:`Reply`. Whatever goes wrong on the way
+(refused, timed out, cut off, malformed) is the reply's `error`; a run goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import httpx
+
+from sembench.errors import EndpointError
+from sembench.live.identity import ROUTE_HEADERS, WORKER_HEADERS, Caller
+from sembench.live.reply import Reply
+from sembench.live.stream import Arrival, StreamError, arrivals, http_error
+
+CONNECT_SECONDS = 10.0
+_MISSHAPEN = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""What reading a field raises when a server's event is not shaped as its protocol says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One thing to send."""
+
+    request_id: str
+    text: str
+    max_tokens: int
+    cache_salt: str = ""
+    top_logprobs: int = 0
+
+
+class EngineClient(Protocol):
+    """Sends prompts to one endpoint."""
+
+    async def complete(self, prompt: Prompt) -> Reply:
+        """Send one prompt and stream its answer."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        ...
+
+
+class Reader(Protocol):
+    """Puts a reply together from a protocol's events."""
+
+    def take(self, data: dict[str, Any]) -> bool:
+        """Take in one event; True where it brought content."""
+        ...
+
+    def reply(self, request_id: str) -> Reply:
+        """What the events said. Times and headers are filled in by the client."""
+        ...
+
+
+class StreamingClient:
+    """Posts a body, reads its stream, and keeps the time; protocols subclass it."""
+
+    def __init__(
+        self, *, base_url: str, caller: Caller, timeout_seconds: float, connections: int = 64
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._caller = caller
+        self._http = httpx.AsyncClient(
+            timeout=httpx.Timeout(timeout_seconds, connect=CONNECT_SECONDS),
+            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+            # An endpoint under test is addressed as given, never through a proxy of the shell's.
+            trust_env=False,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._http.aclose()
+
+    async def complete(self, prompt: Prompt) -> Reply:
+        """Send one prompt and stream its answer."""
+        reader = self.reader()
+        path, body = self.body(prompt)
+        headers = self._caller.headers(prompt.request_id)
+        first: float | None = None
+        error: str | None = None
+        response_headers = httpx.Headers()
+        started = time.perf_counter()
+        try:
+            async with self._http.stream(
+                "POST", self.base_url + path, json=body, headers=headers
+            ) as response:
+                response_headers = response.headers
+                if response.status_code != 200:
+                    error = http_error(response.status_code, await response.aread())
+                else:
+                    first = await self._read(response, reader)
+        except StreamError as problem:
+            error = str(problem)
+        except httpx.HTTPError as problem:
+            error = f"{type(problem).__name__}: {problem}".rstrip(": ")
+        latency = (time.perf_counter() - started) * 1000.0
+        try:
+            reply = reader.reply(prompt.request_id)
+        except _MISSHAPEN as problem:
+            reply, error = Reply(request_id=prompt.request_id), error or _misshapen(problem)
+        if error is None and first is None:
+            error = "the answer has no content"
+        return _with_headers(
+            replace(
+                reply,
+                ttft_ms=None if first is None else (first - started) * 1000.0,
+                latency_ms=latency,
+                error=error,
+            ),
+            response_headers,
+        )
+
+    async def _read(self, response: httpx.Response, reader: Reader) -> float | None:
+        first: float | None = None
+        arrival: Arrival
+        async for arrival in arrivals(response):
+            try:
+                has_content = reader.take(arrival.data)
+            except _MISSHAPEN as problem:
+                raise StreamError(_misshapen(problem)) from problem
+            if has_content and first is None:
+                first = arrival.at
+        return first
+
+    async def post(self, path: str) -> httpx.Response:
+        """Post an empty body to a control path.
+
+        Raises
+        ------
+        EndpointError
+            If the endpoint cannot be reached or refuses.
+        """
+        url = path if "://" in path else self.base_url + path
+        try:
+            response = await self._http.post(url)
+        except httpx.HTTPError as error:
+            raise EndpointError(f"POST {url}: {type(error).__name__} {error}") from error
+        if response.status_code >= 400:
+            raise EndpointError(f"POST {url}: {http_error(response.status_code, response.content)}")
+        return response
+
+    def reader(self) -> Reader:
+        """A fresh reader of this protocol's events."""
+        raise NotImplementedError
+
+    def body(self, prompt: Prompt) -> tuple[str, dict[str, Any]]:
+        """The path and body that ask for `prompt`."""
+        raise NotImplementedError
+
+
+def _misshapen(problem: Exception) -> str:
+    return f"stream event is not shaped as expected ({type(problem).__name__}: {problem})"
+
+
+def _with_headers(reply: Reply, headers: httpx.Headers) -> Reply:
+    def first(names: tuple[str, ...]) -> str | None:
+        return next((headers[name] for name in names if name in headers), None)
+
+    return replace(
+        reply,
+        route=first(ROUTE_HEADERS),
+        worker_id=reply.worker_id or first(WORKER_HEADERS),
+        engine_request_id=reply.engine_request_id or headers.get("x-request-id"),
+    )

@@ -1,0 +1,169 @@
+"""Prometheus pages: read, snapshot, subtract.
+
+A window is the difference of two snapshots. What engines count about reuse is
+picked out under one name each, whether or not a counter's name ends in `_total`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from sembench.errors import EndpointError, ResultError
+from sembench.provenance import utc_now
+
+SNAPSHOT_VERSION = "sembench.snapshot.v1"
+_SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
+
+SEMANTICS: Mapping[str, tuple[tuple[str, Mapping[str, str]], ...]] = {
+    "external_prefix_cache_hits": (("vllm:external_prefix_cache_hits", {}),),
+    "external_prefix_cache_queries": (("vllm:external_prefix_cache_queries", {}),),
+    "external_kv_transfer_tokens": (
+        ("vllm:prompt_tokens_by_source", {"source": "external_kv_transfer"}),
+    ),
+    "prefix_cache_hits": (("vllm:prefix_cache_hits", {}),),
+    "prefix_cache_queries": (("vllm:prefix_cache_queries", {}),),
+    "prompt_tokens": (("vllm:prompt_tokens", {}), ("sglang:prompt_tokens", {})),
+    "sglang_cached_tokens": (("sglang:cached_tokens", {}),),
+    "semblend_reused_tokens": (
+        ("semblend_prompt_tokens", {"source": "reused"}),
+        ("semblend_tokens", {"source": "reused"}),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One line of a page."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+    @property
+    def key(self) -> str:
+        """Name and sorted labels, as a snapshot stores them."""
+        if not self.labels:
+            return self.name
+        labels = ",".join(f'{name}="{value}"' for name, value in sorted(self.labels.items()))
+        return f"{self.name}{{{labels}}}"
+
+
+def parse(page: str) -> list[Sample]:
+    """The samples of a page in text format; comments, unreadable lines and NaN are left out."""
+    samples: list[Sample] = []
+    for line in page.splitlines():
+        match = _SAMPLE.match(line)
+        if match is None:
+            continue
+        try:
+            value = float(match["value"])
+        except ValueError:
+            continue
+        if value != value:
+            continue
+        labels = {name: _unescaped(text) for name, text in _LABEL.findall(match["labels"] or "")}
+        samples.append(Sample(name=match["name"], labels=labels, value=value))
+    return samples
+
+
+async def snapshot(urls: Iterable[str], *, timeout_seconds: float = 15.0) -> dict[str, Any]:
+    """All counters of all endpoints now.
+
+    Raises
+    ------
+    EndpointError
+        If a page cannot be had: half a snapshot would make a wrong window.
+    """
+    endpoints: dict[str, dict[str, float]] = {}
+    async with httpx.AsyncClient(timeout=timeout_seconds, trust_env=False) as http:
+        for url in urls:
+            try:
+                response = await http.get(url)
+                response.raise_for_status()
+            except httpx.HTTPError as error:
+                raise EndpointError(f"GET {url}: {type(error).__name__} {error}") from error
+            samples = parse(response.text)
+            if not samples:
+                raise EndpointError(f"GET {url}: no Prometheus samples in the answer")
+            endpoints[url] = {sample.key: sample.value for sample in samples}
+    return {"snapshot_version": SNAPSHOT_VERSION, "taken_at_utc": utc_now(), "endpoints": endpoints}
+
+
+def delta(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
+    """after − before, summed over endpoints, of every sample that is in both.
+
+    A counter that fell belongs to an engine that restarted in between; the window
+    is then worthless and refused.
+    """
+    first, second = _endpoints(before, "before"), _endpoints(after, "after")
+    if set(first) != set(second):
+        raise ResultError(
+            f"snapshots are of different endpoints: {sorted(first)} and {sorted(second)}"
+        )
+    totals: dict[str, float] = {}
+    for url, later in second.items():
+        for key, value in later.items():
+            earlier = first[url].get(key, 0.0)
+            if key.split("{")[0].endswith("_total") and value < earlier:
+                raise ResultError(f"{url}: {key} fell from {earlier} to {value}; engine restarted?")
+            totals[key] = totals.get(key, 0.0) + value - earlier
+    return totals
+
+
+def semantics(window: Mapping[str, float]) -> dict[str, float | None]:
+    """What a window says about reuse, under our names; None where no engine counts it."""
+    found: dict[str, float | None] = {}
+    samples = [(_sample(key), value) for key, value in window.items()]
+    for meaning, sources in SEMANTICS.items():
+        values = [
+            value
+            for (name, labels), value in samples
+            if any(
+                name.removesuffix("_total") == wanted and want.items() <= labels.items()
+                for wanted, want in sources
+            )
+        ]
+        found[meaning] = sum(values) if values else None
+    return found
+
+
+def window(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The `prometheus` part of a result's `engine` section."""
+    difference = delta(before, after)
+    return {
+        "endpoints": sorted(after["endpoints"]),
+        "before": dict(before),
+        "after": dict(after),
+        "delta": difference,
+        "semantics": semantics(difference),
+    }
+
+
+def semantic_tokens(meanings: Mapping[str, Any]) -> float | None:
+    """Prompt tokens an engine counts as loaded from donors, by whichever counter it has."""
+    names = ("semblend_reused_tokens", "external_kv_transfer_tokens", "external_prefix_cache_hits")
+    counted = [meanings[name] for name in names if meanings.get(name) is not None]
+    return max(counted) if counted else None
+
+
+def _endpoints(taken: Mapping[str, Any], where: str) -> Mapping[str, Mapping[str, float]]:
+    endpoints = taken.get("endpoints")
+    if taken.get("snapshot_version") != SNAPSHOT_VERSION or not isinstance(endpoints, Mapping):
+        raise ResultError(f"{where}: not a snapshot of version {SNAPSHOT_VERSION!r}")
+    return endpoints
+
+
+def _sample(key: str) -> tuple[str, dict[str, str]]:
+    name, _, labels = key.partition("{")
+    return name, dict(_LABEL.findall(labels))
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r'\\[\\"n]', lambda match: _ESCAPES[match.group()], text)

@@ -1,0 +1,47 @@
+"""What came back from one request, as the client saw it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """One answer. A failed request is a reply with `error`, never an exception.
+
+    Token counts are the backend's own words; None where it said nothing.
+    """
+
+    request_id: str
+    text: str = ""
+    ttft_ms: float | None = None
+    """From sending the request to the first token with content."""
+    latency_ms: float = 0.0
+    error: str | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    exact_tokens: int | None = None
+    """Served from the backend's exact prefix cache."""
+    reused_tokens: int | None = None
+    """Semantic reuse, as the backend's metadata states it."""
+    cached_tokens: int | None = None
+    """All reuse together: exact and semantic where both are told, else the one number given."""
+    outcome: str | None = None
+    reason: str | None = None
+    similarity: float | None = None
+    route: str | None = None
+    worker_id: str | None = None
+    engine_request_id: str | None = None
+    engine_ttft_ms: float | None = None
+    queue_time_ms: float | None = None
+    token_ids: tuple[int, ...] | None = None
+    top_logprobs: tuple[dict[str, float], ...] | None = None
+    """For every generated token, the most likely tokens and their log probabilities."""
+    strip: Any = None
+    """The backend's own account of where each prompt token came from, where it gives one."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether a complete answer came back."""
+        return self.error is None

@@ -1,0 +1,102 @@
+"""SGLang's native protocol: ``/generate`` with `meta_info`, and ``/flush_cache``.
+
+`meta_info.cached_tokens` counts exact and fuzzy reuse together; how much of it
+was fuzzy is only in the engine's log (or in a field a patched server adds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sembench.live.client import Prompt, Reader, StreamingClient
+from sembench.live.reply import Reply
+
+
+class SglangClient(StreamingClient):
+    """Streams ``/generate`` at temperature 0."""
+
+    async def flush(self) -> None:
+        """Empty the radix cache."""
+        await self.post("/flush_cache")
+
+    def reader(self) -> Reader:
+        """A fresh reader."""
+        return SglangReader()
+
+    def body(self, prompt: Prompt) -> tuple[str, dict[str, Any]]:
+        """The path and body that ask for `prompt`."""
+        body: dict[str, Any] = {
+            "text": prompt.text,
+            "rid": prompt.request_id,
+            "sampling_params": {
+                "temperature": 0,
+                "max_new_tokens": prompt.max_tokens,
+                "ignore_eos": False,
+            },
+            "stream": True,
+        }
+        if prompt.cache_salt:
+            body["extra_key"] = prompt.cache_salt
+        if prompt.top_logprobs:
+            body |= {"return_logprob": True, "top_logprobs_num": prompt.top_logprobs}
+        return "/generate", body
+
+
+class SglangReader:
+    """Keeps the latest cumulative text and `meta_info` of one stream."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._meta: dict[str, Any] = {}
+
+    def take(self, data: dict[str, Any]) -> bool:
+        """Take in one event."""
+        before = self._text
+        if isinstance(text := data.get("text"), str):
+            self._text = text
+        if isinstance(meta := data.get("meta_info"), Mapping):
+            self._meta |= meta
+        return len(self._text) > len(before)
+
+    def reply(self, request_id: str) -> Reply:
+        """What the stream said."""
+        meta = self._meta
+        cached = _whole(meta.get("cached_tokens"))
+        fuzzy = _whole(meta.get("fuzzy_cached_tokens"))
+        split = cached is not None and fuzzy is not None and fuzzy <= cached
+        engine_id = meta.get("id")
+        return Reply(
+            request_id=request_id,
+            text=self._text,
+            prompt_tokens=_whole(meta.get("prompt_tokens")),
+            output_tokens=_whole(meta.get("completion_tokens")),
+            cached_tokens=cached,
+            exact_tokens=cached - fuzzy
+            if split and cached is not None and fuzzy is not None
+            else None,
+            reused_tokens=fuzzy if split else None,
+            engine_request_id=engine_id if isinstance(engine_id, str) else None,
+            token_ids=_token_ids(meta.get("output_token_logprobs")),
+            top_logprobs=_top_logprobs(meta.get("output_top_logprobs")),
+        )
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _token_ids(entries: Any) -> tuple[int, ...] | None:
+    """Of `[[logprob, token id, text], …]`."""
+    if not isinstance(entries, list):
+        return None
+    return tuple(int(entry[1]) for entry in entries)
+
+
+def _top_logprobs(positions: Any) -> tuple[dict[str, float], ...] | None:
+    """Of `[[[logprob, token id, text], …], …]`, keyed by token id."""
+    if not isinstance(positions, list):
+        return None
+    return tuple(
+        {str(entry[1]): float(entry[0]) for entry in position or ()} for position in positions
+    )

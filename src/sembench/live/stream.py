@@ -1,0 +1,66 @@
+"""Server-sent events over httpx, each with the moment it arrived."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+DONE = "[DONE]"
+
+
+class StreamError(Exception):
+    """A stream that breaks its protocol; becomes the reply's error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """One event and when it came, on :func:`time.perf_counter`'s clock."""
+
+    data: dict[str, Any]
+    at: float
+
+
+async def arrivals(response: httpx.Response) -> AsyncIterator[Arrival]:
+    """The JSON events of a stream.
+
+    Raises
+    ------
+    StreamError
+        On an event that is not a JSON object, an error the server reports in the
+        stream, or an end without the end mark.
+    """
+    async for line in response.aiter_lines():
+        at = time.perf_counter()
+        if not line.startswith("data:"):
+            continue
+        payload = line[len("data:") :].strip()
+        if payload == DONE:
+            return
+        try:
+            data = json.loads(payload)
+        except ValueError as error:
+            raise StreamError(f"stream event is not JSON: {payload[:80]!r}") from error
+        if not isinstance(data, dict):
+            raise StreamError(f"stream event is not an object: {payload[:80]!r}")
+        if problem := data.get("error"):
+            raise StreamError(f"server reports: {_message(problem)}")
+        yield Arrival(data=data, at=at)
+    raise StreamError("stream ended without its end mark")
+
+
+def http_error(status: int, body: bytes) -> str:
+    """One line about a refused request."""
+    text = body.decode("utf-8", errors="replace")
+    with contextlib.suppress(ValueError, AttributeError):
+        text = _message(json.loads(text).get("error", text))
+    return f"HTTP {status}: {text.strip()[:200]}"
+
+
+def _message(problem: Any) -> str:
+    return str(problem.get("message", problem)) if isinstance(problem, dict) else str(problem)
