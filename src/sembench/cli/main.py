@@ -15,7 +15,13 @@ import typer
 from sembench.cli.list_options import ListOptionsCommand
 from sembench.errors import SemBenchError
 
-COMMANDS: tuple[tuple[str, str], ...] = ()
+COMMANDS: tuple[tuple[str, str], ...] = (
+    ("build", "sembench.cli.build:build"),
+    ("freeze", "sembench.cli.freeze:freeze"),
+    ("verify-frozen", "sembench.cli.verify_frozen:verify_frozen"),
+    ("audit-manifest", "sembench.cli.audit_manifest:audit_manifest"),
+    ("run-offline", "sembench.cli.run_offline:run_offline"),
+)
 
 app = typer.Typer(
     name="sembench",

@@ -1,0 +1,44 @@
+"""Options that several commands share, so that a flag means one thing everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Manifest = Annotated[Path, typer.Option("--manifest", help="Manifest to read (.jsonl, .xz, .gz).")]
+BlockSize = Annotated[
+    int, typer.Option("--block-size", min=1, help="Tokens in a block of the engine's cache.")
+]
+TokenizerName = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer",
+        help=(
+            "Hugging Face name, folder or tokenizer.json; "
+            "left out, the built-in stable-regex-sha256."
+        ),
+    ),
+]
+MaxItems = Annotated[
+    int | None, typer.Option("--max-items", min=1, help="Stop after so many items.")
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        help=(
+            "File or folder of LongBench-format JSONL (plain, .xz or .gz) to read "
+            "instead of the hub."
+        ),
+    ),
+]
+ManifestsDir = Annotated[
+    Path,
+    typer.Option("--manifests-dir", help="Folder of manifests and their CHECKSUMS files."),
+]
+Spec = Annotated[
+    str,
+    typer.Option("--spec", help="Name of a built-in spec, or a .json file with the fields of one."),
+]

@@ -1,0 +1,27 @@
+"""``sembench verify-frozen``: is a manifest still what was frozen."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sembench.cli.options import ManifestsDir, Spec
+from sembench.errors import ChecksumError
+from sembench.manifests.freezing import verify_manifest
+from sembench.manifests.spec import load_spec
+
+
+def verify_frozen(
+    spec: Spec,
+    manifests_dir: ManifestsDir,
+    block_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Recount exact figures only if frozen with this block size."),
+    ] = None,
+) -> None:
+    """Check a frozen manifest's checksum, count, spec and exact figures; exit 1 if any differs."""
+    problems = verify_manifest(load_spec(spec), manifests_dir, block_size=block_size)
+    if problems:
+        raise ChecksumError("; ".join(problems))
+    typer.echo(f"{spec}: as frozen")

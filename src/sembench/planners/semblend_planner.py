@@ -1,0 +1,123 @@
+"""SemBlend's planner. The only file of SemBench that imports SemBlend.
+
+What is measured is what the planner finds: plans are made without recompute runs and
+without asking for a quality certificate, because those decide what an engine may do
+with a plan, not what there is to reuse. A plan that SemBlend itself refuses (too
+little to gain, below the asked-for reuse ratio) proposes nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from sembench.errors import PlannerError, SemBenchError
+from sembench.metrics import ProposedSpan
+from sembench.planners.base import PlannerDonor, PlannerRequest, PlannerSettings
+
+_FLAGS = {
+    "semblend_embedder": "embedder",
+    "semblend_min_similarity": "min_similarity",
+    "semblend_min_reuse_ratio": "min_reuse_ratio",
+}
+_OWN = frozenset({*_FLAGS, "semblend_path", "disable_multi_donor"})
+
+
+class SemBlendPlanner:
+    """Wraps a SemBlendPipeline of its own, in one namespace."""
+
+    def __init__(self, settings: PlannerSettings) -> None:
+        options = settings.options
+        pipeline, namespace, semblend_settings = _import_semblend(options.get("semblend_path"))
+        values = {
+            name: options[flag] for flag, name in _FLAGS.items() if options.get(flag) is not None
+        }
+        values |= {name: value for name, value in options.items() if name not in _OWN}
+        values = {"allow_uncertified": True, "recompute_policy": "none", **values}
+        try:
+            self._settings = semblend_settings.from_mapping(values)
+        except Exception as error:
+            raise PlannerError(f"--planner semblend: {error}") from error
+        self._pipeline = pipeline(self._settings)
+        self._namespace = namespace.of(
+            model="sembench", tokenizer=settings.tokenizer, block_size=settings.block_size
+        )
+        self._block_size = settings.block_size
+        self._one_donor = bool(options.get("disable_multi_donor"))
+        self._by_meaning = self._settings.fuzzy_chunks
+
+    def register(self, donor: PlannerDonor) -> None:
+        """Offer the donor; its text too where meaning can change a plan."""
+        text = donor.text if self._by_meaning else None
+        if not self._pipeline.register_donor(
+            donor.donor_id, donor.tokens, self._namespace, text=text
+        ):
+            raise PlannerError(f"SemBlend did not take up donor {donor.donor_id}")
+
+    def forget(self, donor_id: str) -> None:
+        """Evict the donor."""
+        self._pipeline.evict(donor_id)
+
+    def describe(self) -> Mapping[str, Any]:
+        """Name, version and the settings that matter."""
+        shown = self._settings.model_dump(mode="json", exclude={"namespace_secret"})
+        return {
+            "name": "semblend",
+            "version": version("semblend"),
+            "path": str(getattr(sys.modules["semblend"], "__file__", "")),
+            "multi_donor": not self._one_donor,
+            "settings": shown,
+        }
+
+    def plan(self, request: PlannerRequest) -> Sequence[ProposedSpan]:
+        """The spans of an offered plan; nothing where SemBlend refuses one."""
+        plan = self._make_plan(request)
+        if plan is None or plan.reason is not None:
+            return []
+        spans = list(plan.spans)
+        if self._one_donor and spans:
+            covered: Counter[str] = Counter()
+            for span in spans:
+                covered[span.donor_id] += span.length
+            best = covered.most_common(1)[0][0]
+            spans = [span for span in spans if span.donor_id == best]
+        return [
+            ProposedSpan(
+                donor_id=span.donor_id,
+                donor_start=span.donor_start,
+                target_start=span.target_start,
+                length=span.length,
+            )
+            for span in spans
+        ]
+
+    def _make_plan(self, request: PlannerRequest) -> Any:
+        if not self._by_meaning:
+            return self._pipeline.plan(request.tokens, self._namespace, block_size=self._block_size)
+        self._pipeline.wait_until_learned()
+        match = self._pipeline.find_donor(
+            request.tokens, self._namespace, text=request.text, block_size=self._block_size
+        )
+        return None if match is None else match.plan
+
+
+def _import_semblend(path: str | None) -> tuple[Any, Any, Any]:
+    """SemBlendPipeline, Namespace and Settings, of the checkout at `path` where one is given."""
+    if path and path not in sys.path:
+        if any(name.split(".")[0] == "semblend" for name in sys.modules):
+            raise PlannerError("--semblend-path: another SemBlend is already imported")
+        sys.path.insert(0, path)
+    try:
+        return (
+            importlib.import_module("semblend.pipeline").SemBlendPipeline,
+            importlib.import_module("semblend.core.namespace").Namespace,
+            importlib.import_module("semblend.core.settings").Settings,
+        )
+    except SemBenchError:
+        raise
+    except Exception as error:
+        raise PlannerError(f"--planner semblend: SemBlend cannot be imported ({error})") from error

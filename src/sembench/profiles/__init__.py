@@ -1,0 +1,60 @@
+"""Profiles: where the records of a manifest come from, by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sembench.errors import UsageError
+from sembench.profiles.base import Source, SourceRecord
+from sembench.profiles.hub import HubLongBenchV1, HubLongBenchV2
+from sembench.profiles.local_files import LocalFiles
+from sembench.profiles.synthetic import Synthetic
+
+__all__ = ["PROFILES", "Source", "SourceRecord", "load_profile"]
+
+PROFILES = ("fixture", "synthetic-v1", "longbench-v1", "longbench-v2")
+FIXTURE_RECORDS = 3
+FIXTURE_SEED = 20260615
+"""The fixture is the same for everybody: `--seed` does not reach its documents."""
+
+
+def load_profile(
+    name: str,
+    *,
+    datasets: tuple[str, ...] = (),
+    data_dir: Path | None = None,
+    hf_revision: str | None = None,
+    records_per_dataset: int | None = None,
+    seed: int = 0,
+) -> Source:
+    """The source of profile `name`.
+
+    `records_per_dataset` lets a source that is generated, or read over a network,
+    stop there; a source on disk yields everything it has.
+
+    Raises
+    ------
+    UsageError
+        If there is no such profile, or a flag does not go with it.
+    """
+    if name not in PROFILES:
+        raise UsageError(f"--profile: {name!r} is not one of {', '.join(PROFILES)}")
+    generated = name in ("fixture", "synthetic-v1")
+    if generated and (data_dir is not None or hf_revision is not None):
+        flag = "--data-dir" if data_dir is not None else "--hf-revision"
+        raise UsageError(f"{flag}: profile {name} is generated and reads no data")
+    if data_dir is not None and hf_revision is not None:
+        raise UsageError("--hf-revision: --data-dir reads local files, which have no revision")
+    if name == "fixture":
+        return Synthetic(
+            profile=name, datasets=datasets, records_per_dataset=FIXTURE_RECORDS, seed=FIXTURE_SEED
+        )
+    if name == "synthetic-v1":
+        return Synthetic(datasets=datasets, records_per_dataset=records_per_dataset, seed=seed)
+    if data_dir is not None:
+        return LocalFiles(profile=name, path=data_dir, datasets=datasets)
+    if name == "longbench-v1":
+        return HubLongBenchV1(
+            datasets=datasets, revision=hf_revision, limit=records_per_dataset
+        )
+    return HubLongBenchV2(datasets=datasets, revision=hf_revision)
