@@ -1,0 +1,10 @@
+"""Where exact K/V is kept: device over host over disk, with leases, caps and checksums."""
+
+from __future__ import annotations
+
+from semblend.kv.tiers.base import Lease, TierStats
+from semblend.kv.tiers.disk import DiskTier
+from semblend.kv.tiers.memory import MemoryTier
+from semblend.kv.tiers.stack import TierStack
+
+__all__ = ["DiskTier", "Lease", "MemoryTier", "TierStack", "TierStats"]

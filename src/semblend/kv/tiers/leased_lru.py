@@ -1,0 +1,223 @@
+"""A byte budget with least-recently-used eviction and leases: the accounting of every tier.
+
+Owns three invariants. The bytes held, those still being filled and those removed
+while somebody uses them included, never exceed the capacity. A leased entry is
+never evicted. An entry is visible only when it is completely filled.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from semblend.core.errors import CapacityError
+from semblend.kv.segments import SegmentKey
+
+Payload = TypeVar("Payload")
+
+
+@dataclass(slots=True, eq=False)
+class Entry(Generic[Payload]):
+    """One held thing. Changed under its table's lock only."""
+
+    key: SegmentKey
+    nbytes: int
+    generation: int
+    """Differs for every admission, also of the same key."""
+    payload: Payload | None = None
+    """None while it is being filled."""
+    leases: int = 0
+    leaving: bool = False
+    """Chosen as a victim; its owner may still be copying it elsewhere."""
+    unwanted: bool = False
+    """Removed while it was being filled; goes as soon as that is done."""
+
+
+def _keep_nothing(_: Entry[Payload]) -> None:
+    """What happens to an entry that leaves, by default."""
+
+
+class LeasedLru(Generic[Payload]):
+    """Entries by key within `capacity_bytes`.
+
+    `discard` is called, under the lock, with every entry that leaves the table,
+    and must make its bytes free before it returns (a file is unlinked).
+    """
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        *,
+        discard: Callable[[Entry[Payload]], None] = _keep_nothing,
+    ) -> None:
+        if capacity_bytes < 0:
+            raise CapacityError(f"capacity_bytes: 0 or more expected, got {capacity_bytes}")
+        self.capacity_bytes = capacity_bytes
+        self._discard = discard
+        self._entries: OrderedDict[bytes, Entry[Payload]] = OrderedDict()
+        self._used_bytes = 0
+        self._generations = 0
+        self._lock = threading.Lock()
+        self._filled = threading.Condition(self._lock)
+        # One admission at a time makes room, so that two never count on the same victim. Tiers
+        # are only ever entered downwards from inside it, so there is no circle to wait in.
+        self._admission = threading.Lock()
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes held, being filled, or still leased after removal."""
+        return self._used_bytes
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: SegmentKey) -> bool:
+        with self._lock:
+            entry = self._entries.get(key.digest)
+            return entry is not None and entry.payload is not None
+
+    def keys(self) -> tuple[SegmentKey, ...]:
+        """Keys of complete entries, least recently used first."""
+        with self._lock:
+            return tuple(e.key for e in self._entries.values() if e.payload is not None)
+
+    def leased(self) -> int:
+        """Entries that somebody has leased."""
+        with self._lock:
+            return sum(1 for entry in self._entries.values() if entry.leases)
+
+    def lease(self, key: SegmentKey, *, wait_s: float = 0.0) -> Entry[Payload] | None:
+        """Make the entry the most recently used and keep it until :meth:`release`.
+
+        An entry that somebody is filling is waited for, at most `wait_s` seconds.
+        """
+        with self._lock:
+            if wait_s > 0.0:
+                self._filled.wait_for(lambda: not self._is_filling(key), timeout=wait_s)
+            entry = self._entries.get(key.digest)
+            if entry is None or entry.payload is None:
+                return None
+            self._entries.move_to_end(key.digest)
+            entry.leases += 1
+            return entry
+
+    def release(self, entry: Entry[Payload]) -> None:
+        """Give one lease back."""
+        with self._lock:
+            entry.leases -= 1
+            self._free_if_orphaned(entry)
+
+    def admit(
+        self,
+        key: SegmentKey,
+        nbytes: int,
+        fill: Callable[[], Payload],
+        *,
+        leave: Callable[[Entry[Payload]], None] = _keep_nothing,
+        left: Callable[[SegmentKey], None] = lambda _: None,
+    ) -> bool:
+        """Make room for `nbytes`, then fill and show the entry; False if the key is here already.
+
+        `leave` is called with each victim before it goes (to demote it) and `left`
+        after it went. Both run outside the table's lock.
+
+        Raises
+        ------
+        CapacityError
+            If it does not fit and nothing more may be evicted. Whatever `fill`
+            raises passes through, the room given back.
+        """
+        with self._admission:
+            entry = self._reserve(key, nbytes, leave, left)
+        if entry is None:
+            return False
+        try:
+            payload = fill()
+        except BaseException:
+            with self._lock:
+                del self._entries[key.digest]
+                self._used_bytes -= entry.nbytes
+                self._filled.notify_all()
+            raise
+        with self._lock:
+            entry.payload = payload
+            self._filled.notify_all()
+            if entry.unwanted:
+                self._take_out(entry)
+        return True
+
+    def remove(self, key: SegmentKey, *, generation: int | None = None) -> bool:
+        """Take an entry out of sight; its bytes are free once its last lease ends.
+
+        With a `generation`, only that admission of the key is removed.
+        """
+        with self._lock:
+            entry = self._entries.get(key.digest)
+            if entry is None or (generation is not None and entry.generation != generation):
+                return False
+            if entry.payload is None:
+                entry.unwanted = True
+            else:
+                self._take_out(entry)
+            return True
+
+    def _is_filling(self, key: SegmentKey) -> bool:
+        entry = self._entries.get(key.digest)
+        return entry is not None and entry.payload is None
+
+    def _reserve(
+        self,
+        key: SegmentKey,
+        nbytes: int,
+        leave: Callable[[Entry[Payload]], None],
+        left: Callable[[SegmentKey], None],
+    ) -> Entry[Payload] | None:
+        while True:
+            with self._lock:
+                if key.digest in self._entries:
+                    return None
+                if self._used_bytes + nbytes <= self.capacity_bytes:
+                    self._generations += 1
+                    entry: Entry[Payload] = Entry(key, nbytes, self._generations)
+                    self._entries[key.digest] = entry
+                    self._used_bytes += nbytes
+                    return entry
+                victim = self._choose_victim(nbytes)
+            try:
+                leave(victim)
+            finally:
+                with self._lock:
+                    victim.leaving = False
+                    gone = not victim.leases and self._entries.get(victim.key.digest) is victim
+                    if gone:
+                        self._take_out(victim)
+                    else:
+                        self._free_if_orphaned(victim)
+            if gone:
+                left(victim.key)
+
+    def _choose_victim(self, nbytes: int) -> Entry[Payload]:
+        if nbytes <= self.capacity_bytes:
+            for entry in self._entries.values():
+                if entry.payload is not None and not entry.leases:
+                    entry.leaving = True
+                    return entry
+        raise CapacityError(
+            f"{nbytes} bytes do not fit: {self._used_bytes} of {self.capacity_bytes} are in use "
+            f"and nothing more may be evicted"
+        )
+
+    def _take_out(self, entry: Entry[Payload]) -> None:
+        self._discard(entry)
+        del self._entries[entry.key.digest]
+        self._free_if_orphaned(entry)
+
+    def _free_if_orphaned(self, entry: Entry[Payload]) -> None:
+        """Count an entry's bytes as free once it is out of the table and nobody uses it."""
+        held = self._entries.get(entry.key.digest) is entry
+        if not held and entry.payload is not None and not entry.leases and not entry.leaving:
+            self._used_bytes -= entry.nbytes
+            entry.payload = None

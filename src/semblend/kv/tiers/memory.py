@@ -1,0 +1,172 @@
+"""Segments in memory: on the device, or on the host with every load checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from semblend.core.errors import CorruptSegmentError
+from semblend.kv.segments import Segment, SegmentKey, kv_checksum, require_exact
+from semblend.kv.tiers.base import Lease, TierCounters, TierStats
+from semblend.kv.tiers.leased_lru import Entry, LeasedLru
+
+
+class MemoryTier:
+    """Segments held as tensors on one device within a hard byte cap."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        capacity_bytes: int,
+        device: torch.device | str,
+        checked: bool,
+        pinned: bool = False,
+    ) -> None:
+        self.name = name
+        self.device = torch.device(device)
+        self._checked = checked
+        self._pinned = pinned
+        self._table: LeasedLru[Segment] = LeasedLru(capacity_bytes)
+        self._counters = TierCounters()
+
+    @classmethod
+    def on_device(cls, *, capacity_bytes: int, device: torch.device | str) -> MemoryTier:
+        """The fastest tier: where the engine's pool is. Not checksummed on load."""
+        return cls("device", capacity_bytes=capacity_bytes, device=device, checked=False)
+
+    @classmethod
+    def on_host(cls, *, capacity_bytes: int, pinned: bool | None = None) -> MemoryTier:
+        """Host memory, pinned where there is a GPU to copy to; checksummed on every load."""
+        pinned = torch.cuda.is_available() if pinned is None else pinned
+        return cls("host", capacity_bytes=capacity_bytes, device="cpu", checked=True, pinned=pinned)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The cap."""
+        return self._table.capacity_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes held now; never above the cap."""
+        return self._table.used_bytes
+
+    def __contains__(self, key: SegmentKey) -> bool:
+        return key in self._table
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def keys(self) -> tuple[SegmentKey, ...]:
+        """Keys, least recently used first."""
+        return self._table.keys()
+
+    def put(
+        self,
+        segment: Segment,
+        *,
+        demote: Callable[[Segment], None] = lambda _: None,
+        left: Callable[[SegmentKey], None] = lambda _: None,
+    ) -> bool:
+        """Hold a segment; False if it is held already.
+
+        Raises
+        ------
+        DonorError
+            If the segment is tainted.
+        CapacityError
+            If it does not fit beside what is leased.
+        """
+        require_exact(segment)
+        return self.put_from(segment.key, segment.nbytes, lambda: segment, demote=demote, left=left)
+
+    def put_from(
+        self,
+        key: SegmentKey,
+        nbytes: int,
+        load: Callable[[], Segment],
+        *,
+        demote: Callable[[Segment], None] = lambda _: None,
+        left: Callable[[SegmentKey], None] = lambda _: None,
+    ) -> bool:
+        """Like :meth:`put`, for a segment that is loaded only once there is room for it.
+
+        `demote` receives each victim while it is still held; `left` is told when it went.
+        """
+
+        def leave(entry: Entry[Segment]) -> None:
+            if entry.payload is not None:
+                demote(entry.payload)
+
+        def gone(victim: SegmentKey) -> None:
+            self._counters.add("evictions")
+            left(victim)
+
+        return self._table.admit(key, nbytes, lambda: self._adopt(load()), leave=leave, left=gone)
+
+    def acquire(self, key: SegmentKey, *, wait_s: float = 0.0) -> Lease | None:
+        """Lease a segment. One that fails its checksum is deleted, counted and missed.
+
+        One that somebody else is loading is waited for, at most `wait_s` seconds.
+        """
+        entry = self._table.lease(key, wait_s=wait_s)
+        if entry is None or entry.payload is None:
+            self._counters.add("misses")
+            return None
+        segment = entry.payload
+        if self._checked and kv_checksum(segment.kv) != segment.checksum:
+            self._table.remove(key, generation=entry.generation)
+            self._table.release(entry)
+            self._counters.add("corrupt")
+            self._counters.add("misses")
+            return None
+        self._counters.add("hits")
+        return Lease(
+            segment=segment,
+            generation=entry.generation,
+            tier=self.name,
+            release=lambda: self._table.release(entry),
+        )
+
+    def remove(self, key: SegmentKey) -> bool:
+        """Forget a segment; leases of it stay good."""
+        return self._table.remove(key)
+
+    def stats(self) -> TierStats:
+        """A snapshot."""
+        counters = self._counters
+        return TierStats(
+            name=self.name,
+            used_bytes=self.used_bytes,
+            capacity_bytes=self.capacity_bytes,
+            segments=len(self._table),
+            leased=self._table.leased(),
+            hits=counters.hits,
+            misses=counters.misses,
+            evictions=counters.evictions,
+            corrupt=counters.corrupt,
+            errors=counters.errors,
+        )
+
+    def _adopt(self, segment: Segment) -> Segment:
+        """The segment as this tier holds it: on its device, owning exactly its own bytes."""
+        kv = segment.kv.detach()
+        if kv.device != self.device or (self._pinned and not kv.is_pinned()):
+            held = torch.empty(
+                kv.shape, dtype=kv.dtype, device=self.device, pin_memory=self._pinned
+            )
+            held.copy_(kv)
+        elif kv.untyped_storage().nbytes() != kv.nbytes:
+            held = kv.clone()  # A view would keep the whole tensor behind it alive, uncounted.
+        else:
+            held = kv
+        if not self._checked:
+            return replace(segment, kv=held)
+        checksum = kv_checksum(held)
+        if segment.checksum not in (None, checksum):
+            raise CorruptSegmentError(
+                f"segment {segment.key.name[:16]} changed on its way to the {self.name} tier"
+            )
+        return replace(segment, kv=held, checksum=checksum)

@@ -1,0 +1,211 @@
+"""Device over host over disk: one place to put segments and to lease them from.
+
+A segment is looked for in the fastest tier first and climbs when it is used; a
+tier that makes room hands its least recently used segment to the tier below.
+Copies below stay where they are, so a segment that climbed and falls again costs
+nothing to demote. Whatever fails in a tier is counted and is a miss here: callers
+see a lease, or None and compute the tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+
+from semblend.core.errors import CapacityError, StorageError
+from semblend.kv.segments import Segment, SegmentKey, require_exact
+from semblend.kv.tiers.base import Lease, TierStats
+from semblend.kv.tiers.disk import DiskTier
+from semblend.kv.tiers.memory import MemoryTier
+
+logger = logging.getLogger("semblend.kv")
+
+_LOAD_WAIT_S = 2.0
+"""How long a load of the same segment by another thread is waited for; then it is a miss."""
+
+EvictionListener = Callable[[SegmentKey], None]
+
+
+@dataclass(slots=True)
+class TierStack:
+    """Memory tiers, fastest first, and at most one disk tier below them. Thread-safe.
+
+    Eviction listeners are called, outside all locks, with every key that no tier
+    holds any more; a donor that relied on it is gone.
+    """
+
+    memory: Sequence[MemoryTier]
+    disk: DiskTier | None = None
+    _listeners: list[EvictionListener] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.memory = tuple(self.memory)
+        names = [tier.name for tier in self.memory]
+        if not names or len(set(names)) != len(names):
+            raise StorageError(
+                f"tier stack: at least one memory tier and different names expected, got {names}"
+            )
+
+    def __contains__(self, key: SegmentKey) -> bool:
+        held = any(key in tier for tier in self.memory)
+        return held or (self.disk is not None and key in self.disk)
+
+    def add_eviction_listener(self, listener: EvictionListener) -> None:
+        """Have `listener` told about every key that is lost."""
+        self._listeners.append(listener)
+
+    def put(self, segment: Segment) -> str | None:
+        """Hold a segment in the fastest tier it fits; returns that tier's name, or None.
+
+        Raises
+        ------
+        DonorError
+            If the segment is tainted.
+        """
+        require_exact(segment)
+        left: list[SegmentKey] = []
+        try:
+            return self._put_from_level(0, segment, left)
+        finally:
+            self._tell(left)
+
+    def acquire(self, key: SegmentKey) -> Lease | None:
+        """Lease a segment from the fastest tier it can be brought to, or None.
+
+        None is an ordinary answer: not held, corrupt, unreadable, or no room to
+        bring it into memory. The tokens are computed then.
+        """
+        left: list[SegmentKey] = [key] if key in self else []
+        try:
+            lease = self._find(key, left)
+            return None if lease is None else self._climb(lease, left)
+        finally:
+            self._tell(left)
+
+    def remove(self, key: SegmentKey) -> bool:
+        """Forget a segment everywhere; leases of it stay good until they are released."""
+        removed = [tier.remove(key) for tier in self.memory]
+        if self.disk is not None:
+            try:
+                removed.append(self.disk.remove(key))
+            except StorageError as error:
+                logger.warning("segment %s was not deleted: %s", key.name[:16], error)
+        if any(removed):
+            self._tell([key])
+        return any(removed)
+
+    def stats(self) -> tuple[TierStats, ...]:
+        """A snapshot of every tier, fastest first."""
+        stats = [tier.stats() for tier in self.memory]
+        return tuple(stats) if self.disk is None else (*stats, self.disk.stats())
+
+    def close(self) -> None:
+        """Let go of the disk tier's folder."""
+        if self.disk is not None:
+            self.disk.close()
+
+    def __enter__(self) -> TierStack:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _put_from_level(self, level: int, segment: Segment, left: list[SegmentKey]) -> str | None:
+        """Hold a segment in the first tier from `level` down that takes it."""
+        for index, tier in enumerate(self.memory[level:], start=level):
+            try:
+                tier.put(segment, demote=partial(self._demote, index, left), left=left.append)
+            except CapacityError:
+                continue
+            except StorageError as error:
+                logger.warning("segment %s was not stored: %s", segment.key.name[:16], error)
+                return None
+            return tier.name
+        if self.disk is None:
+            return None
+        try:
+            self.disk.put(segment, left=left.append)
+        except CapacityError:
+            return None
+        except StorageError as error:
+            logger.warning("segment %s was not stored: %s", segment.key.name[:16], error)
+            return None
+        return self.disk.name
+
+    def _demote(self, level: int, left: list[SegmentKey], segment: Segment) -> None:
+        """Hand a victim of the tier at `level` to the tiers below it; losing it is no error."""
+        self._put_from_level(level + 1, segment, left)
+
+    def _find(self, key: SegmentKey, left: list[SegmentKey]) -> Lease | None:
+        """A lease from the fastest memory tier that holds the key, read from disk if need be."""
+        for tier in self.memory:
+            lease = tier.acquire(key)
+            if lease is not None:
+                return lease
+        if self.disk is None:
+            return None
+        try:
+            return self._read_from_disk(self.disk, key, left)
+        except StorageError as error:
+            logger.warning("segment %s was not loaded: %s", key.name[:16], error)
+            return None
+
+    def _read_from_disk(
+        self, disk: DiskTier, key: SegmentKey, left: list[SegmentKey]
+    ) -> Lease | None:
+        """Bring a segment into the slowest memory tier, read only once there is room for it."""
+        nbytes = disk.nbytes(key)
+        if nbytes is None:
+            return None
+
+        def load() -> Segment:
+            segment = disk.load(key)
+            if segment is None:
+                raise StorageError("it was deleted or is corrupt")
+            return segment
+
+        for index in reversed(range(len(self.memory))):
+            tier = self.memory[index]
+            try:
+                demote = partial(self._demote, index, left)
+                tier.put_from(key, nbytes, load, demote=demote, left=left.append)
+            except CapacityError:
+                continue
+            # Somebody else may be reading the same file; its result serves both.
+            return tier.acquire(key, wait_s=_LOAD_WAIT_S)
+        return None
+
+    def _climb(self, lease: Lease, left: list[SegmentKey]) -> Lease:
+        """Move a lease up to the fastest tier that has room; it stays where it is otherwise."""
+        names = [tier.name for tier in self.memory]
+        for index in reversed(range(names.index(lease.tier))):
+            tier = self.memory[index]
+            try:
+                tier.put(lease.segment, demote=partial(self._demote, index, left), left=left.append)
+            except StorageError:
+                break
+            higher = tier.acquire(lease.segment.key)
+            if higher is None:
+                break
+            lease.release()
+            lease = higher
+        return lease
+
+    def _tell(self, left: Sequence[SegmentKey]) -> None:
+        """Tell listeners about the keys that no tier holds any more."""
+        for key in dict.fromkeys(left):
+            if key in self:
+                continue
+            for listener in self._listeners:
+                try:
+                    listener(key)
+                except Exception:
+                    logger.exception("an eviction listener failed")
