@@ -5,22 +5,24 @@ identical for long enough to be found by hash, yet most of it is identical piece
 piece. Alignment is seed, then diff, then extend:
 
 1. *Seeds*: k-grams that target and donor share, found by sorting hashes.
-2. *Diff*: for each window of the target, the donor regions its seeds point at (a few
-   bands of diagonals at most) are compared with a bit-parallel longest common
-   subsequence (rapidfuzz). A run counts only where its surroundings resemble each
-   other too; a phrase that both texts happen to use does not.
+2. *Diff*: the seeds of each window of the target fall into bands of neighbouring
+   offsets. The stretches of target and donor that the best few bands span are compared
+   with a bit-parallel longest common subsequence (rapidfuzz). Runs count only where
+   the surroundings resemble each other too; a phrase both texts happen to use does not.
 3. *Extend*: each equal block grows in both directions as far as tokens are equal.
 
 Never a diff of whole prompts. For n target and m donor tokens the work is bounded by
 O((n + m) log m) for seeds, at most `MAX_SEEDS_PER_GRAM` per target token, and
-`max_windows` × `MAX_BANDS` diffs of `WINDOW_TOKENS` × `REGION_TOKENS` tokens.
+`max_windows` × `MAX_BANDS` diffs of a window and its margins by `REGION_TOKENS`.
 
 Every run returned is compared token by token before it is returned.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +37,11 @@ REGION_TOKENS = 512
 """Donor tokens a window is compared with: room for as many insertions as it has tokens."""
 BAND_TOKENS = 128
 """Seeds whose offsets differ by less belong to one stretch of edited text."""
-MAX_BANDS = 3
+MARGIN = 16
+"""Tokens around a band's seeds that are compared too: the surroundings."""
+MIN_RESEMBLANCE = 0.3
+"""Share of a band that must be common to both sides for its runs to count."""
+MAX_BANDS = 4
 """Donor regions a window is compared with: it may straddle passages from several places."""
 MAX_SEEDS_PER_GRAM = 8
 """Occurrences of one k-gram in the donor that are followed; more is boilerplate."""
@@ -62,6 +68,15 @@ class AlignedRun:
     def offset(self) -> int:
         """Donor position minus target position: runs of one offset lie on one diagonal."""
         return self.donor_start - self.target_start
+
+
+class _Band(NamedTuple):
+    """A stretch of the target and the stretch of the donor that its seeds point at."""
+
+    start: int
+    end: int
+    donor_start: int
+    donor_end: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +123,9 @@ def align(
         return Alignment(runs=(), similarity=0.0)
     positions, offsets = _seeds(target_ids, donor_ids, seed_tokens)
     found: list[AlignedRun] = []
-    for start, window_offsets in _windows(positions, offsets, max_windows):
-        for low, high in _bands(window_offsets):
-            blocks = _equal_blocks(target_ids, donor_ids, start, low, high)
+    for at, by in _windows(positions, offsets, max_windows):
+        for band in _bands(at, by, seed_tokens):
+            blocks = _equal_blocks(target_ids, donor_ids, band)
             found.extend(_extended(target_ids, donor_ids, blocks))
     runs = _disjoint(_joined(found), len(target_ids), min_run)
     matched = sum(run.length for run in runs)
@@ -165,40 +180,47 @@ def _gram_hashes(tokens: TokenArray, k: int) -> npt.NDArray[np.uint64]:
     return hashes
 
 
-def _windows(positions: Indices, offsets: Indices, max_windows: int) -> list[tuple[int, Indices]]:
-    """Windows with seeds, as (first target token, the offsets of its seeds)."""
+def _windows(
+    positions: Indices, offsets: Indices, max_windows: int
+) -> Iterator[tuple[Indices, Indices]]:
+    """The seeds of each window that has any: positions and offsets, the richest windows first."""
     if len(positions) == 0:
-        return []
-    numbers = positions // WINDOW_TOKENS
-    edges = np.flatnonzero(np.diff(numbers)) + 1
-    groups = list(zip(numbers[np.r_[0, edges]], np.split(offsets, edges), strict=True))
-    groups.sort(key=lambda group: -len(group[1]))
-    return [(int(number) * WINDOW_TOKENS, group) for number, group in groups[:max_windows]]
+        return
+    edges = np.flatnonzero(np.diff(positions // WINDOW_TOKENS)) + 1
+    groups = list(zip(np.split(positions, edges), np.split(offsets, edges), strict=True))
+    groups.sort(key=lambda group: -len(group[0]))
+    yield from groups[:max_windows]
 
 
-def _bands(offsets: Indices) -> list[tuple[int, int]]:
-    """The best supported groups of neighbouring offsets, as [lowest, highest]."""
-    ordered = np.sort(offsets)
-    splits = np.flatnonzero(np.diff(ordered) > BAND_TOKENS) + 1
-    groups = np.split(ordered, splits)
+def _bands(positions: Indices, offsets: Indices, seed_tokens: int) -> Iterator[_Band]:
+    """The best supported groups of a window's seeds whose offsets are neighbours."""
+    order = np.argsort(offsets, kind="stable")
+    splits = np.flatnonzero(np.diff(offsets[order]) > BAND_TOKENS) + 1
+    groups = np.split(order, splits)
     groups.sort(key=lambda group: -len(group))
-    return [(int(group[0]), int(group[-1])) for group in groups[:MAX_BANDS]]
+    for group in groups[:MAX_BANDS]:
+        at, donor_at = positions[group], positions[group] + offsets[group]
+        yield _Band(
+            int(at.min()),
+            int(at.max()) + seed_tokens,
+            int(donor_at.min()),
+            int(donor_at.max()) + seed_tokens,
+        )
 
 
-def _equal_blocks(
-    target: TokenArray, donor: TokenArray, start: int, low: int, high: int
-) -> list[tuple[int, int]]:
-    """First positions (target, donor) of what a window and its donor region have in common."""
-    end = min(start + WINDOW_TOKENS, len(target))
-    spare = max(0, REGION_TOKENS - WINDOW_TOKENS - (high - low)) // 2
-    first = max(0, start + low - spare)
-    last = min(len(donor), first + REGION_TOKENS)
-    editops = LCSseq.editops(target[start:end].tolist(), donor[first:last].tolist())
-    return [
-        (start + block.a, first + block.b)
-        for block in editops.as_matching_blocks()
-        if block.size > 0
-    ]
+def _equal_blocks(target: TokenArray, donor: TokenArray, band: _Band) -> list[tuple[int, int]]:
+    """First positions (target, donor) of what a band's two sides have in common.
+
+    Nothing, where they do not resemble each other.
+    """
+    first, donor_first = max(0, band.start - MARGIN), max(0, band.donor_start - MARGIN)
+    side = target[first : min(band.end + MARGIN, first + WINDOW_TOKENS + 2 * MARGIN)]
+    donor_side = donor[donor_first : min(band.donor_end + MARGIN, donor_first + REGION_TOKENS)]
+    editops = LCSseq.editops(side.tolist(), donor_side.tolist())
+    blocks = [block for block in editops.as_matching_blocks() if block.size > 1]
+    if sum(block.size for block in blocks) < MIN_RESEMBLANCE * min(len(side), len(donor_side)):
+        return []
+    return [(first + block.a, donor_first + block.b) for block in blocks]
 
 
 def _extended(

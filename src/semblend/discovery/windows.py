@@ -13,7 +13,6 @@ the two ends of the prompt are always read. Text is never dropped behind a lengt
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -157,28 +156,23 @@ def _sampled_regions(
 
 
 def _sample(before: Offsets, start: int, end: int, size: int) -> Window:
-    """Read region [start, end) through evenly spaced pieces that cost `size` together."""
+    """Read region [start, end) through evenly spaced pieces that cost at most `size` together."""
     if before[end] - before[start] <= size:
         return Window(start=start, end=end, pieces=((start, end),))
     count = min(PIECES, size)
     share = size // count
-    anchors = np.linspace(before[start], before[end] - share, count)
-    pieces: list[tuple[int, int]] = []
-    for anchor in anchors[:-1]:
-        first = max(int(np.searchsorted(before, anchor, side="right")) - 1, start)
-        _append_piece(pieces, first, _reach(before, first, share))
     # The last piece is fitted from the right, so that the region's last unit is read.
-    first = int(np.searchsorted(before, before[end] - share, side="left"))
-    _append_piece(pieces, min(first, end - 1), end)
-    return Window(start=start, end=end, pieces=tuple(pieces))
-
-
-def _append_piece(pieces: list[tuple[int, int]], first: int, last: int) -> None:
-    """Add [first, last), less what the piece before it already reads."""
-    if pieces:
-        first = max(first, pieces[-1][1])
-    if first < last:
-        pieces.append((first, last))
+    tail = min(int(np.searchsorted(before, before[end] - share, side="left")), end - 1)
+    pieces: list[tuple[int, int]] = []
+    position, left = start, size - int(before[end] - before[tail])
+    for anchor in np.linspace(before[start], before[end] - share, count)[:-1]:
+        first = max(int(np.searchsorted(before, anchor, side="right")) - 1, position)
+        last = min(_reach(before, first, share), tail)
+        cost = int(before[last] - before[first])
+        if first < last and cost <= left:
+            pieces.append((first, last))
+            position, left = last, left - cost
+    return Window(start=start, end=end, pieces=(*pieces, (tail, end)))
 
 
 def embed_text(
@@ -260,13 +254,3 @@ def _nothing(embedder: Embedder) -> PromptVectors:
         windows=np.empty((0, embedder.dimension), dtype=np.float32),
         bounds=np.empty((0, 2), dtype=np.int64),
     )
-
-
-def unread_stretch(windows: tuple[Window, ...]) -> int:
-    """The longest run of units inside the windows' cover that no piece reads."""
-    pieces = sorted(piece for window in windows for piece in window.pieces)
-    reached, longest = (pieces[0][1] if pieces else 0), 0
-    for _, (first, last) in pairwise(pieces):
-        longest = max(longest, first - reached)
-        reached = max(reached, last)
-    return longest

@@ -10,8 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 
 from semblend.core.errors import EmbedderError, MissingExtraError
 from semblend.discovery.embedders.base import Embedder, Units, Vectors, normalised
-from semblend.discovery.embedders.model_files import find_model, model_name
+from semblend.discovery.embedders.model_files import find_model, model_name, quiet_loading
 from semblend.discovery.embedders.onnx import ONNX_NAMES, OnnxEmbedder
 from semblend.discovery.embedders.word_pieces import SPECIAL_TOKENS, WordPieces
 
@@ -30,8 +29,8 @@ class MiniLMEmbedder(Embedder):
     """A sentence-transformers model on the CPU."""
 
     name = "minilm"
-    max_windows = 64
-    """About 14,000 word pieces (70,000 characters) read in full; longer prompts in pieces."""
+    max_windows = 128
+    """About 28,000 word pieces (100,000 characters) read in full; longer prompts in pieces."""
 
     def __init__(self, place: Path | str) -> None:
         """Load from a folder, or by hub name (which may fetch it)."""
@@ -83,23 +82,10 @@ def _load(place: Path | str) -> Any:
         ) from error
     # A folder is complete by itself: the hub must not even be asked about it.
     local = isinstance(place, Path)
-    with _quiet_loading():
+    with quiet_loading():
         try:
             return library.SentenceTransformer(str(place), device="cpu", local_files_only=local)
         except Exception as error:  # the library's loaders raise whatever their files raise
             raise EmbedderError(
                 f"the minilm embedder could not load {place}: {type(error).__name__}: {error}"
             ) from error
-
-
-@contextmanager
-def _quiet_loading() -> Iterator[None]:
-    """Without transformers' progress bar, which would draw on a server's standard error."""
-    bars = importlib.import_module("transformers.utils.logging")
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            bars.enable_progress_bar()

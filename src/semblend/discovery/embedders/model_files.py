@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from semblend.core.errors import EmbedderError, MissingExtraError
@@ -57,7 +59,7 @@ def model_name(place: Path | str) -> str:
 
 
 def find_file(model: str, names: tuple[str, ...], *, purpose: str, extra: str) -> Path:
-    """The first of `names` that `model` has, from its folder or from the hub.
+    """The first of `names` that `model` has: in its folder, the installed package, the hub.
 
     Raises
     ------
@@ -69,7 +71,9 @@ def find_file(model: str, names: tuple[str, ...], *, purpose: str, extra: str) -
         for name in names:
             if (place / name).is_file():
                 return place / name
-        raise EmbedderError(f"{purpose}: none of {', '.join(names)} in {place}")
+        if model:
+            raise EmbedderError(f"{purpose}: none of {', '.join(names)} in {place}")
+        place = HUB_NAME  # the package ships no such file, the same model's repository may
     return _from_hub(place, names, purpose=purpose, extra=extra)
 
 
@@ -82,9 +86,22 @@ def _from_hub(repository: str, names: tuple[str, ...], *, purpose: str, extra: s
     for name in names:
         try:
             return Path(hub.hf_hub_download(repository, name))
-        except (OSError, ValueError) as error:  # absent, offline, unreachable, not cached
+        except Exception as error:  # absent, offline or unreachable: whatever its HTTP client says
             reasons.append(f"{name}: {type(error).__name__}")
     raise EmbedderError(
-        f"{purpose}: {repository} is neither on this machine nor to be had from the hub "
-        f"({'; '.join(reasons)})"
+        f"{purpose}: {repository} has no {' or '.join(names)} on this machine, and the hub gave "
+        f"none ({'; '.join(reasons)})"
     )
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Without transformers' progress bar, which would draw on a server's standard error."""
+    bars = importlib.import_module("transformers.utils.logging")
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()

@@ -28,7 +28,7 @@ class NoneEmbedder(Embedder):
         """An empty row for each sequence, shape [n, 0]."""
         return np.empty((len(sequences), 0), dtype=np.float32)
 
-    def units(self, text: str) -> Units:  # noqa: ARG002 - the interface's argument
+    def units(self, text: str) -> Units:
         """No units: no windows are cut."""
         empty = np.empty(0, dtype=np.int64)
         return Units(starts=empty, ends=empty, costs=empty)

@@ -35,14 +35,14 @@ class OnnxEmbedder(Embedder):
     name = "minilm"
     extra = "embedder"
     provider = CPU
-    max_windows = 64
+    max_windows = 128
 
     def __init__(self, model: str = "") -> None:
         purpose = f"the {self.name} embedder (ONNX)"
         runtime = _onnxruntime(purpose, self.extra)
         self._require_provider(runtime)
-        graph = find_file(model, ONNX_NAMES, purpose=purpose, extra=self.extra)
-        tokenizer = _beside(graph, "tokenizer.json")
+        graph = _find_graph(model, purpose, self.extra)
+        tokenizer = find_file(model, ("tokenizer.json",), purpose=purpose, extra=self.extra)
         self._pieces = WordPieces.from_file(tokenizer, extra=self.extra)
         self._session = self._open(runtime, graph)
         self._inputs = {node.name for node in self._session.get_inputs()}
@@ -68,7 +68,7 @@ class OnnxEmbedder(Embedder):
 
     def _run(self, sequences: list[list[int]]) -> Vectors:
         """Mean token vectors of a batch, shape [n, dimension]."""
-        limit = getattr(self, "window_tokens", _DEFAULT_MAX_TOKENS) + SPECIAL_TOKENS
+        limit = self.window_tokens + SPECIAL_TOKENS
         ids, mask = _padded([_fitted(sequence, limit) for sequence in sequences])
         feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
         outputs = self._session.run(None, {n: v for n, v in feeds.items() if n in self._inputs})
@@ -86,8 +86,10 @@ class OnnxEmbedder(Embedder):
             )
 
     def _open(self, runtime: Any, graph: Path) -> Any:
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = 1  # a background thread's worth: the cores are the engine's
         try:
-            session = runtime.InferenceSession(str(graph), providers=[self.provider])
+            session = runtime.InferenceSession(str(graph), options, providers=[self.provider])
         except Exception as error:  # onnxruntime's own exceptions share no public base
             raise EmbedderError(f"{graph}: onnxruntime cannot run it ({error})") from error
         # onnxruntime drops a provider it cannot start and goes on with the CPU.
@@ -108,12 +110,14 @@ def _onnxruntime(purpose: str, extra: str) -> Any:
         raise MissingExtraError(package=package, extra=extra, purpose=purpose) from error
 
 
-def _beside(graph: Path, name: str) -> Path:
-    """A file of the model's folder, whether the graph lies in it or in its `onnx/`."""
-    for folder in (graph.parent, graph.parent.parent):
-        if (folder / name).is_file():
-            return folder / name
-    raise EmbedderError(f"{graph}: no {name} beside it or in the folder above")
+def _find_graph(model: str, purpose: str, extra: str) -> Path:
+    try:
+        return find_file(model, ONNX_NAMES, purpose=purpose, extra=extra)
+    except EmbedderError as error:
+        raise EmbedderError(
+            f"{error}. To make one: python -m semblend.discovery.embedders.onnx_export FOLDER, "
+            f"then set embedder_model to that folder"
+        ) from error
 
 
 def _max_tokens(folder: Path) -> int:

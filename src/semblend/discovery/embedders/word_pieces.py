@@ -51,4 +51,6 @@ class WordPieces:
     def units(self, text: str) -> Units:
         """The tokenizer's words: a window never begins inside one."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        return units_of_tokens(encoding.offsets, encoding.word_ids)
+        # A special token spelt out in the text belongs to no word: it is one by itself.
+        words = [-1 - i if word is None else word for i, word in enumerate(encoding.word_ids)]
+        return units_of_tokens(encoding.offsets, words)
