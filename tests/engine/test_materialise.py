@@ -32,7 +32,13 @@ def shelf_for(model: LoadedModel, piece_tokens: int = 16) -> DonorShelf:
 def target_and_plan(recompute: list[Hole] | None = None) -> tuple[TokenArray, Plan]:
     """A new head, the second donor's middle, a seam, the first donor's, and a question."""
     tokens = np.concatenate(
-        (random_tokens(9, 21), SECOND[5:40], random_tokens(3, 22), FIRST[10:50], random_tokens(7, 23))
+        (
+            random_tokens(9, 21),
+            SECOND[5:40],
+            random_tokens(3, 22),
+            FIRST[10:50],
+            random_tokens(7, 23),
+        )
     )
     spans = [
         Span(donor_id="first", donor_start=10, target_start=47, length=40),

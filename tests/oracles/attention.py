@@ -75,9 +75,7 @@ def segmented_forward(
         all_keys.append(key)
         all_values.append(value)
         group = heads // kv_heads
-        scores = torch.einsum(
-            "qhd,khd->hqk", query, key.repeat_interleave(group, dim=1)
-        ) / dim**0.5
+        scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(group, dim=1)) / dim**0.5
         scores = scores.masked_fill(~visible, float("-inf"))
         mixed = torch.einsum(
             "hqk,khd->qhd", scores.softmax(-1), value.repeat_interleave(group, dim=1)

@@ -73,7 +73,11 @@ def paged_attention(
             f"{type(module).__name__} asks for a mask, dropout or soft-capped logits in attention"
         )
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    queries, keys, values = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
+    queries, keys, values = (
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+    )
     write_rows(batch, layer, keys, values)
     if batch.hook is not None:
         batch.hook(layer, queries, keys, values)
@@ -81,9 +85,7 @@ def paged_attention(
     return out[None], None
 
 
-def write_rows(
-    batch: SegmentBatch, layer: int, keys: torch.Tensor, values: torch.Tensor
-) -> None:
+def write_rows(batch: SegmentBatch, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
     """Put rows [rows, kv_heads, head_dim] where the batch says they belong."""
     pool_keys, pool_values = batch.pool.keys(layer), batch.pool.values(layer)
     for row, slot, length in batch.writes:
@@ -133,7 +135,11 @@ def _segment(
         shared = (kv_heads, groups, length, dim)
         parts.append(
             flash(
-                grouped, own_keys.expand(shared), own_values.expand(shared), causal=True, scale=scale
+                grouped,
+                own_keys.expand(shared),
+                own_values.expand(shared),
+                causal=True,
+                scale=scale,
             )
         )
     if segment.past:

@@ -43,9 +43,7 @@ class DonorKv:
 class DonorSource(Protocol):
     """Where donor K/V is leased from."""
 
-    def lease(
-        self, donor_id: str, start: int, end: int
-    ) -> AbstractContextManager[DonorKv]:
+    def lease(self, donor_id: str, start: int, end: int) -> AbstractContextManager[DonorKv]:
         """K/V that covers donor positions [start, end), kept from eviction meanwhile.
 
         Raises

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from semblend.core.plan import Plan
+from semblend.core.plan import Hole, Plan, merge_holes
 from semblend.core.tokens import TokenArray
 from semblend.engine.batch import ComputeRun, LayerHook, build_batch
 from semblend.engine.model import LoadedModel
@@ -31,13 +31,19 @@ def compute(
     return model.forward(build_batch(pool, runs, hook=hook))
 
 
+def plan_runs(plan: Plan) -> tuple[Hole, ...]:
+    """What is left to compute once a plan's copies are in place: every hole, and the tail."""
+    return merge_holes((*plan.holes, Hole(plan.end, plan.prompt_tokens)))
+
+
 def runs_of_plan(plan: Plan, tokens: TokenArray, table: PageTable) -> list[ComputeRun]:
-    """What is left to compute once a plan's copies are in place: every hole, then the tail."""
-    runs = [
-        ComputeRun(tokens=tokens[hole.start : hole.end], start=hole.start, table=table)
-        for hole in plan.holes
+    """The same as runs of one pass, the last of which yields the next token's logits."""
+    return [
+        ComputeRun(
+            tokens=tokens[run.start : run.end],
+            start=run.start,
+            table=table,
+            wants_logits=run.end == plan.prompt_tokens,
+        )
+        for run in plan_runs(plan)
     ]
-    start = max(plan.end, plan.exact_tokens)
-    if runs and runs[-1].end == start:
-        start = runs.pop().start
-    return [*runs, ComputeRun(tokens=tokens[start:], start=start, table=table, wants_logits=True)]

@@ -34,6 +34,8 @@ class Sequence:
 
     request: GenerationRequest
     handle: RequestHandle
+    share_key: bytes | None
+    """Under which its exact pages are shared; None for an incomplete namespace: with nobody."""
     max_new_tokens: int
     decoder: StreamDecoder
     stops: StopStrings

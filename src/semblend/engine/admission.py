@@ -1,0 +1,182 @@
+"""From a waiting request to one with pages: exact prefix first, then a plan, then cold.
+
+Nothing in here can fail a request: whatever goes wrong while looking up or
+loading donors is written down as the reason, and the tokens are computed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+
+import numpy as np
+
+from semblend.core.errors import CapacityError, CorruptSegmentError, DonorError, PlanError
+from semblend.core.outcomes import DeclineReason, Outcome
+from semblend.core.plan import Hole, Plan
+from semblend.engine.materialise import DonorSource, load_spans
+from semblend.engine.model import LoadedModel
+from semblend.engine.pages import PageIds, PageTable
+from semblend.engine.pool import PagedPool
+from semblend.engine.prefix_cache import PrefixCache
+from semblend.engine.segmented import plan_runs
+from semblend.engine.sequence import Phase, Sequence
+from semblend.pipeline import SemBlendPipeline
+
+logger = logging.getLogger("semblend.engine")
+
+
+class Admission:
+    """Gives a request its pages and fills them as far as that costs no compute.
+
+    A request is given room for its whole output at once: a running request can
+    then never be starved by others, and its pages lie side by side.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: LoadedModel,
+        pool: PagedPool,
+        prefixes: PrefixCache | None,
+        pipeline: SemBlendPipeline,
+        donors: DonorSource,
+    ) -> None:
+        self._model = model
+        self._pool = pool
+        self._prefixes = prefixes
+        self._pipeline = pipeline
+        self._donors = donors
+
+    def pages_needed(self, sequence: Sequence) -> int:
+        """Pages of prompt and longest output; the last output token needs no K/V."""
+        return self._pool.pages_for(sequence.prompt_tokens + sequence.max_new_tokens - 1)
+
+    def try_admit(self, sequence: Sequence) -> bool:
+        """Admit the request if there is room for it now."""
+        shared = self._match(sequence)
+        fresh = self._take(self.pages_needed(sequence) - len(shared))
+        if fresh is None:
+            self._pool.allocator.release(shared)
+            return False
+        sequence.admitted_at = time.perf_counter()
+        sequence.table = PageTable(
+            pages=np.concatenate((shared, fresh)), page_size=self._pool.page_size
+        )
+        sequence.exact_tokens = len(shared) * self._pool.page_size
+        sequence.phase = Phase.PREFILL
+        plan = self._plan(sequence) if sequence.request.reuse else None
+        if plan is not None and plan.executable and self._load(sequence, plan):
+            sequence.plan = plan
+            sequence.pending = deque(plan_runs(plan))
+        else:
+            compute_from_tokens(sequence)
+        return True
+
+    def settle(self, sequence: Sequence) -> None:
+        """Tell the ledger what became of the prompt; called once, when the request ends."""
+        ledger, request_id = self._pipeline.ledger, sequence.request.request_id
+        counts = {"prompt_tokens": sequence.prompt_tokens, "exact_tokens": sequence.exact_tokens}
+        try:
+            if not sequence.in_ledger:
+                ledger.exact(request_id, **counts)
+            elif sequence.plan is not None:
+                ledger.confirm(
+                    request_id,
+                    materialised_tokens=sequence.plan.reused_tokens,
+                    exact_tokens=sequence.exact_tokens,
+                )
+            elif sequence.reason is None or sequence.reason.outcome is Outcome.COLD:
+                ledger.exact(request_id, **counts)
+            else:
+                ledger.decline(
+                    request_id,
+                    sequence.reason,
+                    sequence.detail,
+                    exact_tokens=sequence.exact_tokens,
+                )
+        except PlanError:
+            logger.warning(
+                "request %s: the ledger refused its settlement", request_id, exc_info=True
+            )
+
+    def _match(self, sequence: Sequence) -> PageIds:
+        if self._prefixes is None or sequence.share_key is None or not sequence.request.reuse:
+            return np.empty(0, dtype=np.int32)
+        return self._prefixes.match(sequence.share_key, sequence.request.tokens)
+
+    def _take(self, count: int) -> PageIds | None:
+        allocator = self._pool.allocator
+        if count > allocator.free and self._prefixes is not None:
+            self._prefixes.evict(count - allocator.free)
+        try:
+            return allocator.allocate(count)
+        except CapacityError:
+            return None
+
+    def _plan(self, sequence: Sequence) -> Plan | None:
+        """Ask for a plan; the ledger has the request open afterwards."""
+        request = sequence.request
+        started = time.perf_counter()
+        try:
+            plan = self._pipeline.plan(
+                request.tokens,
+                request.namespace,
+                request_id=request.request_id,
+                exact_tokens=sequence.exact_tokens,
+                policy=request.policy,
+            )
+        except Exception as error:
+            logger.warning("request %s: lookup failed", request.request_id, exc_info=True)
+            sequence.reason, sequence.detail = DeclineReason.INTERNAL_ERROR, _describe(error)
+            return None
+        finally:
+            sequence.lookup_ms = (time.perf_counter() - started) * 1e3
+        sequence.in_ledger = True
+        sequence.reason, sequence.detail = plan.reason, plan.detail
+        sequence.policy = plan.policy
+        sequence.similarity = plan.evidence.similarity
+        return plan
+
+    def _load(self, sequence: Sequence, plan: Plan) -> bool:
+        """Copy the plan's spans in; False, with the reason noted, if that failed."""
+        if sequence.table is None:  # pragma: no cover - try_admit sets it
+            return False
+        try:
+            load_spans(
+                plan,
+                sequence.request.tokens,
+                table=sequence.table,
+                pool=self._pool,
+                rotary=self._model.rotary,
+                donors=self._donors,
+            )
+        except Exception as error:
+            logger.warning(
+                "request %s: donor K/V could not be loaded (%s); computing it",
+                sequence.request.request_id,
+                _describe(error),
+            )
+            sequence.reason, sequence.detail = _load_failure(error), _describe(error)
+            return False
+        return True
+
+
+def compute_from_tokens(sequence: Sequence) -> None:
+    """Compute everything behind the exact prefix from tokens, whatever was planned."""
+    sequence.plan = None
+    sequence.pending = deque((Hole(sequence.exact_tokens, sequence.length),))
+    sequence.phase = Phase.PREFILL
+
+
+def _load_failure(error: Exception) -> DeclineReason:
+    if isinstance(error, CorruptSegmentError):
+        return DeclineReason.CORRUPT_DONOR
+    if isinstance(error, DonorError):
+        return DeclineReason.DONOR_GONE
+    return DeclineReason.MATERIALISATION_FAILED
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,204 @@
+"""Donors: exactly computed prompts whose K/V is kept, off the request path.
+
+A finished prefill is offered with a reference to its pages; a thread of its own
+copies them out, stores them as content-addressed segments and only then
+registers the tokens, so that a donor that can be found can be loaded. What is
+evicted on one side (segments for room, the index for room) leaves the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from semblend.core.errors import DonorError, SemBlendError
+from semblend.core.namespace import Namespace
+from semblend.core.tokens import TokenArray
+from semblend.engine.materialise import DonorKv, DonorPiece
+from semblend.engine.pages import PageTable
+from semblend.engine.pool import PagedPool
+from semblend.engine.sequence import Sequence
+from semblend.kv.segments import Segment, SegmentKey
+from semblend.kv.tiers.stack import TierStack
+from semblend.pipeline import SemBlendPipeline
+
+logger = logging.getLogger("semblend.engine")
+
+SEGMENT_TOKENS = 512
+"""Prompts that begin alike share whole segments of this size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Capture:
+    """A prompt to be stored; whoever made it holds a reference to the table's pages."""
+
+    donor_id: str
+    tokens: TokenArray
+    namespace: Namespace
+    share_key: bytes
+    table: PageTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Donor:
+    tokens: TokenArray
+    keys: tuple[SegmentKey, ...]
+
+
+class DonorLibrary:
+    """Owns one invariant: a donor is registered exactly while all its segments are held.
+
+    Thread-safe. Calls into the pipeline and the tiers are made without the lock,
+    because both call back.
+    """
+
+    def __init__(
+        self, *, pool: PagedPool, pipeline: SemBlendPipeline, tiers: TierStack, queued: int
+    ) -> None:
+        self._pool = pool
+        self._pipeline = pipeline
+        self._tiers = tiers
+        self._donors: dict[str, _Donor] = {}
+        self._users: dict[bytes, set[str]] = {}
+        self._serials = itertools.count(1)
+        self._lock = threading.Lock()
+        self._queue: queue.Queue[_Capture | None] = queue.Queue(maxsize=queued)
+        self.skipped = 0
+        """Prompts not kept because the queue was full."""
+        pipeline.add_eviction_listener(self._forget)
+        tiers.add_eviction_listener(self._segment_gone)
+        self._thread = threading.Thread(target=self._run, name="semblend-donors", daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        return len(self._donors)
+
+    # -- giving ------------------------------------------------------------------
+
+    def offer(self, sequence: Sequence) -> None:
+        """Keep a prompt whose K/V was computed exactly. Never blocks, never raises."""
+        if sequence.tainted or sequence.table is None or sequence.share_key is None:
+            return
+        capture = _Capture(
+            donor_id=f"{sequence.request.request_id}.{next(self._serials)}",
+            tokens=sequence.request.tokens,
+            namespace=sequence.request.namespace,
+            share_key=sequence.share_key,
+            table=PageTable(
+                pages=sequence.table.pages[: self._pool.pages_for(sequence.prompt_tokens)],
+                page_size=sequence.table.page_size,
+            ),
+        )
+        self._pool.allocator.retain(capture.table.pages)
+        try:
+            self._queue.put_nowait(capture)
+        except queue.Full:
+            self.skipped += 1
+            self._pool.allocator.release(capture.table.pages)
+
+    def wait(self) -> None:
+        """Wait until everything offered so far is stored. For tests, demos and benchmarks."""
+        self._queue.join()
+
+    # -- taking ------------------------------------------------------------------
+
+    @contextmanager
+    def lease(self, donor_id: str, start: int, end: int) -> Iterator[DonorKv]:
+        """K/V that covers donor positions [start, end), kept from eviction meanwhile."""
+        donor = self._donors.get(donor_id)
+        if donor is None:
+            raise DonorError(f"donor {donor_id!r} is gone")
+        pieces: list[DonorPiece] = []
+        with ExitStack() as leases:
+            for key in donor.keys:
+                if key.start + key.length <= start or key.start >= end:
+                    continue
+                lease = self._tiers.acquire(key)
+                if lease is None:
+                    self._drop(donor_id)
+                    raise DonorError(f"donor {donor_id!r} has lost its K/V")
+                leases.enter_context(lease)
+                pieces.append(DonorPiece(start=key.start, kv=lease.segment.kv))
+            yield DonorKv(tokens=donor.tokens, pieces=tuple(pieces))
+
+    # -- housekeeping --------------------------------------------------------------
+
+    def clear(self) -> int:
+        """Forget all donors; returns how many there were."""
+        self.wait()
+        with self._lock:
+            ids = list(self._donors)
+        for donor_id in ids:
+            self._drop(donor_id)
+        return len(ids)
+
+    def close(self) -> None:
+        """Stop the thread, once it has stored what was offered."""
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (capture := self._queue.get()) is not None:
+            try:
+                self._store(capture)
+            except Exception as error:
+                # A donor the less is no harm to any request.
+                logger.warning("donor %s was not kept: %s", capture.donor_id, error)
+            finally:
+                self._queue.task_done()
+        self._queue.task_done()
+
+    def _store(self, capture: _Capture) -> None:
+        size = len(capture.tokens)
+        edges = [*range(0, size, SEGMENT_TOKENS), size]
+        keys = SegmentKey.chain(capture.share_key, capture.tokens, edges)
+        try:
+            with self._lock:
+                self._donors[capture.donor_id] = _Donor(tokens=capture.tokens, keys=keys)
+                for key in keys:
+                    self._users.setdefault(key.digest, set()).add(capture.donor_id)
+            for key in keys:
+                if key not in self._tiers:
+                    kv = self._pool.read(capture.table, key.start, key.start + key.length)
+                    self._tiers.put(Segment(key=key, kv=kv))
+        except SemBlendError:
+            self._forget(capture.donor_id)
+            raise
+        finally:
+            self._pool.allocator.release(capture.table.pages)
+        held = capture.donor_id in self._donors and self._pipeline.register_donor(
+            capture.donor_id, capture.tokens, capture.namespace
+        )
+        if not held or any(key not in self._tiers for key in keys):
+            self._drop(capture.donor_id)
+
+    def _segment_gone(self, key: SegmentKey) -> None:
+        """The tiers gave a segment up: its donors are no longer whole."""
+        with self._lock:
+            users = tuple(self._users.get(key.digest, ()))
+        for donor_id in users:
+            self._drop(donor_id)
+
+    def _drop(self, donor_id: str) -> None:
+        self._pipeline.evict(donor_id)
+        self._forget(donor_id)
+
+    def _forget(self, donor_id: str) -> None:
+        """Let go of a donor's segments; those nobody else uses leave the tiers."""
+        with self._lock:
+            donor = self._donors.pop(donor_id, None)
+            unused: list[SegmentKey] = []
+            for key in donor.keys if donor is not None else ():
+                users = self._users[key.digest]
+                users.discard(donor_id)
+                if not users:
+                    del self._users[key.digest]
+                    unused.append(key)
+        for key in unused:
+            self._tiers.remove(key)

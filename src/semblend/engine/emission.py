@@ -1,0 +1,137 @@
+"""From logits to events: choosing tokens, showing text, and the end of a request."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+
+from semblend.core.outcomes import DeclineReason
+from semblend.engine.admission import Admission
+from semblend.engine.api import (
+    FinishedEvent,
+    FinishReason,
+    RequestReport,
+    TokenEvent,
+    TokenSource,
+)
+from semblend.engine.pool import PagedPool
+from semblend.engine.prefix_cache import PrefixCache
+from semblend.engine.reporting import report_of
+from semblend.engine.sampling import choose
+from semblend.engine.sequence import Phase, Sequence
+
+logger = logging.getLogger("semblend.engine")
+
+
+class Emission:
+    """Owns the end of a request: its last event, its settlement and the return of its pages.
+
+    Only K/V computed exactly goes on from here to the prefix cache and to donors.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: PagedPool,
+        prefixes: PrefixCache | None,
+        admission: Admission,
+        eos_token_ids: frozenset[int],
+        donate: Callable[[Sequence], None],
+        finished: Callable[[Sequence], None],
+        certified: bool,
+    ) -> None:
+        self._pool = pool
+        self._prefixes = prefixes
+        self._admission = admission
+        self._eos = eos_token_ids
+        self._donate = donate
+        self._finished = finished
+        self._certified = certified
+        self._tokens: Counter[TokenSource] = Counter()
+
+    def token(self, sequence: Sequence, logits: torch.Tensor) -> None:
+        """Choose the next token from its logits, [vocabulary], and tell the caller."""
+        first = sequence.phase is Phase.PREFILL
+        if first:
+            sequence.phase, sequence.prefilled_at = Phase.DECODE, time.perf_counter()
+        params = sequence.request.sampling
+        choice = choose(logits, params, sequence.generator)
+        sequence.output_ids.append(choice.token_id)
+        ended = choice.token_id in params.stop_token_ids or (
+            choice.token_id in self._eos and not params.ignore_eos
+        )
+        text, stopped = ("", False)
+        if not ended:
+            text, stopped = sequence.stops.push(sequence.decoder.push(choice.token_id))
+        reason = None
+        if ended or stopped:
+            reason = FinishReason.STOP
+        elif len(sequence.output_ids) >= sequence.max_new_tokens:
+            reason = FinishReason.LENGTH
+        if reason is not None and not stopped:
+            rest, stopped = sequence.stops.push(sequence.decoder.flush())
+            text += rest if stopped else rest + sequence.stops.flush()
+            reason = FinishReason.STOP if stopped else reason
+        if not sequence.first_token_at:
+            sequence.first_token_at = time.perf_counter()
+        sequence.handle.push(
+            TokenEvent(
+                token_id=choice.token_id,
+                text=text,
+                logprob=choice.logprob,
+                top_logprobs=choice.top,
+            )
+        )
+        if first:
+            self._share(sequence)
+        if reason is not None:
+            self.finish(sequence, reason)
+
+    def finish(self, sequence: Sequence, reason: FinishReason, error: str = "") -> None:
+        """End a request in any phase: settle, publish, give pages back, tell the caller."""
+        if sequence.phase is Phase.FINISHED:
+            return
+        if sequence.phase is Phase.DECODE:
+            self._publish(sequence, sequence.length - 1)
+        else:
+            # The prompt was never computed to its end, so nothing was reused.
+            sequence.plan = None
+            if reason is FinishReason.CANCELLED:
+                sequence.reason, sequence.detail = DeclineReason.CANCELLED, ""
+        sequence.phase = Phase.FINISHED
+        report = report_of(sequence, certified=self._certified)
+        if sequence.table is not None:
+            self._admission.settle(sequence)
+            self._pool.allocator.release(sequence.table.pages)
+            self._count(report)
+        self._finished(sequence)
+        sequence.handle.push(FinishedEvent(reason=reason, report=report, error=error))
+
+    def tokens_by_source(self) -> dict[str, int]:
+        """Prompt tokens of all admitted requests that have ended."""
+        return {source.value: self._tokens[source] for source in TokenSource}
+
+    def _count(self, report: RequestReport) -> None:
+        self._tokens[TokenSource.EXACT] += report.exact_tokens
+        self._tokens[TokenSource.REUSED] += report.reused_tokens
+        self._tokens[TokenSource.RECOMPUTED] += report.recomputed_tokens
+        self._tokens[TokenSource.COMPUTED] += report.computed_tokens - report.recomputed_tokens
+
+    def _share(self, sequence: Sequence) -> None:
+        """The prompt has its K/V and the caller the first token: others may use exact parts."""
+        self._publish(sequence, sequence.prompt_tokens)
+        if sequence.request.donate and not sequence.tainted:
+            self._donate(sequence)
+
+    def _publish(self, sequence: Sequence, computed: int) -> None:
+        if self._prefixes is None or sequence.table is None or sequence.share_key is None:
+            return
+        if sequence.request.donate:
+            end = min(computed, sequence.exact_until)
+            self._prefixes.publish(
+                sequence.share_key, sequence.tokens_between(0, end), sequence.table.pages
+            )

@@ -1,0 +1,268 @@
+"""The embedded engine: a model, a pool, donors and one worker thread behind a small surface.
+
+engine = EmbeddedEngine.load("models/semblend-reference-27m")
+request = GenerationRequest(request_id="1", tokens=tokens, namespace=engine.namespace())
+for event in engine.submit(request).events():
+    ...
+engine.close()
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+from semblend.core.errors import RequestError
+from semblend.core.namespace import NONE, Namespace
+from semblend.core.settings import Settings
+from semblend.core.tokens import as_token_array
+from semblend.engine.admission import Admission
+from semblend.engine.api import EngineStats, GenerationRequest
+from semblend.engine.detokenise import StopStrings, StreamDecoder
+from semblend.engine.donors import DonorLibrary
+from semblend.engine.emission import Emission
+from semblend.engine.handle import RequestHandle
+from semblend.engine.model import LoadedModel, load_model
+from semblend.engine.options import EngineOptions
+from semblend.engine.pool import PagedPool
+from semblend.engine.prefix_cache import PrefixCache
+from semblend.engine.sampling import make_generator
+from semblend.engine.scheduler import Scheduler
+from semblend.engine.sequence import Sequence
+from semblend.engine.worker import Worker
+from semblend.kv.tiers.disk import DiskTier
+from semblend.kv.tiers.memory import MemoryTier
+from semblend.kv.tiers.stack import TierStack
+from semblend.pipeline import SemBlendPipeline
+from semblend.planning.cost import CostModel
+
+
+class EmbeddedEngine:
+    """Answers requests on its own thread. Every public method may be called from any thread."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        options: EngineOptions | None = None,
+        settings: Settings | None = None,
+        certified_policy: str | None = None,
+    ) -> None:
+        """Start an engine around a loaded model; see :meth:`load` for the usual way.
+
+        Parameters
+        ----------
+        certified_policy
+            The recompute policy the model's quality certificate names, if it has one.
+        """
+        self.model = model
+        self.options = options or EngineOptions()
+        self.settings = settings or Settings()
+        self.pool = PagedPool(
+            model.kv_shape,
+            capacity_bytes=self.options.pool_bytes,
+            page_size=self.options.page_size,
+            device=model.device,
+        )
+        self.pipeline = SemBlendPipeline(
+            self.settings, cost=_cost_model(model), certified_policy=certified_policy
+        )
+        self._tiers = _make_tiers(self.options)
+        self.donors = DonorLibrary(
+            pool=self.pool,
+            pipeline=self.pipeline,
+            tiers=self._tiers,
+            queued=self.options.capture_queue,
+        )
+        self._prefixes = (
+            PrefixCache(self.pool.allocator, self.pool.page_size)
+            if self.options.prefix_cache
+            else None
+        )
+        admission = Admission(
+            model=model,
+            pool=self.pool,
+            prefixes=self._prefixes,
+            pipeline=self.pipeline,
+            donors=self.donors,
+        )
+        self._emission = Emission(
+            pool=self.pool,
+            prefixes=self._prefixes,
+            admission=admission,
+            eos_token_ids=model.eos_token_ids,
+            donate=self.donors.offer,
+            finished=lambda sequence: self._worker.forget(sequence),
+            certified=certified_policy is not None,
+        )
+        self._worker = Worker(
+            Scheduler(
+                model=model,
+                pool=self.pool,
+                options=self.options,
+                admission=admission,
+                emission=self._emission,
+            ),
+            max_waiting=self.options.max_waiting,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        model: str,
+        *,
+        options: EngineOptions | None = None,
+        settings: Settings | None = None,
+        certified_policy: str | None = None,
+    ) -> Self:
+        """Load a folder or hub name and start.
+
+        Raises
+        ------
+        UnsupportedModelError, UnsupportedRotaryError
+            Naming the feature of the model that is not supported.
+        """
+        options = options or EngineOptions()
+        loaded = load_model(model, device=options.device, dtype=options.dtype)
+        return cls(loaded, options=options, settings=settings, certified_policy=certified_policy)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's Hugging Face tokenizer."""
+        return self.model.tokenizer
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The longest prompt this engine takes: one output token must fit behind it."""
+        return min(self.model.max_positions - 1, self.pool.capacity_tokens)
+
+    def namespace(
+        self,
+        *,
+        tenant: str | None = None,
+        template: str | None = None,
+        cache_salt: str | None = None,
+    ) -> Namespace:
+        """The namespace of a request; a part left out is this engine's default."""
+        dtype = str(self.model.kv_shape.dtype).removeprefix("torch.")
+        return Namespace(
+            model=self.model.name,
+            model_revision=self.model.fingerprint,
+            tokenizer=self.model.name,
+            tokenizer_revision=self.model.tokenizer_fingerprint,
+            kv_dtype=dtype,
+            cache_dtype=dtype,
+            quantization=NONE,
+            adapter=NONE,
+            rope=self.model.rope,
+            tensor_parallel=1,
+            block_size=self.options.page_size,
+            cache_layout="layers,2,pages,page_size,kv_heads,head_dim",
+            tenant=tenant or self.settings.donor_tenant,
+            template=template or self.settings.donor_template,
+            cache_salt=cache_salt or NONE,
+        )
+
+    def submit(self, request: GenerationRequest) -> RequestHandle:
+        """Queue one request.
+
+        Raises
+        ------
+        RequestError
+            If it is malformed, can never fit, or too many are waiting.
+        """
+        tokens = as_token_array(request.tokens)
+        size, limit = len(tokens), self.max_prompt_tokens
+        if not 1 <= size <= limit:
+            raise RequestError(f"tokens: a prompt of 1 to {limit} tokens expected, got {size}")
+        if int(tokens.max()) >= self.model.vocab_size:
+            raise RequestError(
+                f"tokens: ids below {self.model.vocab_size} expected, got {int(tokens.max())}"
+            )
+        namespace, sampling = request.namespace, request.sampling
+        sequence = Sequence(
+            request=request,
+            handle=RequestHandle(request.request_id, on_cancel=self._wake),
+            share_key=namespace.key() if namespace.is_complete else None,
+            max_new_tokens=min(
+                sampling.max_tokens,
+                self.model.max_positions - size,
+                self.pool.capacity_tokens - size + 1,
+            ),
+            decoder=StreamDecoder(self.model.tokenizer),
+            stops=StopStrings(sampling.stop),
+            generator=make_generator(sampling),
+        )
+        self._worker.submit(sequence)
+        return sequence.handle
+
+    def stats(self) -> EngineStats:
+        """A snapshot for metrics and the page."""
+        pipeline, tiers = self.pipeline.stats(), self._tiers.stats()
+        return EngineStats(
+            running=self._worker.running,
+            waiting=self._worker.waiting,
+            pool_pages=self.pool.allocator.total,
+            pool_pages_free=self.pool.allocator.free,
+            donors=len(self.donors),
+            tier_bytes={tier.name: tier.used_bytes for tier in tiers},
+            tier_capacity_bytes={tier.name: tier.capacity_bytes for tier in tiers},
+            index_bytes=pipeline.index_bytes,
+            index_capacity_bytes=pipeline.index_capacity_bytes,
+            requests={outcome.value: n for outcome, n in pipeline.ledger.requests.items()},
+            tokens=self._emission.tokens_by_source(),
+            reasons={reason.value: n for reason, n in pipeline.ledger.reasons.items()},
+            evictions=pipeline.evictions,
+            registrations=pipeline.registrations,
+        )
+
+    def flush_prefix_cache(self) -> int:
+        """Forget all exactly cached pages; returns how many there were."""
+        prefixes = self._prefixes
+        return 0 if prefixes is None else self._worker.call(prefixes.clear)
+
+    def drop_donors(self) -> int:
+        """Forget all donors; returns how many there were."""
+        return self.donors.clear()
+
+    def close(self) -> None:
+        """Cancel what runs, stop the threads and free the donors. Idempotent."""
+        self._worker.close()
+        self.donors.close()
+        self._tiers.close()
+        self.pipeline.close()
+
+    def _wake(self) -> None:
+        self._worker.wake()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _make_tiers(options: EngineOptions) -> TierStack:
+    """Host memory, and disk below it where it is asked for."""
+    disk = None
+    if options.disk_donor_bytes and options.donor_folder is not None:
+        disk = DiskTier(options.donor_folder, capacity_bytes=options.disk_donor_bytes)
+    return TierStack([MemoryTier.on_host(capacity_bytes=options.host_donor_bytes)], disk)
+
+
+def _cost_model(model: LoadedModel) -> CostModel:
+    """The planner's cost model for this model's shape; embeddings cost no matrix product."""
+    embedding = model.model.get_input_embeddings().weight.numel()
+    parameters = sum(parameter.numel() for parameter in model.model.parameters())
+    config = model.model.config
+    return CostModel.for_model(
+        parameters=max(1, parameters - embedding),
+        layers=model.kv_shape.layers,
+        query_heads=config.num_attention_heads,
+        head_dim=model.kv_shape.head_dim,
+    )

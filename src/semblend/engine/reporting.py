@@ -1,0 +1,80 @@
+"""The report of one request: what really happened to each of its prompt tokens."""
+
+from __future__ import annotations
+
+import time
+
+from semblend.core.outcomes import Outcome
+from semblend.core.plan import Plan
+from semblend.engine.api import RequestReport, StripSegment, TokenSource
+from semblend.engine.sequence import Sequence
+
+
+def strip_of(prompt_tokens: int, exact_tokens: int, plan: Plan | None) -> tuple[StripSegment, ...]:
+    """The prompt as runs of one source each, in order and without gaps."""
+    marks: list[StripSegment] = []
+    if exact_tokens:
+        marks.append(StripSegment(start=0, end=exact_tokens, source=TokenSource.EXACT))
+    if plan is not None:
+        for span in plan.copies:
+            marks.append(
+                StripSegment(
+                    start=span.target_start,
+                    end=span.target_end,
+                    source=TokenSource.REUSED,
+                    donor_id=span.donor_id,
+                )
+            )
+        for run in plan.recompute:
+            marks.append(StripSegment(start=run.start, end=run.end, source=TokenSource.RECOMPUTED))
+    strip: list[StripSegment] = []
+    position = 0
+    for mark in sorted(marks, key=lambda segment: segment.start):
+        if mark.start > position:
+            strip.append(StripSegment(start=position, end=mark.start, source=TokenSource.COMPUTED))
+        strip.append(mark)
+        position = mark.end
+    if position < prompt_tokens:
+        strip.append(StripSegment(start=position, end=prompt_tokens, source=TokenSource.COMPUTED))
+    return tuple(strip)
+
+
+def report_of(sequence: Sequence, *, certified: bool) -> RequestReport:
+    """The report, now."""
+    plan, now = sequence.plan, time.perf_counter()
+    reused = 0 if plan is None else plan.reused_tokens
+    return RequestReport(
+        request_id=sequence.request.request_id,
+        outcome=_outcome(sequence, reused),
+        prompt_tokens=sequence.prompt_tokens,
+        exact_tokens=sequence.exact_tokens,
+        reused_tokens=reused,
+        recomputed_tokens=0 if plan is None else plan.recomputed_tokens,
+        computed_tokens=sequence.prompt_tokens - sequence.exact_tokens - reused,
+        donor_ids=() if plan is None else plan.donor_ids,
+        similarity=sequence.similarity,
+        policy=sequence.policy if plan is not None else "none",
+        certified=certified and plan is not None,
+        reason=sequence.reason,
+        detail=sequence.detail,
+        strip=strip_of(sequence.prompt_tokens, sequence.exact_tokens, plan),
+        queue_ms=_ms(sequence.submitted_at, sequence.admitted_at or now),
+        lookup_ms=sequence.lookup_ms,
+        prefill_ms=_ms(sequence.admitted_at, sequence.prefilled_at),
+        ttft_ms=_ms(sequence.submitted_at, sequence.first_token_at),
+        total_ms=_ms(sequence.submitted_at, now),
+        output_tokens=len(sequence.output_ids),
+    )
+
+
+def _outcome(sequence: Sequence, reused: int) -> Outcome:
+    if reused:
+        return Outcome.MATERIALISED
+    if sequence.reason is not None and sequence.reason.outcome is not Outcome.COLD:
+        return sequence.reason.outcome
+    return Outcome.EXACT_PREFIX if sequence.exact_tokens else Outcome.COLD
+
+
+def _ms(start: float, end: float) -> float:
+    """Milliseconds between two moments; 0 where one of them never came."""
+    return (end - start) * 1e3 if start and end else 0.0

@@ -1,0 +1,195 @@
+"""Continuous batching: each step is one pass over prefills and decodes together.
+
+Requests are admitted in the order they came. A step computes the next token of
+every decoding request and up to `step_tokens` prompt tokens, oldest request
+first. A pass that raises is repeated request by request, so that one request's
+failure is its own; a request that fails with reused K/V is computed again from
+its tokens before it may fail for good.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from semblend.core.outcomes import DeclineReason
+from semblend.core.plan import Hole
+from semblend.engine.admission import Admission, compute_from_tokens
+from semblend.engine.api import FinishReason
+from semblend.engine.batch import ComputeRun
+from semblend.engine.emission import Emission
+from semblend.engine.model import LoadedModel
+from semblend.engine.options import EngineOptions
+from semblend.engine.pool import PagedPool
+from semblend.engine.segmented import compute
+from semblend.engine.sequence import Phase, Sequence
+
+logger = logging.getLogger("semblend.engine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Share:
+    """What one request has in a pass."""
+
+    sequence: Sequence
+    runs: list[ComputeRun]
+    taken: int
+    """Pending positions these runs cover."""
+
+    @property
+    def wants_logits(self) -> bool:
+        return self.runs[-1].wants_logits
+
+
+class Scheduler:
+    """Decides what each pass computes. Owned by one thread."""
+
+    def __init__(
+        self,
+        *,
+        model: LoadedModel,
+        pool: PagedPool,
+        options: EngineOptions,
+        admission: Admission,
+        emission: Emission,
+    ) -> None:
+        self._model = model
+        self._pool = pool
+        self._options = options
+        self._admission = admission
+        self._emission = emission
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+
+    def step(self) -> bool:
+        """Do one pass. False if there was nothing to compute."""
+        self._drop_cancelled()
+        self._admit()
+        shares = self._choose()
+        if not shares:
+            return False
+        self._compute(shares)
+        self.running = [s for s in self.running if s.phase is not Phase.FINISHED]
+        return True
+
+    def abandon(self, reason: FinishReason, error: str) -> None:
+        """End every request, for shutdown or after an error nobody could place."""
+        for sequence in (*self.running, *self.waiting):
+            self._emission.finish(sequence, reason, error)
+        self.running, self.waiting = [], deque()
+
+    def _drop_cancelled(self) -> None:
+        for sequence in (*self.running, *self.waiting):
+            if sequence.handle.cancelled:
+                self._emission.finish(sequence, FinishReason.CANCELLED)
+        self.running = [s for s in self.running if s.phase is not Phase.FINISHED]
+        self.waiting = deque(s for s in self.waiting if s.phase is not Phase.FINISHED)
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self._options.max_running:
+            if not self._admission.try_admit(self.waiting[0]):
+                return  # the first in line waits for room, and nobody overtakes it
+            self.running.append(self.waiting.popleft())
+
+    def _choose(self) -> list[_Share]:
+        shares = [_decode_share(s) for s in self.running if s.phase is Phase.DECODE]
+        budget = self._options.step_tokens
+        for sequence in self.running:
+            if budget and sequence.phase is Phase.PREFILL:
+                share = _prefill_share(sequence, budget)
+                budget -= share.taken
+                shares.append(share)
+        return shares
+
+    def _compute(self, shares: list[_Share]) -> None:
+        try:
+            logits = compute(self._model, self._pool, [run for s in shares for run in s.runs])
+            rows = iter(logits.cpu())
+            results = [next(rows) if share.wants_logits else None for share in shares]
+        except Exception as error:
+            if len(shares) > 1:
+                logger.warning("a pass over %d requests failed; one by one", len(shares))
+                for share in shares:
+                    self._compute([share])
+            else:
+                self._recover(shares[0].sequence, f"{type(error).__name__}: {error}")
+            return
+        for share, row in zip(shares, results, strict=True):
+            self._advance(share, row)
+
+    def _advance(self, share: _Share, row: torch.Tensor | None) -> None:
+        sequence = share.sequence
+        if row is not None and not bool(torch.isfinite(row).all()):
+            self._recover(sequence, "logits are not finite")
+            return
+        _consume(sequence.pending, share.taken)
+        if row is None:
+            return
+        try:
+            self._emission.token(sequence, row)
+        except Exception as error:
+            logger.exception("request %s failed", sequence.request.request_id)
+            self._emission.finish(sequence, FinishReason.ERROR, f"{type(error).__name__}: {error}")
+
+    def _recover(self, sequence: Sequence, error: str) -> None:
+        """Compute the request again from its tokens if it reused anything, else give it up."""
+        if sequence.plan is None:
+            logger.error("request %s failed: %s", sequence.request.request_id, error)
+            self._emission.finish(sequence, FinishReason.ERROR, error)
+            return
+        logger.warning(
+            "request %s: the pass over reused K/V failed (%s); computing it from its tokens",
+            sequence.request.request_id,
+            error,
+        )
+        sequence.reason = DeclineReason.MATERIALISATION_FAILED
+        sequence.detail = error
+        compute_from_tokens(sequence)
+
+
+def _decode_share(sequence: Sequence) -> _Share:
+    if sequence.table is None:  # pragma: no cover - admitted requests have one
+        raise RuntimeError("a decoding request has no pages")
+    run = ComputeRun(
+        tokens=np.asarray(sequence.output_ids[-1:], dtype=np.int32),
+        start=sequence.length - 1,
+        table=sequence.table,
+        wants_logits=True,
+    )
+    return _Share(sequence=sequence, runs=[run], taken=0)
+
+
+def _prefill_share(sequence: Sequence, budget: int) -> _Share:
+    """The next up to `budget` pending positions of a request, in order."""
+    if sequence.table is None:  # pragma: no cover - admitted requests have one
+        raise RuntimeError("a request in prefill has no pages")
+    runs: list[ComputeRun] = []
+    left = budget
+    for hole in sequence.pending:
+        end = min(hole.end, hole.start + left)
+        runs.append(
+            ComputeRun(
+                tokens=sequence.tokens_between(hole.start, end),
+                start=hole.start,
+                table=sequence.table,
+                wants_logits=end == sequence.length,
+            )
+        )
+        left -= end - hole.start
+        if left == 0:
+            break
+    return _Share(sequence=sequence, runs=runs, taken=budget - left)
+
+
+def _consume(pending: deque[Hole], count: int) -> None:
+    """Take `count` positions off the front."""
+    while count:
+        hole = pending.popleft()
+        if len(hole) > count:
+            pending.appendleft(Hole(hole.start + count, hole.end))
+            return
+        count -= len(hole)

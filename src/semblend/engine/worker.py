@@ -1,0 +1,130 @@
+"""The engine's one thread: it owns the scheduler, and everything else asks it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from semblend.core.errors import RequestError
+from semblend.engine.api import FinishReason
+from semblend.engine.scheduler import Scheduler
+from semblend.engine.sequence import Sequence
+
+logger = logging.getLogger("semblend.engine")
+
+_RETRY_S = 0.005
+"""How soon admission is tried again when the head of the queue had no room: pages also come
+back from donor capture, which runs elsewhere."""
+
+Result = TypeVar("Result")
+
+
+class Worker:
+    """Runs the scheduler while there is work, sleeps while there is none, and never dies of it."""
+
+    def __init__(self, scheduler: Scheduler, *, max_waiting: int) -> None:
+        self._scheduler = scheduler
+        self._max_waiting = max_waiting
+        self._inbox: deque[Sequence] = deque()
+        self._errands: deque[Callable[[], None]] = deque()
+        self._live: set[str] = set()
+        self._wake = threading.Condition()
+        self._signalled = False
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="semblend-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Requests not admitted yet."""
+        return len(self._inbox) + len(self._scheduler.waiting)
+
+    @property
+    def running(self) -> int:
+        """Requests being computed."""
+        return len(self._scheduler.running)
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a request.
+
+        Raises
+        ------
+        RequestError
+            If its id is in use, the queue is full or the engine is closing.
+        """
+        request_id = sequence.request.request_id
+        with self._wake:
+            if self._closing:
+                raise RequestError("the engine is closing and takes no more requests")
+            if request_id in self._live:
+                raise RequestError(f"request_id {request_id!r}: a request of this id is running")
+            if self.waiting >= self._max_waiting:
+                raise RequestError(f"{self._max_waiting} requests are waiting already; try later")
+            self._live.add(request_id)
+            self._inbox.append(sequence)
+        self.wake()
+
+    def forget(self, sequence: Sequence) -> None:
+        """A request has ended: its id may be used again."""
+        with self._wake:
+            self._live.discard(sequence.request.request_id)
+
+    def call(self, errand: Callable[[], Result]) -> Result:
+        """Run something between two passes, on the thread that owns the scheduler's state."""
+        future: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(errand())
+            except BaseException as error:
+                future.set_exception(error)
+
+        with self._wake:
+            if self._closing:
+                raise RequestError("the engine is closing")
+            self._errands.append(run)
+        self.wake()
+        return future.result()
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        with self._wake:
+            self._signalled = True
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Cancel everything and stop. Idempotent."""
+        with self._wake:
+            self._closing = True
+        self.wake()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._signalled = False
+                closing = self._closing
+                while self._errands:
+                    self._errands.popleft()()
+                self._scheduler.waiting.extend(self._inbox)
+                self._inbox.clear()
+            if closing:
+                self._scheduler.abandon(FinishReason.CANCELLED, "the engine was closed")
+                return
+            if not self._step():
+                with self._wake:
+                    timeout = _RETRY_S if self._scheduler.waiting else None
+                    self._wake.wait_for(lambda: self._signalled, timeout)
+
+    def _step(self) -> bool:
+        try:
+            return self._scheduler.step()
+        except Exception as error:
+            # Not one request's failure: those are handled where they happen.
+            logger.exception("the engine's step failed; its requests end with an error")
+            self._scheduler.abandon(FinishReason.ERROR, f"{type(error).__name__}: {error}")
+            return True
