@@ -28,8 +28,9 @@ from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Evidence, Plan
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray, TokenIds, as_token_array
-from semblend.discovery.donor_store import DonorRun, DonorStore, Lookup
+from semblend.discovery.donor_store import DonorStore, Lookup
 from semblend.discovery.meaning import MeaningIndex, Similar
+from semblend.discovery.runs import DonorRun
 from semblend.planning.cost import CostModel
 from semblend.planning.planner import Planner, PlanRequest
 from semblend.planning.policies.base import RecomputePolicy, policy_from_spec

@@ -143,8 +143,9 @@ class Plan:
     """What to copy, what to compute and why, for one request.
 
     The reuse region is target[0:end). Its first `exact_tokens` are the engine's own;
-    spans are ordered, disjoint and behind those; holes are what is left open; recompute runs are parts of spans that are
-    computed anyway. At least one token of the prompt (the tail) stays outside.
+    spans are ordered, disjoint and behind those; holes are what is left open;
+    recompute runs are parts of spans that are computed anyway. At least one token of
+    the prompt (the tail) stays outside.
     """
 
     namespace: str

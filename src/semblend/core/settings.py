@@ -106,7 +106,7 @@ class Settings(BaseModel):
     min_span_tokens: int = Field(
         32,
         ge=1,
-        description="Identical runs shorter than this are computed. 32 is what is guaranteed found.",
+        description="Identical runs shorter than this are computed; runs of 32 are always found.",
     )
     max_donor_bytes: int = Field(
         256 * 2**20,

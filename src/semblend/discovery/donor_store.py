@@ -28,6 +28,8 @@ from semblend.discovery.fingerprints import (
     seed_of,
 )
 from semblend.discovery.matching import ChunkRuns, find_runs
+from semblend.discovery.pieces import Piece, shared_pieces, unshared_ranges, without
+from semblend.discovery.runs import DonorRun, join_runs
 from semblend.discovery.token_arena import (
     PAGE_BYTES,
     PAGE_TOKENS,
@@ -36,26 +38,12 @@ from semblend.discovery.token_arena import (
     pages_for,
 )
 
-OVERLAP = GUARANTEED_RUN_TOKENS - 1
-MIN_SHARED_TOKENS = 128
-"""Shorter shared runs are stored again: a reference costs about as much."""
-
 DONOR_BYTES = 900
 CHUNK_BYTES = 700
 """Python objects of a donor and of a chunk, measured with tracemalloc (test_donor_store)."""
 MAX_HOLDERS_TRIED = 16
 
 _PAGE_COST = PAGE_BYTES + PAGE_TOKENS * FINGERPRINTS_PER_TOKEN * SLOT_BYTES / FingerprintTable.LOAD
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """donor[donor_start : donor_start + length) = chunk[chunk_start : chunk_start + length)."""
-
-    donor_start: int
-    chunk: int
-    chunk_start: int
-    length: int
 
 
 @dataclass(slots=True)
@@ -79,21 +67,6 @@ class Donor:
     namespace: bytes
     token_count: int
     pieces: tuple[Piece, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DonorRun:
-    """A verified run: target[target_start:+length) = donor[donor_start:+length)."""
-
-    donor_id: str
-    donor_start: int
-    target_start: int
-    length: int
-
-    @property
-    def target_end(self) -> int:
-        """First target position after the run."""
-        return self.target_start + self.length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +247,7 @@ class DonorStore:
         found: list[DonorRun] = []
         for chunk, shift, start, end in rows:
             found.extend(self._in_holders(self._chunks[chunk], shift, start, end, favourites))
-        return _join_runs(found)
+        return join_runs(found)
 
     def _in_holders(
         self, chunk: _Chunk, shift: int, start: int, end: int, favourites: list[str]
@@ -301,14 +274,14 @@ class DonorStore:
                         length=high - low,
                     )
                 )
-                missing = _without(missing, low, high)
+                missing = without(missing, low, high)
             if not missing:
                 break
         return found
 
     def _store(self, donor_id: str, tokens: TokenArray, namespace: bytes) -> Donor:
-        shared = self._shared_pieces(self._chunk_runs(tokens, namespace))
-        fresh = _unshared(shared, int(tokens.size))
+        shared = shared_pieces(self._chunk_runs(tokens, namespace))
+        fresh = unshared_ranges(shared, int(tokens.size))
         pages = sum(pages_for(high - low) for low, high in fresh)
         cost = int(pages * _PAGE_COST) + DONOR_BYTES + len(fresh) * CHUNK_BYTES
         if cost > self.max_bytes or pages > self._arena.capacity_pages:
@@ -341,17 +314,6 @@ class DonorStore:
         donor = Donor(donor_id, namespace, int(tokens.size), tuple(pieces))
         self._donors[donor_id] = donor
         return donor
-
-    def _shared_pieces(self, runs: ChunkRuns) -> list[Piece]:
-        """Ranges of a new donor that chunks already hold, left to right, not overlapping."""
-        pieces: list[Piece] = []
-        position = 0
-        for chunk, shift, start, end in runs.rows():
-            start = max(start, position)
-            if end - start >= MIN_SHARED_TOKENS:
-                pieces.append(Piece(start, chunk, start + shift, end - start))
-                position = end
-        return pieces
 
     def _add_chunk(self, tokens: TokenArray, namespace: bytes, namespace_number: int) -> int:
         number = self._free_numbers.pop() if self._free_numbers else len(self._chunks)
@@ -393,54 +355,3 @@ class DonorStore:
         for donor_id in evicted:
             for listener in self._listeners:
                 listener(donor_id)
-
-
-def _unshared(shared: list[Piece], size: int) -> list[tuple[int, int]]:
-    """Ranges to store: what `shared` leaves out, 31 tokens wider on each shared side.
-
-    Two shared pieces that touch still get a seam of 62 tokens, for the windows across it.
-    """
-    ranges: list[tuple[int, int]] = []
-    position = 0
-    for piece in shared:
-        if piece.donor_start > 0:
-            low = max(0, position - OVERLAP) if position else 0
-            ranges.append((low, min(size, piece.donor_start + OVERLAP)))
-        position = piece.donor_start + piece.length
-    if position < size:
-        ranges.append((max(0, position - OVERLAP) if position else 0, size))
-    # Without sharing this is one range of at least 32 tokens; a range is never shorter
-    # than an overlap plus one.
-    return ranges
-
-
-def _without(ranges: list[tuple[int, int]], low: int, high: int) -> list[tuple[int, int]]:
-    """`ranges` minus [low, high)."""
-    left = ((start, min(end, low)) for start, end in ranges)
-    right = ((max(start, high), end) for start, end in ranges)
-    return [(start, end) for start, end in itertools.chain(left, right) if start < end]
-
-
-def _join_runs(runs: list[DonorRun]) -> list[DonorRun]:
-    """Merge runs on the same donor and diagonal that overlap or touch (pieces of one donor)."""
-    runs.sort(key=lambda run: (run.donor_id, run.donor_start - run.target_start, run.target_start))
-    joined: list[DonorRun] = []
-    for run in runs:
-        last = joined[-1] if joined else None
-        if (
-            last is not None
-            and last.donor_id == run.donor_id
-            and last.donor_start - last.target_start == run.donor_start - run.target_start
-            and run.target_start <= last.target_end
-        ):
-            if run.target_end > last.target_end:
-                joined[-1] = DonorRun(
-                    donor_id=last.donor_id,
-                    donor_start=last.donor_start,
-                    target_start=last.target_start,
-                    length=run.target_end - last.target_start,
-                )
-            continue
-        joined.append(run)
-    joined.sort(key=lambda run: (run.target_start, -run.length))
-    return joined

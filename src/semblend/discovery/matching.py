@@ -47,7 +47,8 @@ class ChunkRuns:
         return list(zip(*(column[order].tolist() for column in columns), strict=True))
 
 
-_NO_RUNS = ChunkRuns(*(np.empty(0, dtype=np.int64) for _ in range(4)), hits=0)
+_NOTHING: IndexArray = np.empty(0, dtype=np.int64)
+_NO_RUNS = ChunkRuns(_NOTHING, _NOTHING, _NOTHING, _NOTHING, hits=0)
 
 
 def find_runs(
@@ -141,7 +142,8 @@ def _join(
     the table did not keep (boilerplate with too many places) leaves a run `cut`.
     """
     order = np.lexsort((high, low, shift, chunk))
-    chunk, shift, low, high, cut = (part[order] for part in (chunk, shift, low, high, cut))
+    chunk, shift, low, high = chunk[order], shift[order], low[order], high[order]
+    cut = cut[order]
     first = np.ones(low.size, dtype=bool)
     first[1:] = (chunk[1:] != chunk[:-1]) | (shift[1:] != shift[:-1]) | (low[1:] > high[:-1])
     # Pieces on one line end in the order they start, so the last one ends the run.

@@ -18,8 +18,8 @@ from semblend.core.plan import SimilarRegion
 from semblend.core.settings import EmbedderKind
 from semblend.core.tokens import TokenArray
 from semblend.discovery.alignment import align
-from semblend.discovery.donor_store import DonorRun
 from semblend.discovery.embedders import Embedder, embedder_or_fallback
+from semblend.discovery.runs import DonorRun
 from semblend.discovery.vector_index import VectorIndex
 from semblend.discovery.windows import PromptVectors, embed_text, similarity
 

@@ -108,8 +108,9 @@ class TokenArena:
 
     def places(self, run: PageRun, offsets: IndexArray) -> IndexArray:
         """Arena places of offsets inside a chunk."""
-        pages = run.pages[offsets >> _SHIFT].astype(np.int64)
-        return (pages << _SHIFT) | (offsets & _MASK)
+        pages: IndexArray = run.pages[offsets >> _SHIFT].astype(np.int64)
+        places: IndexArray = (pages << _SHIFT) | (offsets & _MASK)
+        return places
 
     def owners(self, places: IndexArray) -> tuple[IndexArray, IndexArray]:
         """(chunk number, offset inside the chunk) of arena places."""
@@ -131,4 +132,5 @@ class TokenArena:
             axis=1,
         )
         page = np.take_along_axis(neighbours, (inside >> _SHIFT) + 1, axis=1)
-        return self._tokens[(page << _SHIFT) | (inside & _MASK)]
+        around: TokenArray = self._tokens[(page << _SHIFT) | (inside & _MASK)]
+        return around

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from semblend.core.errors import PlanError
-from semblend.discovery.donor_store import DonorRun
+from semblend.discovery.runs import DonorRun
 
 
 def region_end(last_span_end: int, *, prompt_tokens: int, block_size: int) -> int:

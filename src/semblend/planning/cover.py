@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from semblend.discovery.donor_store import DonorRun
+from semblend.discovery.runs import DonorRun
 from semblend.planning.cost import CostModel
 
 

@@ -13,12 +13,16 @@ from collections.abc import Callable, Mapping
 from semblend.core.plan import Span, SpanKind
 from semblend.core.tokens import TokenArray
 from semblend.discovery.alignment import edit_similarity
-from semblend.discovery.donor_store import DonorRun
+from semblend.discovery.runs import DonorRun
 
 SAME_TEXT = 0.5
 """Similarity of the text before a span above which it is the same text, edited. An
 unrelated pair of windows of natural text shares some function words and scores below
 0.35; one changed word in thirty scores above 0.9."""
+
+NEAREST_TOKENS = 16
+"""The closest text is looked at first, by itself: an edit in a document's first
+sentence has nothing but another instruction further back."""
 
 
 def classify(
@@ -83,19 +87,23 @@ def _edit_before(
 ) -> int | None:
     """Size of the edit just before `run`, or None where there is none."""
     if previous is not None and previous.donor_id == run.donor_id:
-        here = run.target_start - previous.target_end
-        there = run.donor_start - (previous.donor_start + previous.length)
+        new = run.target_start - previous.target_end
+        old = run.donor_start - (previous.donor_start + previous.length)
         # Both runs come from one neighbourhood of one donor, with a small difference
         # (replaced, inserted, deleted or exchanged text) between them.
-        if here <= window and abs(there) <= window:
-            return max(here, abs(there), 1)
+        if new <= window and abs(old) <= window:
+            return max(new, abs(old), 1)
     if run.donor_start == 0 or run.target_start == 0:
         return None
     text = text_of(run.donor_id)
     if text is None:
         return window
-    before_here = target[max(0, run.target_start - window) : run.target_start]
-    before_there = text[max(0, run.donor_start - window) : run.donor_start]
-    if edit_similarity(before_here, before_there) >= SAME_TEXT:
-        return min(window, max(before_here.size, before_there.size))
+    reach = NEAREST_TOKENS
+    while reach < 2 * window:
+        looked = min(reach, window)
+        here = target[max(0, run.target_start - looked) : run.target_start]
+        there = text[max(0, run.donor_start - looked) : run.donor_start]
+        if edit_similarity(here, there) >= SAME_TEXT:
+            return max(here.size, there.size)
+        reach *= 2
     return None

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from semblend.core.plan import Evidence, Hole, Plan, Span, merge_holes
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray
-from semblend.discovery.donor_store import DonorRun
 from semblend.discovery.meaning import FUZZY_RUN_TOKENS
+from semblend.discovery.runs import DonorRun
 from semblend.planning.blocks import region_end, to_whole_blocks
 from semblend.planning.cost import CostModel
 from semblend.planning.cover import best_cover

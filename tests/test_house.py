@@ -1,0 +1,120 @@
+"""The house rules: imports point down, the public surface is what is written, settings are documented."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import semblend
+from semblend.cli.settings import settings_table_markdown
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src"
+
+# A package may import those of a smaller number, and itself.
+FLOORS = {
+    "semblend.core": 0,
+    "semblend.discovery": 1,
+    "semblend.kv": 1,
+    "semblend.planning": 2,
+    "semblend.pipeline": 3,
+    "semblend.engine": 4,
+    "semblend.integration": 4,
+    "semblend.fleet": 4,
+    "semblend.serve": 5,
+    "semblend.cli": 6,
+}
+HEAVY = {"torch", "transformers", "triton", "fastapi", "uvicorn", "sentence_transformers"}
+LIGHT_PACKAGES = {"core", "discovery", "planning"}
+
+
+def modules():
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        yield ".".join(part for part in parts if part != "__init__"), path
+
+
+def imports(path, *, top_level_only=False):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = tree.body if top_level_only else ast.walk(tree)
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            yield node.module
+
+
+def package_of(name):
+    return ".".join(name.split(".")[:2])
+
+
+@pytest.mark.parametrize(("name", "path"), list(modules()), ids=lambda value: str(value))
+def test_imports_point_down(name, path):
+    mine = package_of(name)
+    for imported in imports(path):
+        top = imported.split(".")[0]
+        if name.startswith("semblend.") and top in ("sembench", "semblend_vllm_connector"):
+            pytest.fail(f"{name} imports {imported}")
+        theirs = package_of(imported)
+        if mine in FLOORS and theirs in FLOORS and mine != theirs:
+            assert FLOORS[theirs] < FLOORS[mine], f"{name} imports {imported}"
+
+
+def test_sembench_knows_semblend_in_one_file():
+    knowing = [
+        name
+        for name, path in modules()
+        if name.startswith("sembench")
+        and any(i == "semblend" or i.startswith("semblend.") for i in imports(path))
+    ]
+    assert knowing == ["sembench.planners.semblend_planner"]
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [(n, p) for n, p in modules() if n.split(".")[1:2] and n.split(".")[1] in LIGHT_PACKAGES],
+    ids=lambda value: str(value),
+)
+def test_the_light_core_imports_nothing_heavy(name, path):
+    tops = {i.split(".")[0] for i in imports(path, top_level_only=True)}
+    assert not tops & HEAVY
+
+
+def test_importing_the_facade_does_not_load_torch():
+    code = "import sys, semblend; semblend.SemBlendPipeline; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_public_surface_is_what_all_names():
+    assert sorted(semblend.__all__) == semblend.__all__
+    for name in semblend.__all__:
+        assert getattr(semblend, name).__doc__, f"{name} is documented"
+    with pytest.raises(AttributeError):
+        _ = semblend.nothing_of_this_name
+
+
+def test_every_setting_is_documented_as_it_is():
+    documented = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert settings_table_markdown() in documented
+
+
+def test_every_module_says_what_it_is_for():
+    for name, path in modules():
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        assert docstring and len(docstring) > 10, name
+
+
+def test_source_files_are_small_enough_to_read():
+    for name, path in modules():
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, name
+
+
+def test_policies_are_all_documented():
+    concepts = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+    known = importlib.import_module("semblend.planning.policies.base").known_policies()
+    missing = [name for name in known if f"`{name}" not in concepts]
+    assert not missing
