@@ -21,6 +21,21 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("verify-frozen", "sembench.cli.verify_frozen:verify_frozen"),
     ("audit-manifest", "sembench.cli.audit_manifest:audit_manifest"),
     ("run-offline", "sembench.cli.run_offline:run_offline"),
+    ("run-live-sglang", "sembench.cli.run_live_sglang:run_live_sglang"),
+    ("run-live-gateway", "sembench.cli.run_live_gateway:run_live_gateway"),
+    ("run-load", "sembench.cli.run_load:run_load"),
+    ("verify-endpoint", "sembench.cli.verify_endpoint:verify_endpoint"),
+    ("engine-snapshot", "sembench.cli.engine_snapshot:engine_snapshot"),
+    ("engine-window", "sembench.cli.engine_snapshot:engine_window"),
+    ("merge-results", "sembench.cli.merge_results:merge_results"),
+    ("calibrate-noise-floor", "sembench.cli.calibrate_noise_floor:calibrate_noise_floor"),
+    ("summarize-engine-events", "sembench.cli.summarize_engine_events:summarize_engine_events"),
+    (
+        "collect-k8s-engine-events",
+        "sembench.cli.collect_k8s_engine_events:collect_k8s_engine_events",
+    ),
+    ("assert-result-gates", "sembench.cli.assert_result_gates:assert_result_gates"),
+    ("mock-engine", "sembench.cli.mock_engine:mock_engine"),
 )
 
 app = typer.Typer(

@@ -123,7 +123,7 @@ def _unconfirmed_claims(result: Result, summaries: Sequence[EngineSummary]) -> f
 
 
 def _against_noise(rouge: float | None, calibration: Calibration | None) -> Observed:
-    """Warm against cold beside cold against cold: worse is damage, much better is a cached answer."""
+    """Warm against cold, beside cold against cold: worse is damage, far better a cached answer."""
     if rouge is None:
         return {"warm_vs_cold_rouge": None, "warm_vs_cold_rouge_drop": None, "rouge_ceiling": None}
     floor = 1.0 if calibration is None else calibration.rouge_mean

@@ -1,4 +1,4 @@
-"""What a live run needs of an endpoint, and the shell all clients share.
+"""The shell all HTTP clients share.
 
 A client turns one prompt into one :class:`Reply`. Whatever goes wrong on the way
 (refused, timed out, cut off, malformed) is the reply's `error`; a run goes on.
@@ -7,7 +7,7 @@ A client turns one prompt into one :class:`Reply`. Whatever goes wrong on the wa
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -15,35 +15,13 @@ import httpx
 
 from sembench.errors import EndpointError
 from sembench.live.identity import ROUTE_HEADERS, WORKER_HEADERS, Caller
+from sembench.live.prompt import Prompt
 from sembench.live.reply import Reply
 from sembench.live.stream import Arrival, StreamError, arrivals, http_error
 
 CONNECT_SECONDS = 10.0
 _MISSHAPEN = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What reading a field raises when a server's event is not shaped as its protocol says."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """One thing to send."""
-
-    request_id: str
-    text: str
-    max_tokens: int
-    cache_salt: str = ""
-    top_logprobs: int = 0
-
-
-class EngineClient(Protocol):
-    """Sends prompts to one endpoint."""
-
-    async def complete(self, prompt: Prompt) -> Reply:
-        """Send one prompt and stream its answer."""
-        ...
-
-    async def close(self) -> None:
-        """Let go of the connections."""
-        ...
 
 
 class Reader(Protocol):

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from sembench.live.client import Prompt, Reader, StreamingClient
+from sembench.live.client import Reader, StreamingClient
 from sembench.live.identity import Caller
+from sembench.live.prompt import Prompt
 from sembench.live.reply import Reply
 
 
@@ -114,6 +115,8 @@ class OpenAIReader:
         exact = cached if cached is not None else _whole(semblend.get("exact_tokens"))
         reused = _whole(semblend.get("reused_tokens"))
         known = [tokens for tokens in (exact, reused) if tokens is not None]
+        times = semblend.get("times")
+        times = times if isinstance(times, Mapping) else {}
         return Reply(
             request_id=request_id,
             text="".join(self._text),
@@ -126,8 +129,8 @@ class OpenAIReader:
             reason=_text_or_none(semblend.get("reason")),
             similarity=_number(semblend.get("similarity")),
             engine_request_id=self._id,
-            engine_ttft_ms=_number(semblend.get("ttft_ms")),
-            queue_time_ms=_number(semblend.get("queue_ms")),
+            engine_ttft_ms=_number(times.get("ttft_ms")),
+            queue_time_ms=_number(times.get("queue_ms")),
             top_logprobs=tuple(self._logprobs) or None,
             strip=semblend.get("strip"),
         )

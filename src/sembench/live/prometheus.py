@@ -7,14 +7,11 @@ picked out under one name each, whether or not a counter's name ends in `_total`
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
-from sembench.errors import EndpointError, ResultError
-from sembench.provenance import utc_now
+from sembench.errors import ResultError
 
 SNAPSHOT_VERSION = "sembench.snapshot.v1"
 _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
@@ -31,10 +28,8 @@ SEMANTICS: Mapping[str, tuple[tuple[str, Mapping[str, str]], ...]] = {
     "prefix_cache_queries": (("vllm:prefix_cache_queries", {}),),
     "prompt_tokens": (("vllm:prompt_tokens", {}), ("sglang:prompt_tokens", {})),
     "sglang_cached_tokens": (("sglang:cached_tokens", {}),),
-    "semblend_reused_tokens": (
-        ("semblend_prompt_tokens", {"source": "reused"}),
-        ("semblend_tokens", {"source": "reused"}),
-    ),
+    "semblend_materialized_tokens": (("semblend:tokens", {"stage": "materialized"}),),
+    "semblend_exact_tokens": (("semblend:tokens", {"stage": "exact"}),),
 }
 
 
@@ -71,29 +66,6 @@ def parse(page: str) -> list[Sample]:
         labels = {name: _unescaped(text) for name, text in _LABEL.findall(match["labels"] or "")}
         samples.append(Sample(name=match["name"], labels=labels, value=value))
     return samples
-
-
-async def snapshot(urls: Iterable[str], *, timeout_seconds: float = 15.0) -> dict[str, Any]:
-    """All counters of all endpoints now.
-
-    Raises
-    ------
-    EndpointError
-        If a page cannot be had: half a snapshot would make a wrong window.
-    """
-    endpoints: dict[str, dict[str, float]] = {}
-    async with httpx.AsyncClient(timeout=timeout_seconds, trust_env=False) as http:
-        for url in urls:
-            try:
-                response = await http.get(url)
-                response.raise_for_status()
-            except httpx.HTTPError as error:
-                raise EndpointError(f"GET {url}: {type(error).__name__} {error}") from error
-            samples = parse(response.text)
-            if not samples:
-                raise EndpointError(f"GET {url}: no Prometheus samples in the answer")
-            endpoints[url] = {sample.key: sample.value for sample in samples}
-    return {"snapshot_version": SNAPSHOT_VERSION, "taken_at_utc": utc_now(), "endpoints": endpoints}
 
 
 def delta(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
@@ -148,7 +120,11 @@ def window(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any
 
 def semantic_tokens(meanings: Mapping[str, Any]) -> float | None:
     """Prompt tokens an engine counts as loaded from donors, by whichever counter it has."""
-    names = ("semblend_reused_tokens", "external_kv_transfer_tokens", "external_prefix_cache_hits")
+    names = (
+        "semblend_materialized_tokens",
+        "external_kv_transfer_tokens",
+        "external_prefix_cache_hits",
+    )
     counted = [meanings[name] for name in names if meanings.get(name) is not None]
     return max(counted) if counted else None
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sembench.errors import EndpointError, UsageError
-from sembench.live.client import EngineClient, Prompt
 from sembench.live.identity import RequestName
+from sembench.live.prompt import EngineClient, Prompt
 from sembench.live.reply import Reply
 from sembench.live.rows import RowMaker
 from sembench.model import ManifestItem

@@ -21,6 +21,7 @@ from sembench.live.flags import EngineFlags
 from sembench.live.order import Numbered, concurrently, spaced
 from sembench.live.replay import Arm, Replayer
 from sembench.live.reply import Reply
+from sembench.live.scrape import snapshot
 from sembench.manifests.files import count_items, open_text, read_manifest
 from sembench.progress import progress_bar
 from sembench.provenance import environment
@@ -151,7 +152,7 @@ def _write(writer: ResultWriter, rows: list[RequestRow]) -> None:
 
 
 async def _snapshot(plan: LivePlan) -> dict[str, Any] | None:
-    return await prometheus.snapshot(plan.metrics_urls) if plan.metrics_urls else None
+    return await snapshot(plan.metrics_urls) if plan.metrics_urls else None
 
 
 def _engine_section(

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sembench.live.client import Prompt, Reader, StreamingClient
+from sembench.live.client import Reader, StreamingClient
+from sembench.live.prompt import Prompt
 from sembench.live.reply import Reply
 
 

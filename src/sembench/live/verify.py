@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from sembench.errors import EndpointError
-from sembench.live.client import EngineClient, Prompt
+from sembench.live.prompt import EngineClient, Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +80,12 @@ async def verify(
         reports=reports,
         warnings=tuple(warnings),
     )
+
+
+async def served_models(engine: str, base_url: str, timeout_seconds: float) -> list[str]:
+    """The models an endpoint says it serves; empty where it does not say."""
+    models, _ = await _models(engine, base_url.rstrip("/").removesuffix("/v1"), timeout_seconds)
+    return models
 
 
 async def _models(engine: str, root: str, timeout_seconds: float) -> tuple[list[str], list[str]]:

@@ -32,7 +32,7 @@ class Completions:
             cache_salt=str(body.get("cache_salt") or ""),
         )
 
-    def opening(self, turn: Turn, admission: Admission) -> str:  # noqa: ARG002
+    def opening(self, turn: Turn, admission: Admission) -> str:
         """Nothing: the first event is the first token."""
         return ": started\n\n"
 
@@ -122,7 +122,7 @@ class Chat(Completions):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def opening(self, turn: Turn, admission: Admission) -> str:  # noqa: ARG002
+    def opening(self, turn: Turn, admission: Admission) -> str:
         """The role: an event without content, as real servers send before their first token."""
         delta = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
         return event(self._envelope(admission, self.chunk_kind, [delta]))
@@ -186,6 +186,5 @@ def _semblend(admission: Admission, times: Mapping[str, float]) -> dict[str, Any
         "donor_ids": sorted({span.donor_id for span in said.spans}),
         "similarity": 1.0 if said.spans else None,
         "policy": "none",
-        "prefill_ms": times["prefill_ms"],
-        "total_ms": times["total_ms"],
+        "times": dict(times),
     }

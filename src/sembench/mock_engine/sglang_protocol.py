@@ -33,7 +33,7 @@ class Generate:
             request_id=str(body.get("rid") or ""),
         )
 
-    def opening(self, turn: Turn, admission: Admission) -> str:  # noqa: ARG002
+    def opening(self, turn: Turn, admission: Admission) -> str:
         """A comment: the first event with text is the first token."""
         return ": started\n\n"
 

@@ -1,0 +1,109 @@
+"""``sembench calibrate-noise-floor``: how much two cold runs of one prompt differ."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Annotated, Any
+
+import typer
+
+from sembench.calibration import CALIBRATION_VERSION, summarise_reruns
+from sembench.cli import live_options as live
+from sembench.cli.options import Manifest
+from sembench.errors import UsageError
+from sembench.provenance import environment, run_config, run_metadata
+
+
+def calibrate_noise_floor(
+    manifest: Manifest,
+    output: live.Output,
+    base_url: Annotated[str, typer.Option(help="Base URL of the endpoint.")],
+    model: live.Model,
+    engine: Annotated[str, typer.Option(help="sglang or gateway.")] = "gateway",
+    reset_url: Annotated[
+        list[str] | None, typer.Option(help="Posted to before every request; repeatable.")
+    ] = None,
+    max_items: Annotated[int, typer.Option(min=1, help="Items asked twice.")] = 200,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens generated.")] = 64,
+    cooldown_ms: live.Cooldown = 0.0,
+    warmup_requests: live.Warmup = 2,
+    capture_logprobs: live.CaptureLogprobs = False,
+    top_logprobs_num: live.TopLogprobs = 8,
+    api_key: Annotated[str, typer.Option(help="Bearer token, where one is needed.")] = "",
+    timeout_seconds: Annotated[float, typer.Option(min=0.001, help="Per request.")] = 900.0,
+    run_id: live.RunId = None,
+) -> None:
+    """Serve every recipient cold twice; the difference is what no cache can be blamed for."""
+    config = run_config({**locals(), "api_key": bool(api_key)})
+    live.require_http()
+
+    from sembench.live.client import StreamingClient
+    from sembench.live.identity import Caller, RequestName
+    from sembench.live.openai_client import OpenAIClient
+    from sembench.live.prompt import Prompt
+    from sembench.live.reply import Reply
+    from sembench.live.sglang_client import SglangClient
+    from sembench.manifests.files import read_manifest
+    from sembench.progress import track
+
+    if engine not in ("sglang", "gateway"):
+        raise UsageError(f"--engine: sglang or gateway expected, got {engine!r}")
+    run = run_metadata(engine=engine, manifest=manifest, run_id=run_id, arm="cold")
+    resets = reset_url or ([base_url.rstrip("/") + "/flush_cache"] if engine == "sglang" else [])
+    items = list(read_manifest(manifest, max_items=max_items))
+    shared: dict[str, Any] = {
+        "base_url": base_url,
+        "caller": Caller(api_key=api_key),
+        "timeout_seconds": timeout_seconds,
+    }
+
+    async def go() -> list[tuple[Reply, Reply]]:
+        client: StreamingClient = (
+            SglangClient(**shared) if engine == "sglang" else OpenAIClient(model=model, **shared)
+        )
+
+        async def ask(item_id: str, text: str, role: str, position: int) -> Reply:
+            for url in resets:
+                await client.post(url)
+            name = RequestName(
+                run_id=run.run_id, arm="cold", item_id=item_id, role=role, position=position
+            )
+            # Without a reset, a salt of its own keeps each of the two runs cold.
+            salt = "" if resets else str(name)
+            reply = await client.complete(
+                Prompt(
+                    request_id=str(name),
+                    text=text,
+                    max_tokens=max_new_tokens,
+                    cache_salt=salt,
+                    top_logprobs=top_logprobs_num if capture_logprobs else 0,
+                )
+            )
+            await asyncio.sleep(cooldown_ms / 1000.0)
+            return reply
+
+        async with client:
+            for number in range(warmup_requests):
+                await ask("warmup", "Say ready. Are you ready?", "warmup", number)
+            pairs: list[tuple[Reply, Reply]] = []
+            for position, item in track(
+                enumerate(items), description="Calibrating", total=len(items)
+            ):
+                first = await ask(item.item_id, item.recipient_prompt, "first", position)
+                second = await ask(item.item_id, item.recipient_prompt, "second", position)
+                pairs.append((first, second))
+            return pairs
+
+    report = {
+        "calibration_version": CALIBRATION_VERSION,
+        "run": run.to_dict(),
+        "config": config,
+        "environment": environment(),
+        **summarise_reruns(asyncio.run(go())),
+    }
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    typer.echo(f"{report['pairs']} pairs, {report['identical_answers']} identical answers")
+    typer.echo(f"ROUGE-L {report['rouge_l']}")
+    typer.echo(f"calibration: {output}")

@@ -1,0 +1,57 @@
+"""``sembench engine-snapshot`` and ``engine-window``: engines' counters, before and after."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sembench.cli.live_options import require_http
+from sembench.results import read_result, write_result
+from sembench.snapshots import engine_window as window_between
+from sembench.snapshots import read_snapshot, with_window
+
+
+def engine_snapshot(
+    metrics_url: Annotated[list[str], typer.Option(help="Prometheus page, repeatable.")],
+    output: Annotated[Path, typer.Option(help="Snapshot file to write.")],
+    timeout_seconds: Annotated[float, typer.Option(min=0.001)] = 15.0,
+) -> None:
+    """Write all counters of the engines as they are now."""
+    require_http()
+
+    from sembench.live.scrape import snapshot
+
+    taken = asyncio.run(snapshot(metrics_url, timeout_seconds=timeout_seconds))
+    _write(output, taken)
+    counts = {url: len(samples) for url, samples in taken["endpoints"].items()}
+    typer.echo(f"{output}: {counts}")
+
+
+def engine_window(
+    before: Annotated[Path, typer.Option(help="Snapshot taken first.")],
+    after: Annotated[Path, typer.Option(help="Snapshot taken later.")],
+    arm: Annotated[str, typer.Option(help="Which arm ran in between.")] = "single",
+    output: Annotated[Path | None, typer.Option(help="File for the window.")] = None,
+    result: Annotated[
+        Path | None, typer.Option(help="Result file whose engine section takes it up.")
+    ] = None,
+) -> None:
+    """Subtract two snapshots; what the engines counted in between."""
+    section = window_between(read_snapshot(before), read_snapshot(after), arm=arm)
+    if result is not None:
+        write_result(result, with_window(read_result(result), section))
+        typer.echo(f"{result}: engine section updated")
+    if output is not None:
+        _write(output, section)
+        typer.echo(str(output))
+    if result is None and output is None:
+        typer.echo(json.dumps(section["prometheus"]["semantics"], indent=2))
+
+
+def _write(path: Path, data: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,33 @@
+"""``sembench merge-results``: a cold and a warm result into a paired one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sembench.audit_join import join_audit
+from sembench.cli.live_options import ConnectorAudit, Output
+from sembench.cli.live_runs import show
+from sembench.manifests.files import open_text
+from sembench.merge import merge
+from sembench.results import read_result, write_result
+
+
+def merge_results(
+    cold: Annotated[Path, typer.Option(help="Result of the cold arm.")],
+    warm: Annotated[Path, typer.Option(help="Result of the warm arm.")],
+    output: Output,
+    allow_unpaired: Annotated[
+        bool, typer.Option("--allow-unpaired", help="Leave out items that are in one arm only.")
+    ] = False,
+    connector_audit: ConnectorAudit = None,
+) -> None:
+    """Pair the rows of two results of the same manifest, item by item."""
+    merged = merge(read_result(cold), read_result(warm), allow_unpaired=allow_unpaired)
+    if connector_audit is not None:
+        with open_text(connector_audit) as stream:
+            merged = join_audit(merged, stream)
+    write_result(output, merged)
+    show(merged.head(), output)

@@ -1,0 +1,59 @@
+"""``sembench verify-endpoint``: who an endpoint is and what it reports about a request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Annotated
+
+import typer
+
+from sembench.cli.live_options import require_http
+from sembench.errors import UsageError
+
+
+def verify_endpoint(
+    base_url: Annotated[str, typer.Option(help="Base URL of the endpoint.")],
+    engine: Annotated[str, typer.Option(help="sglang or gateway.")] = "gateway",
+    expect_model: Annotated[str | None, typer.Option(help="Model it must serve.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model asked for; left out, the expected or the first one.")
+    ] = None,
+    timeout_seconds: Annotated[float, typer.Option(min=0.001)] = 30.0,
+) -> None:
+    """Check an endpoint and print what it is as JSON."""
+    require_http()
+
+    from sembench.live.client import StreamingClient
+    from sembench.live.identity import Caller
+    from sembench.live.openai_client import OpenAIClient
+    from sembench.live.sglang_client import SglangClient
+    from sembench.live.verify import Verified, served_models, verify
+
+    if engine not in ("sglang", "gateway"):
+        raise UsageError(f"--engine: sglang or gateway expected, got {engine!r}")
+
+    async def go() -> Verified:
+        name = model or expect_model
+        if name is None:
+            models = await served_models(engine, base_url, timeout_seconds)
+            name = models[0] if models else ""
+        client: StreamingClient
+        if engine == "sglang":
+            client = SglangClient(
+                base_url=base_url, caller=Caller(), timeout_seconds=timeout_seconds
+            )
+        else:
+            client = OpenAIClient(
+                base_url=base_url, model=name, caller=Caller(), timeout_seconds=timeout_seconds
+            )
+        async with client:
+            return await verify(
+                engine=engine,
+                base_url=base_url,
+                client=client,
+                expect_model=expect_model,
+                timeout_seconds=timeout_seconds,
+            )
+
+    typer.echo(json.dumps(asyncio.run(go()).to_dict(), indent=2))

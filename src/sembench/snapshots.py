@@ -1,0 +1,38 @@
+"""Snapshot files of engines' counters, and the window between two of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sembench.errors import ResultError
+from sembench.live.prometheus import window
+from sembench.results import Result
+
+
+def read_snapshot(path: Path) -> dict[str, Any]:
+    """Read a snapshot file."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ResultError(f"{path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ResultError(f"{path}: not JSON ({error})") from error
+    if not isinstance(data, dict):
+        raise ResultError(f"{path}: expected an object")
+    return data
+
+
+def engine_window(
+    before: Mapping[str, Any], after: Mapping[str, Any], *, arm: str
+) -> dict[str, Any]:
+    """What the engines counted between two snapshots, for one arm."""
+    return {"arm": arm, "prometheus": window(before, after)}
+
+
+def with_window(result: Result, section: Mapping[str, Any]) -> Result:
+    """A result whose `engine` section holds the window."""
+    return replace(result, engine={**(result.engine or {}), **section})
