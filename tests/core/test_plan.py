@@ -1,5 +1,6 @@
 """Plans are values whose parts always add up."""
 
+import itertools
 import json
 
 import pytest
@@ -160,4 +161,4 @@ def test_merged_holes_cover_the_same_tokens_without_touching(pairs):
     before = {at for hole in holes for at in range(hole.start, hole.end)}
     after = [at for hole in merged for at in range(hole.start, hole.end)]
     assert sorted(before) == after
-    assert all(one.end < two.start for one, two in zip(merged, merged[1:], strict=False))
+    assert all(one.end < two.start for one, two in itertools.pairwise(merged))

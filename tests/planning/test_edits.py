@@ -78,6 +78,7 @@ def test_neighbouring_sentences_exchanged_are_behind_an_edit():
     before, one, two, after = text(200, 1), text(40, 2), text(40, 3), text(200, 4)
     donor = np.concatenate([text(30, 9), before, one, two, after])
     target = np.concatenate([text(35, 8), before, two, one, after, text(9, 7)])
-    assert [kind for kind, _ in kinds(donor, target)] == [MOVED, EDIT, MOVED, EDIT] or [
-        kind for kind, _ in kinds(donor, target)
-    ] == [MOVED, EDIT, EDIT, EDIT]
+    found = [kind for kind, _ in kinds(donor, target)]
+    # The exchanged sentences and what follows them; `before` itself only moved.
+    assert found[0] is MOVED
+    assert found[1:] == [EDIT] * 3

@@ -87,23 +87,47 @@ def _edit_before(
 ) -> int | None:
     """Size of the edit just before `run`, or None where there is none."""
     if previous is not None and previous.donor_id == run.donor_id:
-        new = run.target_start - previous.target_end
-        old = run.donor_start - (previous.donor_start + previous.length)
-        # Both runs come from one neighbourhood of one donor, with a small difference
-        # (replaced, inserted, deleted or exchanged text) between them.
-        if new <= window and abs(old) <= window:
-            return max(new, abs(old), 1)
-    if run.donor_start == 0 or run.target_start == 0:
-        return None
+        edit = _edit_between(previous, run, window)
+        if edit is not None:
+            return edit
     text = text_of(run.donor_id)
     if text is None:
         return window
+    here, there = run.target_start, run.donor_start
+    # A run that was clipped goes on to the left; what matters stands before all of it.
+    back = _common_suffix(target[:here], text[:there])
+    here, there = here - back, there - back
+    if here == 0 or there == 0:
+        return None
     reach = NEAREST_TOKENS
     while reach < 2 * window:
         looked = min(reach, window)
-        here = target[max(0, run.target_start - looked) : run.target_start]
-        there = text[max(0, run.donor_start - looked) : run.donor_start]
-        if edit_similarity(here, there) >= SAME_TEXT:
-            return max(here.size, there.size)
+        new, old = target[max(0, here - looked) : here], text[max(0, there - looked) : there]
+        if edit_similarity(new, old) >= SAME_TEXT:
+            return max(new.size, old.size)
         reach *= 2
     return None
+
+
+def _edit_between(previous: DonorRun, run: DonorRun, window: int) -> int | None:
+    """Size of the difference between two runs from one neighbourhood of one donor.
+
+    Replaced, inserted and deleted text leaves a small gap on either side. Text whose
+    order was exchanged comes from just before; a whole passage from there has moved.
+    """
+    new = run.target_start - previous.target_end
+    if new > window:
+        return None
+    old = run.donor_start - (previous.donor_start + previous.length)
+    if 0 <= old <= window:
+        return max(new, old, 1)
+    behind = previous.donor_start - (run.donor_start + run.length)
+    if -window <= behind <= window and min(run.length, previous.length) <= window:
+        return max(new, abs(behind), 1)
+    return None
+
+
+def _common_suffix(a: TokenArray, b: TokenArray) -> int:
+    size = min(a.size, b.size)
+    different = a[a.size - size :][::-1] != b[b.size - size :][::-1]
+    return int(different.argmax()) if different.any() else size
