@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -34,7 +36,7 @@ def holes(tokens: TokenArray, cuts: list[int], table: PageTable) -> list[Compute
     edges = [0, *cuts, len(tokens)]
     return [
         ComputeRun(tokens=tokens[a:b], start=a, table=table, wants_logits=b == len(tokens))
-        for a, b in zip(edges, edges[1:], strict=False)
+        for a, b in itertools.pairwise(edges)
     ]
 
 
@@ -95,7 +97,7 @@ def test_requests_in_one_pass_do_not_see_each_other() -> None:
 
 
 def test_the_layer_hook_sees_each_layer_once_with_its_keys_in_place() -> None:
-    model, plain = tiny("llama-gqa")
+    model, _plain = tiny("llama-gqa")
     pool, tokens = make_pool(model), random_tokens(20, 2)
     table = make_table(pool, 20)
     seen: list[int] = []

@@ -1,4 +1,4 @@
-"""What a model and a tokenizer are, as content: the parts of a namespace that names cannot vouch for."""
+"""What a model and a tokenizer are, by content: namespace parts that names cannot vouch for."""
 
 from __future__ import annotations
 

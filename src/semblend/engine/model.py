@@ -151,7 +151,7 @@ def _folder(name: str) -> Path | None:
     """Where the weights of a folder or hub name lie on disk."""
     if Path(name).is_dir():
         return Path(name)
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     config = cached_file(name, "config.json", local_files_only=True)
     return None if config is None else Path(config).parent

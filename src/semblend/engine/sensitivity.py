@@ -31,8 +31,10 @@ def token_deviation(
     if plan.exact_tokens:
         raise PlanError("token_deviation: a plan without an exact prefix expected")
     reused, cold = _plan_kv(model, plan, tokens, donors), _cold_kv(model, tokens)
-    difference = (reused.double() - cold.double()).flatten(3).norm(dim=-1)
-    return difference / cold.double().flatten(3).norm(dim=-1).clamp(min=1e-12)
+    reused, cold = reused.double().flatten(3), cold.double().flatten(3)
+    size: torch.Tensor = torch.linalg.vector_norm(cold, dim=-1).clamp(min=1e-12)
+    difference: torch.Tensor = torch.linalg.vector_norm(reused - cold, dim=-1)
+    return difference / size
 
 
 def layer_deviation(

@@ -74,7 +74,10 @@ class Worker:
             self._live.discard(sequence.request.request_id)
 
     def call(self, errand: Callable[[], Result]) -> Result:
-        """Run something between two passes, on the thread that owns the scheduler's state."""
+        """Run something between two passes, on the thread that owns the scheduler's state.
+
+        Once that thread has ended nobody else touches the state, and it runs here.
+        """
         future: Future[Result] = Future()
 
         def run() -> None:
@@ -84,9 +87,12 @@ class Worker:
                 future.set_exception(error)
 
         with self._wake:
-            if self._closing:
-                raise RequestError("the engine is closing")
-            self._errands.append(run)
+            closing = self._closing
+            if not closing:
+                self._errands.append(run)
+        if closing:
+            self._thread.join()
+            run()
         self.wake()
         return future.result()
 
