@@ -27,6 +27,7 @@ from semblend.discovery.embedders.base import Vectors, normalised
 from semblend.discovery.vector_tiers import (
     GRAPH_FIXED_BYTES,
     GROWTH,
+    SLOT_BYTES,
     FlatTier,
     GraphTier,
     Keys,
@@ -43,6 +44,10 @@ RECENT_SHARE = 8
 """The newest exact_limit / RECENT_SHARE rows stay flat: recent donors are found exactly."""
 GRAPH_CANDIDATES = 512
 """Most rows a graph is asked for; the flat part answers for any number."""
+
+DONOR_BYTES = 512
+SHARD_BYTES = 2048
+"""Python objects of a donor and of a namespace (held to by a test with tracemalloc)."""
 
 _ORDINAL_BITS = 12
 MAX_VECTORS_PER_DONOR = 1 << _ORDINAL_BITS
@@ -190,13 +195,14 @@ class VectorIndex:
         self.dimension = dimension
         self.max_bytes = max_bytes
         # The dearer of the two places a row can be in, growth slack included.
-        self._row_bytes = int(GROWTH * 4 * dimension) + 256
+        self._row_bytes = int(GROWTH * 4 * dimension) + SLOT_BYTES
         self._exact_limit = exact_limit
         self._can_approximate = True
         self._shards: dict[bytes, _Shard] = {}
         self._order: OrderedDict[tuple[bytes, str], None] = OrderedDict()
         self._next_number = 0
         self._rows = 0
+        self._graphs = 0
         self._dropped_donors = 0
         self._lock = threading.RLock()
 
@@ -218,14 +224,15 @@ class VectorIndex:
             raise VectorError(
                 f"{donor_id!r}: 1 to {MAX_VECTORS_PER_DONOR} vectors a donor, got {len(rows)}"
             )
-        if len(rows) * self._row_bytes > self.max_bytes:
+        alone = len(rows) * self._row_bytes + DONOR_BYTES + SHARD_BYTES
+        if alone > self.max_bytes:
             raise CapacityError(
-                f"{donor_id!r}: {len(rows)} vectors of {self.dimension} need "
-                f"{len(rows) * self._row_bytes} bytes, the index may take {self.max_bytes}"
+                f"{donor_id!r}: {len(rows)} vectors of {self.dimension} need {alone} bytes, "
+                f"the index may take {self.max_bytes}"
             )
         with self._lock:
             self.remove(donor_id, namespace=namespace)
-            self._make_room(len(rows))
+            self._make_room(len(rows), namespace)
             shard = self._shards.setdefault(namespace, _Shard(self.dimension))
             shard.add(donor_id, self._next_number, rows)
             self._next_number += 1
@@ -242,6 +249,7 @@ class VectorIndex:
             shard = self._shards[namespace]
             self._rows -= shard.remove(donor_id)
             if len(shard) == 0:
+                self._graphs -= shard.graph is not None
                 del self._shards[namespace]
             else:
                 self._balance(shard, added=0)
@@ -282,28 +290,35 @@ class VectorIndex:
             graphs = [shard.graph for shard in self._shards.values() if shard.graph is not None]
             in_graphs = sum(len(graph) for graph in graphs)
             flat_bytes = sum(shard.flat.nbytes for shard in self._shards.values())
+            objects = len(self._order) * DONOR_BYTES + len(self._shards) * SHARD_BYTES
             return VectorIndexStats(
                 donors=len(self._order),
                 vectors=self._rows,
                 exact_vectors=self._rows - in_graphs,
                 graph_vectors=in_graphs,
                 namespaces=len(self._shards),
-                nbytes=flat_bytes + sum(graph.nbytes for graph in graphs),
+                nbytes=objects + flat_bytes + sum(graph.nbytes for graph in graphs),
                 dropped_donors=self._dropped_donors,
             )
 
-    def _make_room(self, rows: int) -> None:
-        while self._order and self._bytes_with(rows) > self.max_bytes:
-            namespace, donor_id = next(iter(self._order))
-            self.remove(donor_id, namespace=namespace)
+    def _make_room(self, rows: int, namespace: bytes) -> None:
+        while self._order and self._bytes_with(rows, namespace) > self.max_bytes:
+            oldest_namespace, donor_id = next(iter(self._order))
+            self.remove(donor_id, namespace=oldest_namespace)
             self._dropped_donors += 1
 
-    def _bytes_with(self, rows: int) -> int:
-        """The most that the index can take with so many rows more."""
-        total = self._rows + rows
-        # A graph is only ever made by a namespace above the exact limit.
-        graphs = min(len(self._shards) + 1, total // (self._exact_limit // 2))
-        return total * self._row_bytes + graphs * GRAPH_FIXED_BYTES
+    def _bytes_with(self, rows: int, namespace: bytes) -> int:
+        """The most that the index can take with one donor of so many rows more."""
+        shard = self._shards.get(namespace)
+        graphs = self._graphs
+        if (shard is None or shard.graph is None) and rows + len(shard or ()) > self._exact_limit:
+            graphs += 1
+        return (
+            (self._rows + rows) * self._row_bytes
+            + (len(self._order) + 1) * DONOR_BYTES
+            + (len(self._shards) + 1) * SHARD_BYTES
+            + graphs * GRAPH_FIXED_BYTES
+        )
 
     def _balance(self, shard: _Shard, *, added: int) -> None:
         if not self._can_approximate:
@@ -316,7 +331,9 @@ class VectorIndex:
                 self._exact_limit,
             )
             return
+        before = shard.graph is not None
         shard.balance(self._exact_limit, self.dimension, added)
+        self._graphs += (shard.graph is not None) - before
 
     def _checked(self, vectors: Vectors) -> Vectors:
         rows = np.atleast_2d(np.asarray(vectors, dtype=np.float32))

@@ -17,8 +17,11 @@ from semblend.discovery.embedders.base import Vectors
 
 Keys = npt.NDArray[np.uint64]
 
-_FIRST_CAPACITY = 8
+_FIRST_CAPACITY = 1
+"""Most namespaces of many are small: an empty one must cost next to nothing."""
 GROWTH = 1.5
+SLOT_BYTES = 160
+"""A row's key and its entry in the slot table: a dict entry and two integers."""
 GRAPH_FIXED_BYTES = 16 * 2**20
 """What an empty usearch graph already takes: its two arenas start at 8 MiB each."""
 
@@ -43,8 +46,8 @@ class FlatTier:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated, the slot table included (a dict entry and its two integers)."""
-        return self._rows.nbytes + self._keys.nbytes + 128 * len(self._slots)
+        """Bytes allocated, keys and slot table included."""
+        return self._rows.nbytes + SLOT_BYTES * len(self._slots)
 
     def add(self, key: int, row: Vectors) -> None:
         """Add one row, shape [dimension], under a key that is not yet in use."""
@@ -71,8 +74,8 @@ class FlatTier:
         return row
 
     def some_keys(self, count: int) -> list[int]:
-        """Up to `count` keys, the longest held first."""
-        return list(islice(self._slots, count))
+        """Up to `count` keys (none for a negative count), the longest held first."""
+        return list(islice(self._slots, max(0, count)))
 
     def search(self, queries: Vectors, count: int) -> tuple[Keys, Vectors]:
         """The `count` rows nearest to any of `queries` [m, dimension]: keys and cosines."""
@@ -133,26 +136,33 @@ class GraphTier:
 
     def get(self, keys: Keys) -> Vectors:
         """The rows of keys that are in use, shape [n, dimension]."""
+        if len(keys) == 0:
+            return np.empty((0, self._graph.ndim), dtype=np.float32)
         rows: Vectors = np.stack(self._graph.get(keys)).astype(np.float32)
         return rows
 
     def search(self, queries: Vectors, count: int) -> tuple[Keys, Vectors]:
         """Rows near to any of `queries` [m, dimension]: keys and their best cosines."""
-        keys, cosines = self._propose(queries, count, exact=False)
+        keys = self._propose(queries, count, exact=False)
+        cosines = self.get(keys) @ queries.T  # [proposed, m]
         weak = cosines.max(axis=0, initial=-1.0) < self.CONFIDENT_COSINE
-        if weak.any() and len(self._graph) <= self.SCAN_LIMIT:
-            more_keys, more_cosines = self._propose(queries[weak], count, exact=True)
-            return (
-                np.concatenate([keys, more_keys]),
-                np.concatenate([cosines.max(axis=1), more_cosines.max(axis=1)]),
-            )
+        if weak.any() and len(self) <= self.SCAN_LIMIT:
+            keys = np.union1d(keys, self._propose(queries[weak], count, exact=True))
+            cosines = self.get(keys) @ queries.T
         return keys, cosines.max(axis=1)
 
-    def _propose(self, queries: Vectors, count: int, *, exact: bool) -> tuple[Keys, Vectors]:
-        """Keys [p] proposed for any query, and their cosines with every query [p, m]."""
-        found = self._graph.search(queries, count, threads=1, exact=exact)
-        keys: Keys = np.unique(np.asarray(found.keys, dtype=np.uint64))
-        return keys, self.get(keys) @ queries.T
+    def _propose(self, queries: Vectors, count: int, *, exact: bool) -> Keys:
+        """Keys of the rows nearest to each query, without repetition."""
+        found = self._graph.search(queries, min(count, len(self)), threads=1, exact=exact)
+        keys = np.asarray(found.keys, dtype=np.uint64).reshape(len(queries), -1)
+        # A query may get fewer answers than asked for; what follows them is not a key.
+        answered = np.arange(keys.shape[1]) < np.reshape(_counts(found), (-1, 1))
+        return np.unique(keys[answered])
+
+
+def _counts(found: Any) -> Any:
+    """Answers of each query: one number for a single query, an array for several."""
+    return found.counts if hasattr(found, "counts") else len(found)
 
 
 def graph_available() -> bool:
