@@ -113,7 +113,7 @@ def _edit_between(previous: DonorRun, run: DonorRun, window: int) -> int | None:
     """Size of the difference between two runs from one neighbourhood of one donor.
 
     Replaced, inserted and deleted text leaves a small gap on either side. Text whose
-    order was exchanged comes from just before; a whole passage from there has moved.
+    order was exchanged comes from just before; longer passages from there have moved.
     """
     new = run.target_start - previous.target_end
     if new > window:
@@ -122,7 +122,7 @@ def _edit_between(previous: DonorRun, run: DonorRun, window: int) -> int | None:
     if 0 <= old <= window:
         return max(new, old, 1)
     behind = previous.donor_start - (run.donor_start + run.length)
-    if -window <= behind <= window and min(run.length, previous.length) <= window:
+    if -window <= behind <= window and max(run.length, previous.length) <= window:
         return max(new, abs(behind), 1)
     return None
 
