@@ -7,12 +7,14 @@ aggregate says something else fails (`aggregate_consistent`).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sembench import metrics, paired
 from sembench.calibration import Calibration
 from sembench.engine_events import EngineSummary
+from sembench.live.identity import our_id_in
 from sembench.live.prometheus import semantic_tokens as counted_tokens
 from sembench.results import RequestRow, Result
 
@@ -101,25 +103,36 @@ def _negative_confirmed_rate(rows: Sequence[RequestRow], result: Result) -> floa
 def _unconfirmed_claims(result: Result, summaries: Sequence[EngineSummary]) -> float | None:
     """The share of claimed semantic tokens that no log, audit or counter of the engine confirms.
 
-    None where responses claim nothing at all, or nothing independent of them was given.
+    Request by request where the engine names requests; else by totals, which also hold
+    what donors reused and so confirm less sharply. None where responses claim nothing
+    at all, or nothing independent of them was given.
     """
-    claims = [row.claimed_reuse_tokens for row in result.requests]
-    claimed = sum(tokens for tokens in claims if tokens is not None)
-    if all(tokens is None for tokens in claims):
+    claims = [row for row in result.requests if row.claimed_reuse_tokens is not None]
+    claimed = sum(row.claimed_reuse_tokens or 0 for row in claims)
+    if not claims:
         return None
+    by_request: Counter[str] = Counter()
+    for summary in summaries:
+        for engine_id, tokens in summary.materialized_tokens_by_request.items():
+            by_request[our_id_in(engine_id) or engine_id] += tokens
+    totals = [sum(summary.materialized_tokens for summary in summaries)] if summaries else []
     prometheus = (result.engine or {}).get("prometheus") or {}
     counted = counted_tokens(prometheus.get("semantics") or {})
-    audited = [row.audit_materialized_tokens for row in result.requests]
-    sources: list[float] = [sum(summary.materialized_tokens for summary in summaries)] * bool(
-        summaries
-    )
+    audited = any(row.audit_materialized_tokens is not None for row in claims)
+    if by_request or audited:
+        missing = sum(
+            max(0, (row.claimed_reuse_tokens or 0) - _confirmed(row, by_request)) for row in claims
+        )
+        return metrics.rate(missing, claimed)
     if counted is not None:
-        sources.append(counted)
-    if any(tokens is not None for tokens in audited):
-        sources.append(sum(tokens or 0 for tokens in audited))
-    if not sources:
+        totals.append(round(counted))
+    if not totals:
         return None
-    return metrics.rate(max(0.0, claimed - max(sources)), claimed)
+    return metrics.rate(max(0, claimed - max(totals)), claimed)
+
+
+def _confirmed(row: RequestRow, by_request: Mapping[str, int]) -> int:
+    return max(row.audit_materialized_tokens or 0, by_request.get(row.request_id or "", 0))
 
 
 def _against_noise(rouge: float | None, calibration: Calibration | None) -> Observed:

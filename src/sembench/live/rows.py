@@ -154,11 +154,19 @@ class RowMaker:
 
 
 def leak(item: ManifestItem, reply: Reply) -> bool | None:
-    """Whether the answer states the donor's value; None where the item has no such value."""
+    """Whether the answer states the donor's value; None where the item has no such value.
+
+    A word of the donor's value that stands nowhere in the prompt can only have come
+    through K/V, so one of them is enough.
+    """
     value = item.metadata.get("divergent_donor_value")
     if not reply.ok or not isinstance(value, str) or not value.strip():
         return None
-    return quality.leaks_donor_fact(reply.text, item.answers, value)
+    own = set(quality.normalise_answer(item.recipient_prompt).split())
+    foreign = [word for word in quality.normalise_answer(value).split() if word not in own]
+    return any(
+        quality.leaks_donor_fact(reply.text, item.answers, word) for word in foreign or [value]
+    )
 
 
 def contaminated(item: ManifestItem, warm: Reply, repeat: Reply, cold: Reply | None) -> bool | None:

@@ -7,11 +7,14 @@ the donor's text instead of the prompt's.
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from sembench.quality import answer_terms
 
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?]?")
 _WORDS = re.compile(r"\S+\s*")
+_NAME = re.compile(r"(?<=\s)[A-Z]\w+")
+_NAME_WEIGHT = 10.0
 UNKNOWN = "The text does not say."
 
 
@@ -30,10 +33,20 @@ def answer(prompt: str, *, evidence: str | None = None) -> str:
     """
     question = question_of(prompt)
     asked = answer_terms(question)
-    best, best_score = "", 0
-    for sentence in _sentences(prompt if evidence is None else evidence):
-        score = len(answer_terms(sentence) & asked)
-        if score > best_score and not sentence.endswith("?"):
+    sentences = [
+        (sentence, answer_terms(sentence))
+        for sentence in _sentences(prompt if evidence is None else evidence)
+        if not sentence.endswith("?")
+    ]
+    # A name says more about what is asked than any other word, a rare word more than a common one.
+    common = Counter(term for _, terms in sentences for term in terms & asked)
+    names = answer_terms(" ".join(_NAME.findall(question)))
+    best, best_score = "", 0.0
+    for sentence, terms in sentences:
+        score = sum(
+            (_NAME_WEIGHT if term in names else 1.0) / common[term] for term in terms & asked
+        )
+        if score > best_score:
             best, best_score = sentence, score
     if not best:
         return UNKNOWN
