@@ -23,13 +23,17 @@ def split_context(context: str, *, max_segments: int, min_chars: int) -> list[st
 
     Where it has that many paragraphs of at least `min_chars`, these are the first
     of them (shorter ones are headings and list items, no segment anybody
-    retrieves). Otherwise it is cut into pieces of even size, at the end of a
-    sentence where one is near.
+    retrieves). Otherwise it is cut evenly.
     """
     paragraphs = [part.strip() for part in _BLANK_LINES.split(context)]
     paragraphs = [part for part in paragraphs if len(part) >= min_chars]
     if len(paragraphs) >= max_segments:
         return paragraphs[:max_segments]
+    return split_evenly(context, max_segments=max_segments, min_chars=min_chars)
+
+
+def split_evenly(context: str, *, max_segments: int, min_chars: int) -> list[str]:
+    """Cut all of a document into even pieces, at the end of a sentence where one is near."""
     target = max(min_chars, len(context) // max_segments)
     segments: list[str] = []
     cursor = 0

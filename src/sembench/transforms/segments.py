@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sembench.errors import TransformError
 from sembench.profiles.base import SourceRecord
-from sembench.texts import split_context, word_ids
+from sembench.texts import split_context, split_evenly, word_ids
 from sembench.transforms.base import REUSABLE_RUN_WORDS, Toolbox
 
 SEPARATOR = "\n\n"
@@ -18,9 +18,11 @@ def segments_of(record: SourceRecord, tools: Toolbox) -> list[str]:
     TransformError
         If the document does not give that.
     """
-    segments = split_context(
-        record.context, max_segments=tools.max_segments, min_chars=tools.min_segment_chars
-    )
+    limits = {"max_segments": tools.max_segments, "min_chars": tools.min_segment_chars}
+    segments = split_context(record.context, **limits)
+    if _holds_answer(record, [record.context]) and not _holds_answer(record, segments):
+        # A recipient that lost its answer with a paragraph would be judged on a guess.
+        segments = split_evenly(record.context, **limits)
     if len(segments) < 2:
         raise TransformError(
             f"the document ({len(record.context)} characters) gives {len(segments)} segment of "
@@ -31,3 +33,7 @@ def segments_of(record: SourceRecord, tools: Toolbox) -> list[str]:
     if min(len(word_ids(segment)) for segment in segments) < 2 * REUSABLE_RUN_WORDS:
         raise TransformError(f"a segment has fewer than {2 * REUSABLE_RUN_WORDS} words")
     return segments
+
+
+def _holds_answer(record: SourceRecord, texts: list[str]) -> bool:
+    return any(answer in text for answer in record.answers for text in texts)
