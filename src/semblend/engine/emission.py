@@ -78,6 +78,7 @@ class Emission:
             reason = FinishReason.STOP if stopped else reason
         if not sequence.first_token_at:
             sequence.first_token_at = time.perf_counter()
+            sequence.handle.prompt_report = report_of(sequence, certified=self._certified)
         sequence.handle.push(
             TokenEvent(
                 token_id=choice.token_id,

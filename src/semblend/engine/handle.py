@@ -30,6 +30,8 @@ class RequestHandle:
         self._events: list[Event] = []
         self._changed = threading.Condition()
         self._cancelled = False
+        self.prompt_report: RequestReport | None = None
+        """What happened to the prompt, known from the first token on; set before its event."""
 
     @property
     def cancelled(self) -> bool:
