@@ -29,6 +29,7 @@ class ScriptedHandle:
     def __init__(self, engine: ScriptedEngine, request: GenerationRequest) -> None:
         self.request = request
         self.cancelled = threading.Event()
+        self.prompt_report: RequestReport | None = None
         self._engine = engine
 
     def cancel(self) -> None:

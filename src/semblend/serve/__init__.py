@@ -1,6 +1,6 @@
-"""The server: OpenAI's API, metrics and a page to watch, over an engine that fits `protocols`."""
+"""The server: OpenAI's API, metrics and a page to watch, over an engine that fits `protocols`.
 
-from semblend.serve.app import create_app
-from semblend.serve.options import ServeOptions
-
-__all__ = ["ServeOptions", "create_app"]
+`semblend.serve.app.create_app(engine, options)` is the application,
+`semblend.serve.runner.make_server` runs it. Nothing is imported here, so that
+`options` can be read without the server's dependencies.
+"""

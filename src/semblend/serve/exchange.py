@@ -75,6 +75,11 @@ class Exchange:
         """When, on the loop's clock, the request must be over."""
         return self._deadline
 
+    @property
+    def prompt_report(self) -> RequestReport | None:
+        """What happened to the prompt, once the first token is there."""
+        return None if self._relay is None else self._relay.prompt_report
+
     async def begin(self, request: GenerationRequest) -> None:
         """Wait for a place and hand the request to the engine.
 

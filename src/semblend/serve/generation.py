@@ -78,7 +78,11 @@ async def _streamed(desk: Desk, job: Job, exchange: Exchange) -> Response:
     # Wait for the first token: until then a failure can still be a proper status code,
     # and what happened to the prompt is known by then.
     first = await anext(events)
-    return _EventStream(_frames(desk, job, first, events), exchange=exchange, headers={})
+    headers: dict[str, str] = {}
+    if exchange.prompt_report is not None:
+        report = reuse_report(exchange.prompt_report, tenant=job.caller.tenant, names=desk.names)
+        headers = reuse_headers(report, final=False)
+    return _EventStream(_frames(desk, job, first, events), exchange=exchange, headers=headers)
 
 
 async def _frames(

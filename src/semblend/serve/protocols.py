@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from semblend.core.namespace import Namespace
-from semblend.engine.api import EngineStats, Event, GenerationRequest
+from semblend.engine.api import EngineStats, Event, GenerationRequest, RequestReport
 
 
 class ServedHandle(Protocol):
     """One request in the engine's hands."""
+
+    prompt_report: RequestReport | None
+    """What happened to the prompt, from the first token on."""
 
     def events(self) -> Iterator[Event]:
         """Block for each event in turn; the last one is always a FinishedEvent."""

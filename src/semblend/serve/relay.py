@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 from semblend.core.errors import RequestError
-from semblend.engine.api import Event, FinishedEvent
+from semblend.engine.api import Event, FinishedEvent, RequestReport
 from semblend.serve.protocols import ServedHandle
 
 
@@ -43,6 +43,11 @@ class EventRelay:
         if isinstance(event, BaseException):
             raise BrokenHandleError("the engine lost this request") from event
         return event
+
+    @property
+    def prompt_report(self) -> RequestReport | None:
+        """What happened to the prompt, once the first token is there."""
+        return self._handle.prompt_report
 
     def cancel(self) -> None:
         """Ask the engine to stop; its FinishedEvent still arrives."""
