@@ -39,11 +39,10 @@ def split_evenly(context: str, *, max_segments: int, min_chars: int) -> list[str
     cursor = 0
     while cursor < len(context):
         end = cursor + target
+        cut = context.rfind(". ", cursor, end + 200)
+        end = cut + 1 if cut > cursor + min_chars / 2 else end
         if len(segments) == max_segments - 1 or len(context) - end < min_chars / 2:
             end = len(context)
-        else:
-            cut = context.rfind(". ", cursor, end + 200)
-            end = cut + 1 if cut > cursor + min_chars / 2 else end
         segment = context[cursor:end].strip()
         if segment:
             segments.append(segment)

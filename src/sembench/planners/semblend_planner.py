@@ -8,16 +8,21 @@ little to gain, below the asked-for reuse ratio) proposes nothing.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sembench.errors import PlannerError, SemBenchError
+from sembench.errors import PlannerError
 from sembench.metrics import ProposedSpan
 from sembench.planners.base import PlannerDonor, PlannerRequest, PlannerSettings
+
+if TYPE_CHECKING:
+    from semblend.core.namespace import Namespace
+    from semblend.core.plan import Plan
+    from semblend.core.settings import Settings
+    from semblend.pipeline import SemBlendPipeline
 
 _FLAGS = {
     "semblend_embedder": "embedder",
@@ -40,7 +45,7 @@ class SemBlendPlanner:
         values = {"allow_uncertified": True, "recompute_policy": "none", **values}
         try:
             self._settings = semblend_settings.from_mapping(values)
-        except Exception as error:
+        except ValueError as error:
             raise PlannerError(f"--planner semblend: {error}") from error
         self._pipeline = pipeline(self._settings)
         self._namespace = namespace.of(
@@ -95,7 +100,7 @@ class SemBlendPlanner:
             for span in spans
         ]
 
-    def _make_plan(self, request: PlannerRequest) -> Any:
+    def _make_plan(self, request: PlannerRequest) -> Plan | None:
         if not self._by_meaning:
             return self._pipeline.plan(request.tokens, self._namespace, block_size=self._block_size)
         self._pipeline.wait_until_learned()
@@ -105,19 +110,18 @@ class SemBlendPlanner:
         return None if match is None else match.plan
 
 
-def _import_semblend(path: str | None) -> tuple[Any, Any, Any]:
-    """SemBlendPipeline, Namespace and Settings, of the checkout at `path` where one is given."""
+def _import_semblend(
+    path: str | None,
+) -> tuple[type[SemBlendPipeline], type[Namespace], type[Settings]]:
+    """The classes this adapter uses, of the checkout at `path` where one is given."""
     if path and path not in sys.path:
-        if any(name.split(".")[0] == "semblend" for name in sys.modules):
+        if "semblend" in sys.modules:
             raise PlannerError("--semblend-path: another SemBlend is already imported")
         sys.path.insert(0, path)
     try:
-        return (
-            importlib.import_module("semblend.pipeline").SemBlendPipeline,
-            importlib.import_module("semblend.core.namespace").Namespace,
-            importlib.import_module("semblend.core.settings").Settings,
-        )
-    except SemBenchError:
-        raise
-    except Exception as error:
+        from semblend.core.namespace import Namespace
+        from semblend.core.settings import Settings
+        from semblend.pipeline import SemBlendPipeline
+    except ImportError as error:
         raise PlannerError(f"--planner semblend: SemBlend cannot be imported ({error})") from error
+    return SemBlendPipeline, Namespace, Settings
