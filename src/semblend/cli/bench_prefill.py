@@ -1,0 +1,244 @@
+"""`semblend bench prefill`: time to first token, cold against warm, as ratios of one run."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from semblend.cli.benchmark_report import BenchmarkReport
+from semblend.core.errors import MissingExtraError
+from semblend.core.settings import EmbedderKind, Settings
+from semblend.core.tokens import TokenArray
+from semblend.engine.api import GenerationRequest, RequestReport, SamplingParams
+from semblend.engine.options import EngineOptions
+
+if TYPE_CHECKING:
+    from semblend.engine.engine import EmbeddedEngine
+
+STDERR = Console(stderr=True)
+INSTRUCTION_TOKENS, QUESTION_TOKENS = 200, 64
+POLICIES = {"0 %": "none", "5 %": "random(0.05)", "10 %": "random(0.1)", "15 %": "random(0.15)"}
+"""Recompute ratios, in blocks of 32 tokens; which blocks does not change the time."""
+TARGETS = {(4096, "0 %"): 12.0, (8192, "0 %"): 18.0, (8192, "10 %"): 5.0}
+"""Least cold/warm ratio of the reference model on two CPU cores."""
+COLD_LIMIT = 1.1
+MISS_LIMIT = 0.01
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds by case, one entry a round; rounds are interleaved so that ratios are paired."""
+
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def median(self, case: str) -> float:
+        """Median seconds of a case."""
+        return float(np.median(self.seconds[case]))
+
+    def ratio(self, above: str, below: str) -> float:
+        """Median over rounds of one case's time in another's."""
+        pairs = zip(self.seconds[above], self.seconds[below], strict=True)
+        return float(np.median([a / b for a, b in pairs]))
+
+
+def bench_prefill(
+    model: Annotated[
+        str, typer.Option(help="Folder or hub name of the model.")
+    ] = "models/semblend-reference-27m",
+    lengths: Annotated[str, typer.Option(help="Prompt lengths, with commas.")] = "1024,4096,8192",
+    repeats: Annotated[int, typer.Option(help="Rounds a length; medians count.")] = 3,
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 takes all cores.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all text.")] = 1,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write a plot to this file (.png, .svg).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure time to first token, cold and warm, over context lengths and recompute ratios.
+
+    The document was read before behind another instruction; the prompt has a new
+    instruction of 200 tokens and a new question of 64. Targets are those of the
+    reference model on a CPU; for other models the ratios are shown without.
+    """
+    import torch
+
+    from semblend.engine.engine import EmbeddedEngine
+
+    if threads:
+        torch.set_num_threads(threads)
+    wanted = [int(text) for text in lengths.split(",")]
+    engine = EmbeddedEngine.load(
+        model,
+        options=EngineOptions(pool_bytes=2 << 30, host_donor_bytes=2 << 30),
+        settings=Settings(
+            embedder=EmbedderKind.NONE, allow_uncertified=True, recompute_policy="none"
+        ),
+    )
+    plain = _plain_model(model, engine)
+    report = BenchmarkReport("prefill")
+    judged = Path(model).name == "semblend-reference-27m"
+    results: dict[int, Times] = {}
+    try:
+        for length in wanted:
+            results[length] = measure(engine, plain, length, repeats=repeats, seed=seed)
+            add_rows(report, length, results[length], judged=judged)
+    finally:
+        engine.close()
+    if plot is not None:
+        draw(results, plot)
+    report.show(as_json=as_json)
+    raise typer.Exit(1 if report.failed else 0)
+
+
+def measure(engine: EmbeddedEngine, plain: Any, length: int, *, repeats: int, seed: int) -> Times:
+    """Time every case `repeats` times, one round after another."""
+    rng = np.random.default_rng(seed + length)
+    vocabulary = engine.model.vocab_size
+    # The context must hold the prompt and the token it asks for.
+    size = min(length, engine.max_prompt_tokens) - INSTRUCTION_TOKENS - QUESTION_TOKENS
+
+    def text(tokens: int) -> TokenArray:
+        return rng.integers(vocabulary // 8, vocabulary, tokens).astype(np.int32)
+
+    document = text(size)
+
+    def prompt() -> TokenArray:
+        return np.concatenate((text(INSTRUCTION_TOKENS), document, text(QUESTION_TOKENS)))
+
+    engine.drop_donors()
+    engine.flush_prefix_cache()
+    _first_token(engine, prompt(), donate=True)
+    engine.donors.wait()
+    engine.flush_prefix_cache()
+    times = Times()
+    for policy in POLICIES.values():  # warm up: the first pass of a shape pays for its memory
+        _first_token(engine, prompt(), policy=policy)
+    for _ in track(range(repeats), f"{length} tokens", console=STDERR):
+        tokens = prompt()
+        times.seconds["cold"].append(_first_token(engine, tokens, reuse=False).ttft_ms / 1e3)
+        times.seconds["plain"].append(_plain_seconds(plain, tokens))
+        for name, policy in POLICIES.items():
+            warm = _first_token(engine, tokens, policy=policy)
+            if warm.reused_tokens < (1.0 - _ratio_of(name)) * size - 64:
+                raise typer.BadParameter(f"only {warm.reused_tokens} of {size} tokens were reused")
+            times.seconds[name].append(warm.ttft_ms / 1e3)
+        miss = _first_token(engine, text(len(tokens)))
+        times.seconds["miss"].append(miss.ttft_ms / 1e3)
+        times.seconds["lookup"].append(miss.lookup_ms / 1e3)
+    return times
+
+
+def add_rows(report: BenchmarkReport, length: int, times: Times, *, judged: bool) -> None:
+    """One row a figure, with the targets that apply."""
+    case = f"{length} tokens"
+
+    def target(limit: float | None) -> float | None:
+        return limit if judged else None
+
+    report.add(case, "cold time to first token", times.median("cold") * 1e3, "ms")
+    report.add(
+        case,
+        "cold against plain transformers SDPA",
+        times.ratio("cold", "plain"),
+        "ratio",
+        at_most=target(COLD_LIMIT),
+    )
+    for name in POLICIES:
+        metric = f"warm, {name} recomputed"
+        report.add(case, metric, times.median(name) * 1e3, "ms")
+        report.add(
+            case,
+            f"speed-up, {name} recomputed",
+            times.ratio("cold", name),
+            "ratio",
+            at_least=target(TARGETS.get((length, name))),
+        )
+    report.add(
+        case,
+        "lookup of a miss, share of its time to first token",
+        times.ratio("lookup", "miss"),
+        "share",
+        at_most=target(MISS_LIMIT if length >= 4096 else None),
+    )
+
+
+def draw(results: dict[int, Times], path: Path) -> None:
+    """Speed-up over context length, a line a recompute ratio."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise MissingExtraError(
+            package="matplotlib", extra="benchmarks", purpose="semblend bench prefill --plot"
+        ) from error
+    figure, axes = plt.subplots(figsize=(7, 4.5))
+    lengths = sorted(results)
+    for name in POLICIES:
+        ratios = [results[length].ratio("cold", name) for length in lengths]
+        axes.plot(lengths, ratios, marker="o", label=f"{name} recomputed")
+    axes.set(
+        xlabel="prompt tokens",
+        ylabel="cold / warm time to first token",
+        xticks=lengths,
+        ylim=(0, None),
+    )
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def _ratio_of(name: str) -> float:
+    return float(name.removesuffix(" %")) / 100
+
+
+def _first_token(
+    engine: EmbeddedEngine,
+    tokens: TokenArray,
+    *,
+    reuse: bool = True,
+    donate: bool = False,
+    policy: str | None = None,
+) -> RequestReport:
+    request = GenerationRequest(
+        request_id=f"bench-{time.monotonic_ns()}",
+        tokens=tokens,
+        namespace=engine.namespace(),
+        sampling=SamplingParams(max_tokens=1, ignore_eos=True),
+        reuse=reuse,
+        donate=donate,
+        policy=policy,
+    )
+    return engine.submit(request).result().report
+
+
+def _plain_model(name: str, engine: EmbeddedEngine) -> Any:
+    """The same weights with transformers' own SDPA attention."""
+    from transformers import AutoModelForCausalLM
+
+    plain = AutoModelForCausalLM.from_pretrained(
+        name, dtype=engine.model.kv_shape.dtype, attn_implementation="sdpa"
+    )
+    return plain.to(engine.model.device).eval()
+
+
+def _plain_seconds(plain: Any, tokens: TokenArray) -> float:
+    """An ordinary prefill without keeping K/V, which is the faster way to run one."""
+    import torch
+
+    ids = torch.from_numpy(tokens.astype(np.int64))[None].to(plain.device)
+    with torch.inference_mode():
+        started = time.perf_counter()
+        int(plain(ids, use_cache=False, logits_to_keep=1).logits[0, -1].argmax())
+        return time.perf_counter() - started
