@@ -9,7 +9,8 @@ piece. Alignment is seed, then diff, then extend:
    offsets. The stretches of target and donor that the best few bands span are compared
    with a bit-parallel longest common subsequence (rapidfuzz). Runs count only where
    the surroundings resemble each other too; a phrase both texts happen to use does not.
-3. *Extend*: each equal block grows in both directions as far as tokens are equal.
+3. *Extend*: on every offset the diff found, tokens are compared one by one, over the
+   window and one more on either side; runs that touch are joined.
 
 Never a diff of whole prompts. For n target and m donor tokens the work is bounded by
 O((n + m) log m) for seeds, at most `MAX_SEEDS_PER_GRAM` per target token, and
@@ -51,7 +52,7 @@ MAX_EDIT_TOKENS = 128
 Indices = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AlignedRun:
     """target[target_start : +length] == donor[donor_start : +length], token for token."""
 
@@ -125,8 +126,8 @@ def align(
     found: list[AlignedRun] = []
     for at, by in _windows(positions, offsets, max_windows):
         for band in _bands(at, by, seed_tokens):
-            blocks = _equal_blocks(target_ids, donor_ids, band)
-            found.extend(_extended(target_ids, donor_ids, blocks))
+            for offset in _common_offsets(target_ids, donor_ids, band):
+                found.extend(_runs_on(target_ids, donor_ids, offset, band))
     runs = _disjoint(_joined(found), len(target_ids), min_run)
     matched = sum(run.length for run in runs)
     return Alignment(runs=runs, similarity=matched / len(target_ids))
@@ -208,10 +209,10 @@ def _bands(positions: Indices, offsets: Indices, seed_tokens: int) -> Iterator[_
         )
 
 
-def _equal_blocks(target: TokenArray, donor: TokenArray, band: _Band) -> list[tuple[int, int]]:
-    """First positions (target, donor) of what a band's two sides have in common.
+def _common_offsets(target: TokenArray, donor: TokenArray, band: _Band) -> list[int]:
+    """Offsets on which a band's two sides have something in common.
 
-    Nothing, where they do not resemble each other.
+    None, where the two sides do not resemble each other.
     """
     first, donor_first = max(0, band.start - MARGIN), max(0, band.donor_start - MARGIN)
     side = target[first : min(band.end + MARGIN, first + WINDOW_TOKENS + 2 * MARGIN)]
@@ -220,35 +221,20 @@ def _equal_blocks(target: TokenArray, donor: TokenArray, band: _Band) -> list[tu
     blocks = [block for block in editops.as_matching_blocks() if block.size > 1]
     if sum(block.size for block in blocks) < MIN_RESEMBLANCE * min(len(side), len(donor_side)):
         return []
-    return [(first + block.a, donor_first + block.b) for block in blocks]
+    return sorted({donor_first + block.b - first - block.a for block in blocks})
 
 
-def _extended(
-    target: TokenArray, donor: TokenArray, blocks: list[tuple[int, int]]
-) -> list[AlignedRun]:
-    """The identical runs through the blocks, grown by up to a window in each direction."""
-    runs: list[AlignedRun] = []
-    for target_at, donor_at in blocks:
-        offset = donor_at - target_at
-        if runs and target_at < runs[-1].target_end and offset == runs[-1].offset:
-            continue
-        ahead = _common_length(target[target_at:], donor[donor_at:])
-        behind = _common_length(target[:target_at][::-1], donor[:donor_at][::-1])
-        runs.append(
-            AlignedRun(
-                target_start=target_at - behind,
-                donor_start=donor_at - behind,
-                length=ahead + behind,
-            )
-        )
-    return runs
-
-
-def _common_length(a: TokenArray, b: TokenArray) -> int:
-    """Length of the common prefix, up to twice a window: longer runs are joined later."""
-    limit = min(len(a), len(b), 2 * WINDOW_TOKENS)
-    different = a[:limit] != b[:limit]
-    return int(different.argmax()) if different.any() else limit
+def _runs_on(
+    target: TokenArray, donor: TokenArray, offset: int, band: _Band
+) -> Iterator[AlignedRun]:
+    """Identical runs of one offset, in the band and up to a window around it."""
+    first = max(0, -offset, band.start - WINDOW_TOKENS)
+    last = min(len(target), len(donor) - offset, band.end + WINDOW_TOKENS)
+    equal = np.zeros(last - first + 2, dtype=np.int8)
+    equal[1:-1] = target[first:last] == donor[first + offset : last + offset]
+    edges = np.flatnonzero(equal[1:] != equal[:-1]) + first
+    for start, end in edges.reshape(-1, 2).tolist():
+        yield AlignedRun(target_start=start, donor_start=start + offset, length=end - start)
 
 
 def _joined(found: list[AlignedRun]) -> list[AlignedRun]:
@@ -267,20 +253,25 @@ def _disjoint(found: list[AlignedRun], tokens: int, min_run: int) -> tuple[Align
     """Runs that share no target token: the longest first, others cut to what is left of them."""
     free = np.ones(tokens, dtype=np.bool_)
     kept: list[AlignedRun] = []
-    for run in sorted(found, key=lambda run: (-run.length, run)):
+    for run in sorted(found, key=lambda run: (-run.length, run.target_start, run.donor_start)):
         if run.length < min_run:
             break
-        edges = np.diff(
-            np.r_[False, free[run.target_start : run.target_end], False].astype(np.int8)
-        )
-        for start, end in zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1), strict=True):
-            if end - start >= min_run:
-                kept.append(
-                    AlignedRun(
-                        target_start=run.target_start + int(start),
-                        donor_start=run.donor_start + int(start),
-                        length=int(end - start),
-                    )
-                )
-        free[run.target_start : run.target_end] = False
-    return tuple(sorted(kept))
+        left = free[run.target_start : run.target_end]
+        if left.all():
+            kept.append(run)
+        else:
+            kept.extend(_parts(run, left, min_run))
+        left[:] = False
+    return tuple(sorted(kept, key=lambda run: run.target_start))
+
+
+def _parts(run: AlignedRun, left: npt.NDArray[np.bool_], min_run: int) -> Iterator[AlignedRun]:
+    """The parts of a run whose target tokens are still free."""
+    edges = np.flatnonzero(np.diff(left.astype(np.int8), prepend=0, append=0))
+    for start, end in edges.reshape(-1, 2).tolist():
+        if end - start >= min_run:
+            yield AlignedRun(
+                target_start=run.target_start + start,
+                donor_start=run.donor_start + start,
+                length=end - start,
+            )
