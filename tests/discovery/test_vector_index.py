@@ -14,12 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from semblend.core.errors import CapacityError, NamespaceError, SettingsError, VectorError
-from semblend.discovery.vector_index import (
-    MAX_VECTORS_PER_DONOR,
-    MOVES_PER_ADD,
-    VectorIndex,
-    VectorMatch,
-)
+from semblend.discovery.vector_index import VectorIndex, VectorMatch
+from semblend.discovery.vector_shard import MAX_VECTORS_PER_DONOR, MOVES_PER_ADD
 
 DIMENSION = 12
 HALF_PRECISION = 2e-3

@@ -18,47 +18,33 @@ import logging
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from semblend.core.errors import CapacityError, NamespaceError, SettingsError, VectorError
 from semblend.discovery.embedders.base import Vectors, normalised
+from semblend.discovery.vector_shard import (
+    MAX_VECTORS_PER_DONOR,
+    RECENT_SHARE,
+    Shard,
+    VectorMatch,
+)
 from semblend.discovery.vector_tiers import (
     GRAPH_FIXED_BYTES,
     GROWTH,
     SLOT_BYTES,
-    FlatTier,
-    GraphTier,
-    Keys,
     graph_available,
 )
 
 logger = logging.getLogger("semblend.vector_index")
 
+__all__ = ["EXACT_LIMIT", "VectorIndex", "VectorIndexStats", "VectorMatch"]
+
 EXACT_LIMIT = 20_000
 """Rows of a namespace that are scanned in full: about 2 ms for 384 dimensions, one thread."""
-MOVES_PER_ADD = 2
-"""Rows that move into the graph with each added row, so that the flat part shrinks."""
-RECENT_SHARE = 8
-"""The newest exact_limit / RECENT_SHARE rows stay flat: recent donors are found exactly."""
-GRAPH_CANDIDATES = 512
-"""Most rows a graph is asked for; the flat part answers for any number."""
-
 DONOR_BYTES = 512
 SHARD_BYTES = 2048
 """Python objects of a donor and of a namespace (held to by a test with tracemalloc)."""
-
-_ORDINAL_BITS = 12
-MAX_VECTORS_PER_DONOR = 1 << _ORDINAL_BITS
-
-
-class VectorMatch(NamedTuple):
-    """A donor found by meaning."""
-
-    donor_id: str
-    cosine: float
-    """The best cosine of any of its vectors with any of the query's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,103 +61,6 @@ class VectorIndexStats:
     nbytes: int
     dropped_donors: int
     """Donors dropped because the index was full."""
-
-
-class _Shard:
-    """One namespace's rows. A key is an owner's number and the row's ordinal in it."""
-
-    def __init__(self, dimension: int) -> None:
-        self.flat = FlatTier(dimension)
-        self.graph: GraphTier | None = None
-        self.owners: dict[int, str] = {}
-        self.numbers: dict[str, tuple[int, int]] = {}
-        """Number and row count of each donor."""
-        self.most_rows = 1
-        """No donor ever had more rows here; the k best donors are among k × this best rows."""
-
-    def __len__(self) -> int:
-        return len(self.flat) + (0 if self.graph is None else len(self.graph))
-
-    def keys_of(self, donor_id: str) -> list[int]:
-        number, count = self.numbers[donor_id]
-        return [(number << _ORDINAL_BITS) | ordinal for ordinal in range(count)]
-
-    def rows_of(self, donor_id: str) -> Vectors:
-        return np.stack([self._row(key) for key in self.keys_of(donor_id)])
-
-    def _row(self, key: int) -> Vectors:
-        if key in self.flat or self.graph is None:
-            return self.flat.get(key)
-        row: Vectors = self.graph.get(np.array([key], dtype=np.uint64))[0]
-        return row
-
-    def add(self, donor_id: str, number: int, rows: Vectors) -> None:
-        self.owners[number] = donor_id
-        self.numbers[donor_id] = (number, len(rows))
-        self.most_rows = max(self.most_rows, len(rows))
-        for key, row in zip(self.keys_of(donor_id), rows, strict=True):
-            self.flat.add(key, row)
-
-    def remove(self, donor_id: str) -> int:
-        keys = self.keys_of(donor_id)
-        for key in keys:
-            if key in self.flat or self.graph is None:
-                self.flat.remove(key)
-            else:
-                self.graph.remove(key)
-        number, _ = self.numbers.pop(donor_id)
-        del self.owners[number]
-        return len(keys)
-
-    def balance(self, exact_limit: int, dimension: int, added: int) -> None:
-        """Move rows between the tiers so that no search scans much more than the limit."""
-        if self.graph is None:
-            if len(self.flat) <= exact_limit:
-                return
-            self.graph = GraphTier(dimension)
-        elif len(self) <= exact_limit // 2:
-            self._dissolve_graph()
-            return
-        surplus = len(self.flat) - exact_limit // RECENT_SHARE
-        moving = self.flat.some_keys(min(surplus, MOVES_PER_ADD * added)) if added else []
-        if moving:
-            rows = np.stack([self.flat.get(key) for key in moving])
-            self.graph.add(np.array(moving, dtype=np.uint64), rows)
-            for key in moving:
-                self.flat.remove(key)
-
-    def _dissolve_graph(self) -> None:
-        graph, self.graph = self.graph, None
-        if graph is None:
-            return
-        missing = [
-            key
-            for donor_id in self.numbers
-            for key in self.keys_of(donor_id)
-            if key not in self.flat
-        ]
-        if missing:
-            rows = normalised(graph.get(np.array(missing, dtype=np.uint64)))
-            for key, row in zip(missing, rows, strict=True):
-                self.flat.add(key, row)
-
-    def search(self, queries: Vectors, k: int) -> list[VectorMatch]:
-        count = k * self.most_rows
-        found = [self.flat.search(queries, count)]
-        if self.graph is not None and len(self.graph):
-            found.append(self.graph.search(queries, min(count, GRAPH_CANDIDATES)))
-        best: dict[int, float] = {}
-        for keys, cosines in found:
-            for number, cosine in _by_owner(keys, cosines):
-                best[number] = max(cosine, best.get(number, -1.0))
-        matches = [VectorMatch(self.owners[n], min(c, 1.0)) for n, c in best.items()]
-        matches.sort(key=lambda match: (-match.cosine, match.donor_id))
-        return matches[:k]
-
-
-def _by_owner(keys: Keys, cosines: Vectors) -> list[tuple[int, float]]:
-    numbers = (keys >> np.uint64(_ORDINAL_BITS)).tolist()
-    return list(zip(numbers, cosines.tolist(), strict=True))
 
 
 class VectorIndex:
@@ -198,7 +87,7 @@ class VectorIndex:
         self._row_bytes = int(GROWTH * 4 * dimension) + SLOT_BYTES
         self._exact_limit = exact_limit
         self._can_approximate = True
-        self._shards: dict[bytes, _Shard] = {}
+        self._shards: dict[bytes, Shard] = {}
         self._order: OrderedDict[tuple[bytes, str], None] = OrderedDict()
         self._next_number = 0
         self._rows = 0
@@ -233,7 +122,7 @@ class VectorIndex:
         with self._lock:
             self.remove(donor_id, namespace=namespace)
             self._make_room(len(rows), namespace)
-            shard = self._shards.setdefault(namespace, _Shard(self.dimension))
+            shard = self._shards.setdefault(namespace, Shard(self.dimension))
             shard.add(donor_id, self._next_number, rows)
             self._next_number += 1
             self._rows += len(rows)
@@ -320,7 +209,7 @@ class VectorIndex:
             + graphs * GRAPH_FIXED_BYTES
         )
 
-    def _balance(self, shard: _Shard, *, added: int) -> None:
+    def _balance(self, shard: Shard, *, added: int) -> None:
         if not self._can_approximate:
             return
         if shard.graph is None and len(shard) > self._exact_limit and not graph_available():
