@@ -24,8 +24,9 @@ FLOORS = {
     "semblend.engine": 4,
     "semblend.integration": 4,
     "semblend.fleet": 4,
-    "semblend.serve": 5,
-    "semblend.cli": 6,
+    "semblend.quality": 5,
+    "semblend.serve": 6,
+    "semblend.cli": 7,
 }
 HEAVY = {"torch", "transformers", "triton", "fastapi", "uvicorn", "sentence_transformers"}
 LIGHT_PACKAGES = {"core", "discovery", "planning"}

@@ -227,7 +227,7 @@ def _plain_model(name: str, engine: EmbeddedEngine) -> Any:
     """The same weights with transformers' own SDPA attention."""
     from transformers import AutoModelForCausalLM
 
-    plain = AutoModelForCausalLM.from_pretrained(
+    plain: Any = AutoModelForCausalLM.from_pretrained(
         name, dtype=engine.model.kv_shape.dtype, attn_implementation="sdpa"
     )
     return plain.to(engine.model.device).eval()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import typer
 
 from semblend.cli.bench_lookup import bench_lookup
+from semblend.cli.bench_prefill import bench_prefill
+from semblend.cli.demo import demo
 from semblend.cli.explain import explain
+from semblend.cli.serve import serve
 from semblend.cli.settings import settings
 
 app = typer.Typer(
@@ -14,11 +17,14 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
+app.command()(demo)
+app.command()(serve)
 app.command()(explain)
 app.command()(settings)
 bench = typer.Typer(help="Measure SemBlend on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 bench.command("lookup")(bench_lookup)
+bench.command("prefill")(bench_prefill)
 
 
 def run() -> None:

@@ -1,0 +1,189 @@
+"""`semblend demo`: the main job, end to end, with the bundled model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from semblend.cli.demo_report import write_report
+from semblend.cli.demo_scenarios import Prompt, Scenario, make_demo
+from semblend.core.errors import SemBlendError
+from semblend.core.outcomes import Outcome
+from semblend.core.settings import EmbedderKind, Settings
+from semblend.engine.api import FinishReason, GenerationRequest, RequestReport, SamplingParams
+from semblend.engine.options import EngineOptions
+
+if TYPE_CHECKING:
+    from semblend.engine.engine import EmbeddedEngine
+
+ANSWER_TOKENS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the engine said, and how the prompt came to be in its cache."""
+
+    text: str
+    report: RequestReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One scenario, cold and warm."""
+
+    scenario: Scenario
+    cold: Answer
+    warm: Answer
+
+    @property
+    def ratio(self) -> float:
+        """How many times sooner the first token came."""
+        return self.cold.report.ttft_ms / self.warm.report.ttft_ms
+
+    @property
+    def verdict(self) -> str:
+        """Same answer, another one, or the donor's fact."""
+        if self.warm.text == self.cold.text:
+            return "same"
+        if self.scenario.leaked is not None and self.scenario.leaked in self.warm.text:
+            return "donor's fact"
+        return "differs"
+
+
+def demo(
+    model: Annotated[
+        str, typer.Option(help="Folder or hub name of the model.")
+    ] = "models/semblend-reference-27m",
+    report: Annotated[Path, typer.Option(help="Where the HTML report goes.")] = Path(
+        "results/demo.html"
+    ),
+    rounds: Annotated[int, typer.Option(help="Times each arm is run; the fastest counts.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed of the documents.")] = 7,
+) -> None:
+    """Read a few documents, then ask for them again: cold and warm, side by side."""
+    console = Console()
+    try:
+        comparisons = _run(model, rounds, seed, console)
+    except SemBlendError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}")
+        raise typer.Exit(2) from None
+    console.print(_table(comparisons))
+    console.print(
+        "Reused and computed tokens add up to the prompt; recomputed ones are computed although "
+        "they could be reused. 'same' is the cold answer, 'donor's fact' what must never happen: "
+        "the naive row shows why the default policy recomputes behind edits. No certificate is "
+        "loaded; every warm answer is marked uncertified.\n"
+    )
+    write_report(report, comparisons)
+    console.print(f"report: [bold]{report}[/]")
+    wrong = [c for c in comparisons if c.scenario.policy is None and c.verdict == "donor's fact"]
+    if wrong:
+        console.print("[bold red]a donor's fact reached an answer under the default policy[/]")
+        raise typer.Exit(1)
+
+
+def _run(model: str, rounds: int, seed: int, console: Console) -> list[Comparison]:
+    from semblend.engine.engine import EmbeddedEngine
+
+    with console.status(f"loading {model}"):
+        engine = EmbeddedEngine.load(
+            model,
+            options=EngineOptions(),
+            settings=Settings(embedder=EmbedderKind.NONE, allow_uncertified=True),
+        )
+    scenes = make_demo(seed)
+    with engine:
+        for number, prompt in enumerate(
+            track(scenes.read, "reading documents", console=console, transient=True)
+        ):
+            _ask(engine, prompt, f"read-{number}", donate=True)
+        engine.donors.wait()
+        comparisons = []
+        for scenario in track(
+            scenes.scenarios, "asking, cold and warm", console=console, transient=True
+        ):
+            cold = [_scene(engine, scenario, reuse=False, round_=i) for i in range(rounds)]
+            warm = [_scene(engine, scenario, reuse=True, round_=i) for i in range(rounds)]
+            comparisons.append(
+                Comparison(scenario=scenario, cold=_fastest(cold), warm=_fastest(warm))
+            )
+    return comparisons
+
+
+def _scene(engine: EmbeddedEngine, scenario: Scenario, *, reuse: bool, round_: int) -> Answer:
+    # Both arms start without the engine's exact prefix cache: what is left is SemBlend's.
+    engine.flush_prefix_cache()
+    return _ask(
+        engine,
+        scenario.prompt,
+        f"{scenario.name}-{'warm' if reuse else 'cold'}-{round_}",
+        reuse=reuse,
+        tenant=scenario.tenant,
+        policy=scenario.policy,
+    )
+
+
+def _ask(
+    engine: EmbeddedEngine,
+    prompt: Prompt,
+    name: str,
+    *,
+    reuse: bool = True,
+    donate: bool = False,
+    tenant: str = "demo",
+    policy: str | None = None,
+) -> Answer:
+    text = engine.tokenizer.apply_chat_template(
+        prompt.messages, add_generation_prompt=True, tokenize=False
+    )
+    tokens = engine.tokenizer(text, add_special_tokens=False)["input_ids"]
+    handle = engine.submit(
+        GenerationRequest(
+            request_id=name,
+            tokens=np.asarray(tokens, dtype=np.int32),
+            namespace=engine.namespace(tenant=tenant),
+            sampling=SamplingParams(max_tokens=ANSWER_TOKENS),
+            reuse=reuse,
+            donate=donate,
+            policy=policy,
+        )
+    )
+    result = handle.result()
+    if result.reason is FinishReason.ERROR:
+        raise SemBlendError(f"request {name!r} failed: {result.error}")
+    return Answer(text=result.text.strip(), report=result.report)
+
+
+def _fastest(answers: list[Answer]) -> Answer:
+    return min(answers, key=lambda answer: answer.report.ttft_ms)
+
+
+def _table(comparisons: list[Comparison]) -> Table:
+    table = Table(title="time to first token, cold and warm", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("scenario", no_wrap=True)
+    for column in ("cold", "warm", "sooner", "reused", "recomp.", "computed"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("answer", no_wrap=True)
+    styles = {"same": "green", "differs": "yellow", "donor's fact": "bold red"}
+    for item in comparisons:
+        cold, warm = item.cold.report, item.warm.report
+        reused = warm.outcome is Outcome.MATERIALISED
+        table.add_row(
+            item.scenario.name,
+            f"{cold.ttft_ms:.0f} ms",
+            f"{warm.ttft_ms:.0f} ms",
+            f"[bold]{item.ratio:.1f}x[/]" if reused else f"[dim]{item.ratio:.1f}x[/]",
+            str(warm.reused_tokens),
+            str(warm.recomputed_tokens),
+            str(warm.computed_tokens),
+            f"[{styles[item.verdict]}]{item.verdict}[/]",
+        )
+    return table

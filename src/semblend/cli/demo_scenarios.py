@@ -1,0 +1,139 @@
+"""The demo's scenarios: documents that were read before, and requests that bring them back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from semblend.quality.documents import INSTRUCTIONS, Document, DocumentWriter, Fact
+
+PARAGRAPHS, SENTENCES = 20, 9
+"""About 3,500 tokens of the bundled model's tokenizer a document."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """An instruction, a body and a question whose answer is known."""
+
+    instruction: str
+    body: str
+    fact: Fact
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The prompt as a chat."""
+        return [
+            {"role": "system", "content": self.instruction},
+            {"role": "user", "content": f"{self.body}\n\nQuestion: {self.fact.question}"},
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One request, asked cold and warm."""
+
+    name: str
+    what: str
+    prompt: Prompt
+    leaked: str | None = None
+    """The answer that would betray the donor's fact."""
+    policy: str | None = None
+    tenant: str = "demo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demo:
+    """What is read first, and what is asked then."""
+
+    read: tuple[Prompt, ...]
+    scenarios: tuple[Scenario, ...]
+
+
+def make_demo(seed: int) -> Demo:
+    """Documents and scenarios. The same seed makes the same demo."""
+    writer = DocumentWriter(seed)
+    documents = [
+        writer.document(paragraphs=PARAGRAPHS, sentences=SENTENCES, facts=6) for _ in range(4)
+    ]
+    read = tuple(_prompt(0, document.text, document.facts[0]) for document in documents)
+    first = documents[0]
+    exchanged, asked = _exchange_subjects(first)
+    unseen = writer.document(paragraphs=PARAGRAPHS, sentences=SENTENCES, facts=6)
+    return Demo(
+        read=read,
+        scenarios=(
+            Scenario(
+                name="new instruction",
+                what="the same document behind another instruction, another question",
+                prompt=_prompt(2, first.text, first.facts[3]),
+            ),
+            Scenario(
+                name="longer instruction",
+                what="once more, behind a longer one",
+                prompt=_prompt(3, documents[1].text, documents[1].facts[4]),
+            ),
+            Scenario(
+                name="reordered passages",
+                what="the passages of one document in another order",
+                prompt=_prompt(4, _reordered(first), first.facts[2]),
+            ),
+            Scenario(
+                name="four donors",
+                what="a quarter of each of four documents",
+                prompt=_prompt(1, _composed(documents), documents[2].facts[0]),
+            ),
+            Scenario(
+                name="edited copy",
+                what="two subjects exchanged; the default policy recomputes behind edits",
+                prompt=_prompt(2, exchanged.text, asked.right),
+                leaked=asked.leaked,
+            ),
+            Scenario(
+                name="edited copy, naive",
+                what="the same without recompute: why token identity is not enough",
+                prompt=_prompt(2, exchanged.text, asked.right),
+                leaked=asked.leaked,
+                policy="none",
+            ),
+            Scenario(
+                name="control: unseen",
+                what="nobody has read it: nothing to reuse",
+                prompt=_prompt(2, unseen.text, unseen.facts[1]),
+            ),
+            Scenario(
+                name="control: other tenant",
+                what="known to one tenant, asked by another: nothing is shared",
+                prompt=_prompt(2, first.text, first.facts[3]),
+                tenant="somebody-else",
+            ),
+        ),
+    )
+
+
+def _prompt(instruction: int, body: str, fact: Fact) -> Prompt:
+    return Prompt(instruction=INSTRUCTIONS[instruction], body=body, fact=fact)
+
+
+def _reordered(document: Document) -> str:
+    passages = document.passages
+    return "\n\n".join((*passages[12:], *passages[5:12], *passages[:5]))
+
+
+def _composed(documents: Sequence[Document]) -> str:
+    quarter = PARAGRAPHS // 4
+    return "\n\n".join(passage for document in documents for passage in document.passages[:quarter])
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    right: Fact
+    leaked: str
+
+
+def _exchange_subjects(document: Document) -> tuple[Document, _Exchange]:
+    """Two facts exchange their subjects: each value now belongs to the other."""
+    one, two = document.facts[1], document.facts[4]
+    two = replace(two, attribute=one.attribute)
+    settled = document.with_facts({document.facts[4]: two})
+    new_one, new_two = replace(one, subject=two.subject), replace(two, subject=one.subject)
+    return settled.with_facts({one: new_one, two: new_two}), _Exchange(new_two, one.value)
