@@ -189,6 +189,12 @@ def test_unservable_requests_are_refused_by_name(make_engine: EngineMaker) -> No
     driver.run(random_tokens(8, 1), request_id="twice")
 
 
+def test_token_ids_of_any_integer_type_are_the_same_prompt(make_engine: EngineMaker) -> None:
+    driver = make_engine()
+    driver.run(behind(1))
+    assert driver.run(behind(1).astype(np.int64)).report.exact_tokens > 0
+
+
 def test_a_full_queue_refuses_more(make_engine: EngineMaker) -> None:
     driver = make_engine(max_running=1, max_waiting=2)
     handles, refused = [], 0

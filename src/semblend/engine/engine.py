@@ -9,6 +9,7 @@ engine.close()
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -181,7 +182,7 @@ class EmbeddedEngine:
             )
         namespace, sampling = request.namespace, request.sampling
         sequence = Sequence(
-            request=request,
+            request=replace(request, tokens=tokens),
             handle=RequestHandle(request.request_id, on_cancel=self._wake),
             share_key=namespace.key() if namespace.is_complete else None,
             max_new_tokens=min(
