@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from transformers import AutoTokenizer
@@ -23,6 +24,11 @@ from semblend.engine.api import (
     TokenSource,
 )
 from tests.serve.support import MODEL
+
+
+@cache
+def _tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(MODEL)
 
 
 class ScriptedHandle:
@@ -72,7 +78,7 @@ class ScriptedEngine:
     """Satisfies `ServedEngine`; misbehaves on request."""
 
     def __init__(self) -> None:
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(MODEL)
+        self.tokenizer: Any = _tokenizer()
         self.max_prompt_tokens = 4096
         self.handles: list[ScriptedHandle] = []
         self.ended: list[str] = []

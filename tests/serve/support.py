@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 from fastapi import FastAPI
 
 from semblend.serve.app import create_app
@@ -79,3 +80,14 @@ def until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> A
             raise AssertionError(f"waited {timeout_s:g} s for {what}")
         time.sleep(0.005)
     return value
+
+
+def call(app: FastAPI, method: str, path: str, **kwargs: Any) -> httpx.Response:
+    """One request straight into the application, without a socket."""
+
+    async def send() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.request(method, path, **kwargs)
+
+    return asyncio.run(send())

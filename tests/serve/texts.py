@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-_THINGS = "lamp ladder kettle compass lantern anvil bucket violin mirror basket".split()
-_PLACES = "harbour attic orchard cellar library chapel garden workshop market tower".split()
+_THINGS = ("lamp", "ladder", "kettle", "compass", "lantern", "anvil", "bucket", "violin")
+_PLACES = ("harbour", "attic", "orchard", "cellar", "library", "chapel", "garden", "market")
 
 
 def document(seed: int, sentences: int = 24) -> str:

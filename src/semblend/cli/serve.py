@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -203,7 +205,15 @@ def _run(
                 "open to other machines without API keys; --key-file asks for them",
                 style="yellow",
             )
+        # uvicorn drains on these signals and then raises them again: end well, so that the
+        # engine is closed behind it.
+        for stop in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(stop, _leave)
         server.run()
+
+
+def _leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    raise SystemExit(0)
 
 
 def _name_of(model: str) -> str:

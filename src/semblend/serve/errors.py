@@ -105,11 +105,12 @@ def _most_telling(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     if not errors:
         return {"type": "unknown", "loc": (), "msg": "malformed request"}
     field = tuple(errors[0]["loc"][:-1])
-    return max((e for e in errors if tuple(e["loc"][: len(field)]) == field), key=_depth)
+    return max((e for e in errors if tuple(e["loc"][: len(field)]) == field), key=_insight)
 
 
-def _depth(error: Mapping[str, Any]) -> int:
-    return len(error["loc"])
+def _insight(error: Mapping[str, Any]) -> tuple[int, bool]:
+    """How deep it got; at the same depth, a wrong value tells more than a wrong type."""
+    return len(error["loc"]), not str(error["type"]).endswith("_type")
 
 
 def _path(location: Sequence[Any]) -> str:
@@ -125,7 +126,7 @@ def _path(location: Sequence[Any]) -> str:
 
 def _is_union_branch(part: str) -> bool:
     """Pydantic names the branch of a union it tried; no user wrote that."""
-    return part in {"str", "int"} or part.startswith(("list[", "function-"))
+    return part in {"str", "int"} or part.startswith(("list[", "constrained-"))
 
 
 def _plain(message: str) -> str:

@@ -107,12 +107,12 @@ class Exchange:
             with contextlib.suppress(Exception):
                 self._adopt(await submission)
             raise
-        except CapacityError as error:
-            raise ApiError(
-                503, "the engine has no room; try again", code="no_capacity", retry_after_s=1
-            ) from error
         except RequestError as error:
-            raise ApiError(400, str(error), code="refused_by_engine") from error
+            if str(error).startswith("tokens:"):
+                raise ApiError(400, str(error), code="refused_by_engine") from error
+            raise _no_room() from error
+        except CapacityError as error:
+            raise _no_room() from error
 
     def _adopt(self, handle: ServedHandle) -> None:
         self._relay = EventRelay(handle)
@@ -225,6 +225,11 @@ class Exchange:
             "endpoint": self._endpoint,
             "stream": self._stream,
         }
+
+
+def _no_room() -> ApiError:
+    """Everything else about the request was checked before: it is the engine's state."""
+    return ApiError(503, "the engine has no room; try again", code="no_capacity", retry_after_s=1)
 
 
 def _figures(report: RequestReport | None) -> dict[str, Any]:

@@ -41,9 +41,10 @@ def describe_error(error: BaseException) -> dict[str, Any]:
 def log(
     event: str, *, level: int = logging.INFO, error: BaseException | None = None, **fields: Any
 ) -> None:
-    """Write one structured line."""
-    exc_info = (type(error), error, error.__traceback__) if error is not None else None
-    logger.log(level, event, extra={"fields": fields}, exc_info=exc_info)
+    """Write one structured line. An error goes in described, so no formatter can quote it."""
+    if error is not None:
+        fields["error"] = describe_error(error)
+    logger.log(level, event, extra={"fields": fields})
 
 
 def configure(level: str = "INFO") -> None:

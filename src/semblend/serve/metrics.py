@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
 from semblend.core.outcomes import DeclineReason, Outcome
@@ -96,10 +96,13 @@ class ServerMetrics:
         """Count one HTTP response; `endpoint` is a route's pattern, so labels stay few."""
         self._responses.labels(endpoint, str(status)).inc()
 
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """The exposition in the format the scraper accepts, and its content type."""
-        encoder, content_type = choose_encoder(accept)
-        return encoder(self.registry), content_type
+    def render(self) -> tuple[bytes, str]:
+        """The text exposition and its content type.
+
+        Not OpenMetrics, which this client library would write with the colons of our
+        names turned into underscores: a dashboard must not depend on the scraper.
+        """
+        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
 
     def _prepare_labels(self) -> None:
         """Series exist from the start, so that a rate over the first event is not lost."""

@@ -59,7 +59,7 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
         caller: Caller | None = getattr(request.state, "caller", None)
         if caller is not None and not caller.sees_all:
             raise ApiError(403, "an admin's API key is needed here", code="admin_only")
-        body, content_type = desk.metrics.render(request.headers.get("accept", ""))
+        body, content_type = desk.metrics.render()
         return Response(body, headers={"content-type": content_type})
 
     @router.get("/semblend/state", responses={400: {"model": ErrorReply}})
