@@ -99,6 +99,22 @@ def test_edited_passages_are_found_in_any_order(seed, passages):
     assert found.matched_tokens >= 0.95 * common_run_mask(target, donor, 8).sum()
 
 
+@settings(max_examples=25)
+@given(seed=SEEDS)
+def test_phrases_that_a_transcript_repeats_do_not_mislead(seed):
+    rng = np.random.default_rng(seed)
+    phrases = [rng.integers(0, 1000, rng.integers(5, 9)) for _ in range(120)]
+    turns = []
+    for _ in range(150):
+        turns.append(phrases[int(rng.integers(len(phrases)))])
+        turns.append(rng.integers(1000, 50_000, rng.integers(1, 30)))
+    donor = np.concatenate(turns).astype(np.int32)
+    target = edited(rng, donor, 24)
+    found = align(target, donor, min_run=10)
+    check_runs(found, target, donor, 10)
+    assert found.matched_tokens >= 0.99 * common_run_mask(target, donor, 10).sum()
+
+
 def test_a_run_longer_than_any_window_comes_back_in_one_piece():
     document = np.random.default_rng(0).integers(0, 50_000, 9000).astype(np.int32)
     target = np.concatenate([np.arange(77, dtype=np.int32), document])

@@ -194,12 +194,17 @@ def _windows(
 
 
 def _bands(positions: Indices, offsets: Indices, seed_tokens: int) -> Iterator[_Band]:
-    """The best supported groups of a window's seeds whose offsets are neighbours."""
+    """The `MAX_BANDS` densest groups of a window's seeds whose offsets lie close together."""
     order = np.argsort(offsets, kind="stable")
-    splits = np.flatnonzero(np.diff(offsets[order]) > BAND_TOKENS) + 1
-    groups = np.split(order, splits)
-    groups.sort(key=lambda group: -len(group))
-    for group in groups[:MAX_BANDS]:
+    for _ in range(MAX_BANDS):
+        if len(order) == 0:
+            return
+        # The densest stretch of offsets, not chains of neighbours: phrases that a text
+        # repeats would link far-apart offsets into one band that fits nothing.
+        ordered = offsets[order]
+        ends = np.searchsorted(ordered, ordered + BAND_TOKENS, side="right")
+        first = int(np.argmax(ends - np.arange(len(ordered))))
+        group = order[first : ends[first]]
         at, donor_at = positions[group], positions[group] + offsets[group]
         yield _Band(
             int(at.min()),
@@ -207,6 +212,7 @@ def _bands(positions: Indices, offsets: Indices, seed_tokens: int) -> Iterator[_
             int(donor_at.min()),
             int(donor_at.max()) + seed_tokens,
         )
+        order = np.delete(order, slice(first, ends[first]))
 
 
 def _common_offsets(target: TokenArray, donor: TokenArray, band: _Band) -> list[int]:

@@ -17,7 +17,7 @@ MOVES_PER_ADD = 2
 RECENT_SHARE = 8
 """The newest exact_limit / RECENT_SHARE rows stay flat: recent donors are found exactly."""
 GRAPH_CANDIDATES = 512
-"""Most rows a graph is asked for; the flat part answers for any number."""
+"""Rows a graph is asked for, shared among the queries (but k each at least)."""
 
 _ORDINAL_BITS = 12
 MAX_VECTORS_PER_DONOR = 1 << _ORDINAL_BITS
@@ -118,7 +118,8 @@ class Shard:
         count = k * self.most_rows
         found = [self.flat.search(queries, count)]
         if self.graph is not None and len(self.graph):
-            found.append(self.graph.search(queries, min(count, GRAPH_CANDIDATES)))
+            each = max(k, GRAPH_CANDIDATES // len(queries))
+            found.append(self.graph.search(queries, min(count, each)))
         best: dict[int, float] = {}
         for keys, cosines in found:
             for number, cosine in _by_owner(keys, cosines):

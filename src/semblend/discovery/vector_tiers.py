@@ -106,6 +106,8 @@ class GraphTier:
     """A best answer below this may be the graph's failure to reach a better one."""
     SCAN_LIMIT = 250_000
     """Rows up to which such a weak answer is checked by scanning all of them."""
+    MAX_SCANS = 8
+    """Weak answers of one search that are checked: a scan costs milliseconds."""
 
     def __init__(self, dimension: int) -> None:
         usearch = importlib.import_module("usearch.index")
@@ -145,9 +147,10 @@ class GraphTier:
         """Rows near to any of `queries` [m, dimension]: keys and their best cosines."""
         keys = self._propose(queries, count, exact=False)
         cosines = self.get(keys) @ queries.T  # [proposed, m]
-        weak = cosines.max(axis=0, initial=-1.0) < self.CONFIDENT_COSINE
-        if weak.any() and len(self) <= self.SCAN_LIMIT:
-            keys = np.union1d(keys, self._propose(queries[weak], count, exact=True))
+        weak = np.flatnonzero(cosines.max(axis=0, initial=-1.0) < self.CONFIDENT_COSINE)
+        if len(weak) and len(self) <= self.SCAN_LIMIT:
+            scanned = queries[weak[: self.MAX_SCANS]]
+            keys = np.union1d(keys, self._propose(scanned, count, exact=True))
             cosines = self.get(keys) @ queries.T
         return keys, cosines.max(axis=1)
 
