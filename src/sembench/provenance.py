@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shlex
 import socket
 import subprocess
@@ -17,6 +18,10 @@ from typing import Any
 import sembench
 from sembench.ids import file_sha256
 from sembench.results import RunMetadata
+
+MASK = "***"
+SECRET_NAME = re.compile(r"api[-_]?key|secret|password|passwd|credential|_token$", re.IGNORECASE)
+"""Names of flags and variables whose values never enter a result."""
 
 _REPORTED_PACKAGES = (
     "datasets",
@@ -59,7 +64,22 @@ def command_line() -> str:
     program = Path(sys.argv[0]).name if sys.argv else "sembench"
     if program == "__main__.py":
         program = "python -m sembench"
-    return " ".join([program, *map(shlex.quote, sys.argv[1:])])
+    return " ".join([program, *map(shlex.quote, _without_secrets(sys.argv[1:]))])
+
+
+def _without_secrets(arguments: list[str]) -> list[str]:
+    """The arguments with the values of keys, tokens and passwords masked: results are shared."""
+    shown: list[str] = []
+    for position, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        before = arguments[position - 1] if position else ""
+        if before.startswith("-") and SECRET_NAME.search(before) and not argument.startswith("-"):
+            shown.append(MASK)
+        elif equals and value and SECRET_NAME.search(name):
+            shown.append(f"{name}={MASK}")
+        else:
+            shown.append(argument)
+    return shown
 
 
 def git_state(folder: Path | None = None) -> tuple[str | None, bool | None]:

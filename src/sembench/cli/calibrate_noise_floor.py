@@ -12,7 +12,7 @@ from sembench.calibration import CALIBRATION_VERSION, summarise_reruns
 from sembench.cli import live_options as live
 from sembench.cli.options import Manifest
 from sembench.errors import UsageError
-from sembench.provenance import environment, run_config, run_metadata
+from sembench.provenance import environment, run_metadata
 
 
 def calibrate_noise_floor(
@@ -30,12 +30,12 @@ def calibrate_noise_floor(
     warmup_requests: live.Warmup = 2,
     capture_logprobs: live.CaptureLogprobs = False,
     top_logprobs_num: live.TopLogprobs = 8,
-    api_key: Annotated[str, typer.Option(help="Bearer token, where one is needed.")] = "",
+    api_key: live.ApiKey = "",
     timeout_seconds: Annotated[float, typer.Option(min=0.001, help="Per request.")] = 900.0,
     run_id: live.RunId = None,
 ) -> None:
     """Serve every recipient cold twice; the difference is what no cache can be blamed for."""
-    config = run_config({**locals(), "api_key": bool(api_key)})
+    config = live.recorded(locals())
     live.require_http()
 
     from sembench.live.client import StreamingClient

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from sembench.errors import MissingExtraError, UsageError
 from sembench.live.flags import EngineFlags, parse_environment
 from sembench.live.replay import Arm
+from sembench.provenance import MASK, SECRET_NAME, run_config
 
 Output = Annotated[Path, typer.Option("--output", help="Result file to write.")]
 Model = Annotated[str, typer.Option("--model", help="Model name the endpoint serves.")]
+ApiKey = Annotated[
+    str,
+    typer.Option(
+        "--api-key", envvar="SEMBENCH_API_KEY", help="Bearer token; never part of a result."
+    ),
+]
 RunId = Annotated[
     str | None, typer.Option("--run-id", help="Identity of the run; left out, a new one.")
 ]
@@ -94,6 +102,18 @@ IsolateBySalt = Annotated[
         help="Give every item and arm a cache_salt of its own instead of emptying caches.",
     ),
 ]
+
+
+def recorded(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration a result carries: the flags without their secrets."""
+    shown = dict(flags)
+    shown["engine_env"] = [
+        f"{name}={MASK}" if SECRET_NAME.search(name := pair.partition("=")[0]) else pair
+        for pair in flags.get("engine_env") or ()
+    ]
+    if "api_key" in shown:
+        shown["api_key"] = bool(shown["api_key"])
+    return run_config(shown)
 
 
 def require_http() -> None:

@@ -14,7 +14,7 @@ from sembench.cli.live_runs import show
 from sembench.cli.options import BlockSize, Manifest, MaxItems, TokenizerName
 from sembench.errors import UsageError
 from sembench.live.replay import Arm, ReplayOptions
-from sembench.provenance import run_config, run_metadata
+from sembench.provenance import run_metadata
 from sembench.quality import PASS_THRESHOLD
 
 
@@ -30,7 +30,7 @@ def run_live_gateway(
         list[str] | None, typer.Option(help="Workers that donors go to in turn, repeatable.")
     ] = None,
     route: Annotated[str, typer.Option(help="chat or completions.")] = "chat",
-    api_key: Annotated[str, typer.Option(help="Bearer token, where one is needed.")] = "",
+    api_key: live.ApiKey = "",
     tenant: Annotated[str, typer.Option(help="x-tenant-id of every request.")] = "tenant-a",
     template: Annotated[str, typer.Option(help="x-chat-template-id.")] = "rag-template-v1",
     tokenizer: TokenizerName = None,
@@ -76,7 +76,7 @@ def run_live_gateway(
     max_consecutive_errors: live.MaxConsecutiveErrors = 10,
 ) -> None:
     """Serve donors, then recipients, and record what the backend confirms."""
-    config = run_config({**locals(), "api_key": bool(api_key)})
+    config = live.recorded(locals())
     live.require_http()
     flags = live.engine_flags(
         engine_serve_command, engine_serve_command_file, engine_env, require=require_phase0_flags

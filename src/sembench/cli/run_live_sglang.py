@@ -12,7 +12,7 @@ from sembench.cli.live_runs import show
 from sembench.cli.options import BlockSize, Manifest, MaxItems, TokenizerName
 from sembench.errors import UsageError
 from sembench.live.replay import Arm, ReplayOptions
-from sembench.provenance import run_config, run_metadata
+from sembench.provenance import run_metadata
 from sembench.quality import PASS_THRESHOLD
 
 
@@ -56,7 +56,7 @@ def run_live_sglang(
     max_consecutive_errors: live.MaxConsecutiveErrors = 10,
 ) -> None:
     """Flush, serve donors, serve the recipient, and record what meta_info says."""
-    config = run_config(locals())
+    config = live.recorded(locals())
     live.require_http()
     flags = live.engine_flags(
         engine_serve_command, engine_serve_command_file, engine_env, require=require_phase0_flags

@@ -11,7 +11,7 @@ import typer
 from sembench.cli import live_options as live
 from sembench.cli.options import Manifest, MaxItems
 from sembench.live.arrivals import ArrivalKind, Arrivals
-from sembench.provenance import environment, run_config, run_metadata
+from sembench.provenance import environment, run_metadata
 
 LOAD_VERSION = "sembench.load.v1"
 
@@ -40,7 +40,7 @@ def run_load(
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens a request generates.")] = 32,
     serve_donors: Annotated[bool, typer.Option(help="Serve all donors first, unmeasured.")] = True,
     tenant: Annotated[str, typer.Option(help="x-tenant-id of every request.")] = "tenant-a",
-    api_key: Annotated[str, typer.Option(help="Bearer token, where one is needed.")] = "",
+    api_key: live.ApiKey = "",
     timeout_seconds: Annotated[float, typer.Option(min=0.001, help="Per request.")] = 900.0,
     seed: Annotated[int, typer.Option(help="Of the arrival process.")] = 0,
     max_items: MaxItems = None,
@@ -49,7 +49,7 @@ def run_load(
     metrics_url: live.MetricsUrl = None,
 ) -> None:
     """Send recipients by an arrival process; report goodput under an objective."""
-    config = run_config({**locals(), "api_key": bool(api_key)})
+    config = live.recorded(locals())
     live.require_http()
 
     from sembench.live.identity import Caller

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sembench.errors import EngineFlagsError, UsageError
+from sembench.provenance import MASK, SECRET_NAME
 
 _SPECULATIVE = ("--speculative-config", "--speculative-algorithm", "--speculative-model")
 
@@ -50,7 +51,13 @@ class EngineFlags:
         """The flags part of a result's `engine` section."""
         problems = self.violations() if self.serve_command else ()
         return {
-            "flags": {"serve_command": self.serve_command, "env": dict(self.environment)},
+            "flags": {
+                "serve_command": self.serve_command,
+                "env": {
+                    name: MASK if SECRET_NAME.search(name) else value
+                    for name, value in self.environment.items()
+                },
+            },
             "phase0_flag_violations": list(problems),
             "phase0_flags_ok": not problems if self.serve_command else None,
         }
