@@ -196,6 +196,12 @@ def test_a_prompt_without_content_has_no_windows_and_resembles_nothing(text):
     assert similarity(some.windows, empty.windows) == 0.0
 
 
+@pytest.mark.parametrize("kind", ["jaccard", "static", "minilm"])
+def test_half_a_character_is_no_reason_to_fail(kind):
+    seen = embed_text(make_embedder(kind), "half a \ud83e character")
+    assert seen.bounds.tolist() == [[0, 18]]
+
+
 def test_vectors_of_two_spaces_are_not_compared():
     with pytest.raises(VectorError, match="expected"):
         similarity(np.ones((1, 3), dtype=np.float32), np.ones((1, 4), dtype=np.float32))

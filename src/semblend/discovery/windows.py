@@ -12,6 +12,7 @@ the two ends of the prompt are always read. Text is never dropped behind a lengt
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,8 @@ from semblend.discovery.embedders.base import Embedder, Offsets, Vectors, normal
 
 DEFAULT_OVERLAP = 0.125
 """Share of a window that the next one repeats, so that no sentence is seen only in halves."""
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+"""JSON can carry half a character; no tokenizer takes one."""
 PIECES = 8
 """Pieces a region is read through when the prompt is too long for full windows."""
 
@@ -185,6 +188,7 @@ def embed_text(
     """Vectors of the whole of `text`; `max_windows` defaults to the embedder's own."""
     if embedder.dimension == 0:
         return _nothing(embedder)
+    text = _LONE_SURROGATE.sub("\ufffd", text)
     units = embedder.units(text)
     windows = cut_windows(
         units.costs,
