@@ -81,7 +81,8 @@ def _article(item: Comparison) -> str:
 <div class="soft">{html.escape(item.scenario.what)}</div>
 {strip(warm)}
 <table>
-<tr><td>time to first token</td><td>cold {cold.ttft_ms:.0f} ms</td><td>warm {warm.ttft_ms:.0f} ms</td></tr>
+<tr><td>time to first token</td><td>cold {cold.ttft_ms:.0f} ms</td>
+<td>warm {warm.ttft_ms:.0f} ms</td></tr>
 <tr><td>tokens</td><td>{warm.prompt_tokens} in the prompt</td><td>{warm.reused_tokens} reused,
 {warm.computed_tokens} computed, of those {warm.recomputed_tokens} for quality</td></tr>
 <tr><td>answer</td><td>cold: {html.escape(item.cold.text)}</td>

@@ -170,8 +170,12 @@ _ONSETS = [
     "v",
     "w",
 ]
-_VOWELS = ["a", "e", "i", "o", "u", "ei", "ou"]
-_CODAS = ["l", "n", "r", "s", "th", "m", "nd", "rk", "ld", "x"]
+_VOWELS = (
+    "a", "e", "i", "o", "u", "ei", "ou",
+)
+_CODAS = (
+    "l", "n", "r", "s", "th", "m", "nd", "rk", "ld", "x",
+)
 
 
 def name(rng: random.Random) -> str:
