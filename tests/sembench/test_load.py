@@ -1,0 +1,201 @@
+"""Load: arrivals are what they say, lateness counts, goodput is judged by the objective."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sembench.errors import UsageError
+from sembench.live.arrivals import ArrivalKind, Arrivals
+from sembench.live.load import (
+    LoadOptions,
+    Objective,
+    SentRequest,
+    run_load,
+    summarise_load,
+)
+from sembench.live.prompt import Prompt
+from sembench.live.reply import Reply
+from sembench.mock_engine import Fault
+from sembench.model import ManifestItem
+from tests.sembench.mock_runs import load_json, mock_engine, sembench, short_manifest
+
+
+def first(arrivals: Arrivals, count: int) -> list[float]:
+    return list(itertools.islice(arrivals.offsets(), count))
+
+
+@given(st.floats(0.1, 1000.0))
+def test_constant_arrivals_keep_the_beat(rate: float) -> None:
+    offsets = first(Arrivals(kind=ArrivalKind.CONSTANT, rate=rate), 20)
+    assert offsets == pytest.approx([number / rate for number in range(20)])
+
+
+def test_poisson_gaps_have_the_mean_and_spread_of_their_law() -> None:
+    offsets = first(Arrivals(kind=ArrivalKind.POISSON, rate=50.0, seed=3), 20_000)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(offsets)]
+    assert statistics.mean(gaps) == pytest.approx(0.02, rel=0.05)
+    # An exponential law's deviation equals its mean, and 1/e of its gaps exceed it.
+    assert statistics.stdev(gaps) == pytest.approx(0.02, rel=0.05)
+    assert sum(gap > 0.02 for gap in gaps) / len(gaps) == pytest.approx(0.3679, abs=0.02)
+
+
+def test_the_same_seed_gives_the_same_schedule() -> None:
+    one = Arrivals(kind=ArrivalKind.POISSON, rate=5.0, seed=1)
+    assert first(one, 50) == first(one, 50)
+    assert first(one, 50) != first(replace(one, seed=2), 50)
+
+
+def test_open_arrivals_need_a_rate() -> None:
+    with pytest.raises(UsageError, match="--rate"):
+        Arrivals(kind=ArrivalKind.POISSON)
+
+
+class SlowClient:
+    """Answers after a fixed time and notes how many were in flight."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.in_flight = 0
+        self.most = 0
+
+    async def complete(self, prompt: Prompt) -> Reply:
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
+        await asyncio.sleep(self.seconds)
+        self.in_flight -= 1
+        return Reply(request_id=prompt.request_id, text="x", ttft_ms=1.0, latency_ms=2.0)
+
+    async def close(self) -> None:
+        pass
+
+
+ITEM = ManifestItem(
+    item_id="i",
+    dataset="d",
+    source_id="s",
+    transform="t",
+    donor_prompts=(),
+    recipient_prompt="hello",
+)
+
+
+def sent_by(client: SlowClient, options: LoadOptions) -> list[SentRequest]:
+    async def go() -> list[SentRequest]:
+        return [request async for request in run_load(client, [ITEM], options)]
+
+    return asyncio.run(go())
+
+
+def test_a_closed_loop_never_has_more_in_flight_than_users() -> None:
+    client = SlowClient(0.001)
+    options = LoadOptions(
+        run_id="r", arrivals=Arrivals(kind=ArrivalKind.CLOSED), concurrency=3, requests=20
+    )
+    sent = sent_by(client, options)
+    assert len(sent) == 20
+    assert client.most == 3
+    assert len({request.reply.request_id for request in sent}) == 20
+
+
+def test_waiting_inside_the_client_counts_against_the_endpoint() -> None:
+    # Ten requests are due within 10 ms, the endpoint takes one at a time for 20 ms each.
+    options = LoadOptions(
+        run_id="r",
+        arrivals=Arrivals(kind=ArrivalKind.CONSTANT, rate=1000.0),
+        concurrency=1,
+        requests=10,
+    )
+    sent = sent_by(SlowClient(0.02), options)
+    last = max(sent, key=lambda request: request.due_s)
+    # Nine others went first: at least 9 x 20 ms less the 9 ms it was due later.
+    assert last.lag_ms >= 9 * 20 - 9 - 1
+    assert last.ttft_ms is not None
+    assert last.ttft_ms >= last.lag_ms
+
+
+def request(due: float, *, ttft: float = 10.0, lag: float = 0.0, **reply: Any) -> SentRequest:
+    fields: dict[str, Any] = {"ttft_ms": ttft, "latency_ms": 100.0, "output_tokens": 10, **reply}
+    return SentRequest(
+        item_id="i", due_s=due, lag_ms=lag, reply=Reply(request_id=str(due), **fields)
+    )
+
+
+OPTIONS = LoadOptions(
+    run_id="r",
+    arrivals=Arrivals(kind=ArrivalKind.CONSTANT, rate=1.0),
+    requests=1,
+    warmup_seconds=1.0,
+    cooldown_seconds=1.0,
+)
+
+
+def test_goodput_counts_answered_requests_within_the_objective_and_the_window() -> None:
+    sent = [
+        request(0.0),
+        request(1.0),
+        request(2.0, ttft=60.0),
+        request(3.0, lag=80.0),
+        request(4.0, error="HTTP 500"),
+        request(5.0),
+        request(6.0),
+    ]
+    report = summarise_load(sent, Objective(ttft_ms=50.0), OPTIONS)
+    # Counted: due 1 to 5 s. Good: due 1 and 5. The window ends 100 ms after the last is due.
+    assert report["requests_counted"] == 5
+    assert report["failed"] == 1
+    assert report["slo_attainment"] == pytest.approx(2 / 5)
+    assert report["window_seconds"] == pytest.approx(4.1)
+    assert report["goodput_requests_per_second"] == pytest.approx(2 / 4.1)
+
+
+def test_an_objective_on_a_time_that_was_not_measured_is_not_met() -> None:
+    assert not Objective(tpot_ms=1e9).met(request(0.0, output_tokens=None))
+    assert Objective().met(request(0.0, output_tokens=None))
+
+
+def test_a_load_run_of_nothing_has_no_rates() -> None:
+    report = summarise_load([], Objective(), OPTIONS)
+    assert report["goodput_requests_per_second"] is None
+    assert report["slo_attainment"] is None
+
+
+@pytest.mark.parametrize("arrival", ["poisson", "constant", "closed"])
+def test_the_command_sends_what_was_asked_and_reports_goodput(tmp_path: Path, arrival: str) -> None:
+    manifest, output = short_manifest(tmp_path, records=1), tmp_path / "load.json"
+    with mock_engine() as url:
+        done = sembench(
+            "run-load",
+            *("--manifest", manifest, "--output", output, "--base-url", url),
+            *("--model", "mock-model", "--arrival", arrival, "--requests", 12),
+            *("--rate", 200, "--concurrency", 4, "--slo-ttft-ms", 60_000),
+            *("--metrics-url", f"{url}/metrics"),
+        )
+    assert done.exit_code == 0, done.output
+    report = load_json(output)
+    assert report["aggregate"]["completed"] == 12
+    assert report["aggregate"]["slo_attainment"] == 1.0
+    assert len({row["request_id"] for row in report["requests"]}) == 12
+    assert report["engine"]["prometheus"]["semantics"]["prompt_tokens"] > 0
+
+
+def test_failures_under_load_are_counted_and_never_good(tmp_path: Path) -> None:
+    manifest, output = short_manifest(tmp_path, records=1), tmp_path / "load.json"
+    with mock_engine(fault=Fault.ERROR, fault_every=3) as url:
+        done = sembench(
+            "run-load",
+            *("--manifest", manifest, "--output", output, "--base-url", url),
+            *("--model", "mock-model", "--requests", 12, "--no-serve-donors"),
+        )
+    assert done.exit_code == 0, done.output
+    aggregate = load_json(output)["aggregate"]
+    assert aggregate["failed"] == 4
+    assert aggregate["slo_attainment"] == pytest.approx(8 / 12)
