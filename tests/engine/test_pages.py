@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -100,4 +102,4 @@ def test_runs_are_the_slots_in_order(
     joined = [slot for first, length in runs for slot in range(first, first + length)]
     expected = [order[p // page_size] * page_size + p % page_size for p in range(start, end)]
     assert joined == expected == table.slots(start, end).tolist()
-    assert all(a + n != b for (a, n), (b, _) in zip(runs, runs[1:], strict=False))
+    assert all(a + n != b for (a, n), (b, _) in itertools.pairwise(runs))
