@@ -212,7 +212,7 @@ def _run(
         server.run()
 
 
-def _leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+def _leave(number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
