@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from hypothesis import strategies as st
 
 from semblend.kv.rotary import Pairing, RotarySpec, RotaryTable
 from semblend.kv.transfer import PagedLayout, SpanCopy
@@ -50,6 +49,8 @@ def make_case(
     )
     sizes = (layers, 2, ROWS, kv_heads, head_dim)
     segments = [torch.randn(sizes, generator=generator).clamp(-3, 3).to(dtype) for _ in range(2)]
+    for segment in segments:  # A rotation by nothing would lose the sign of zero.
+        segment[torch.rand(sizes, generator=generator) < 0.2] = -0.0
     order = rng.permutation(pages)
     slots = layout.token_slots(order, 0, sum(lengths))
     if rng.integers(0, 2):
@@ -71,20 +72,3 @@ def make_case(
         at += length
     pool = torch.randn(layout.shape, generator=generator).to(dtype)
     return SpanCase(pool=pool, copies=tuple(spans), table=RotaryTable.from_spec(spec))
-
-
-@st.composite
-def span_cases(draw: st.DrawFn) -> SpanCase:
-    """Cases over every type, pairing and head shape."""
-    rotary_dim = 2 * draw(st.integers(1, 5))
-    return make_case(
-        seed=draw(st.integers(0, 2**32 - 1)),
-        dtype=draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16])),
-        pairing=draw(st.sampled_from(list(Pairing))),
-        head_dim=rotary_dim + draw(st.integers(0, 4)),
-        rotary_dim=rotary_dim,
-        kv_heads=draw(st.integers(1, 3)),
-        layers=draw(st.integers(1, 3)),
-        page_size=draw(st.sampled_from([1, 4, 16])),
-        lengths=draw(st.lists(st.integers(1, 24), min_size=1, max_size=5)),
-    )

@@ -14,8 +14,25 @@ from semblend.core.errors import PlanError
 from semblend.kv.layout import by_slot
 from semblend.kv.rotary import Pairing, RotarySpec, RotaryTable
 from semblend.kv.transfer import PagedLayout, SpanCopy, copy_spans
-from tests.kv.span_cases import LIMITS, SpanCase, span_cases
+from tests.kv.span_cases import LIMITS, SpanCase, make_case
 from tests.oracles.rotary_float64 import copy_token_by_token
+
+
+@st.composite
+def span_cases(draw: st.DrawFn) -> SpanCase:
+    """Cases over every type, pairing and head shape."""
+    rotary_dim = 2 * draw(st.integers(1, 5))
+    return make_case(
+        seed=draw(st.integers(0, 2**32 - 1)),
+        dtype=draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16])),
+        pairing=draw(st.sampled_from(list(Pairing))),
+        head_dim=rotary_dim + draw(st.integers(0, 4)),
+        rotary_dim=rotary_dim,
+        kv_heads=draw(st.integers(1, 3)),
+        layers=draw(st.integers(1, 3)),
+        page_size=draw(st.sampled_from([1, 4, 16])),
+        lengths=draw(st.lists(st.integers(1, 24), min_size=1, max_size=5)),
+    )
 
 
 def expected(case: SpanCase, pool: torch.Tensor) -> torch.Tensor:

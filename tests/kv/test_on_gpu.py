@@ -1,0 +1,95 @@
+"""What only a GPU can show: the compiled kernel, pinned memory, copies between devices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from semblend.kv.layout import by_slot
+from semblend.kv.rotary import Pairing, RotarySpec, RotaryTable, self_test
+from semblend.kv.tiers import DiskTier, MemoryTier, TierStack
+from semblend.kv.transfer import SpanCopy, copy_spans
+from tests.kv.models import FAMILIES, rotary_module
+from tests.kv.segments import FILE_BYTES, SEGMENT_BYTES, key_of, segment_of
+from tests.kv.span_cases import LIMITS, SpanCase, make_case
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="no NVIDIA GPU: K/V on a device is NOT tested here"
+    ),
+]
+
+
+def case_of(dtype: torch.dtype, pairing: Pairing) -> SpanCase:
+    return make_case(
+        seed=7,
+        dtype=dtype,
+        pairing=pairing,
+        head_dim=20,
+        rotary_dim=12,
+        kv_heads=3,
+        layers=5,
+        page_size=4,
+        lengths=[9, 1, 17, 5, 24],
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("pairing", list(Pairing))
+@pytest.mark.parametrize("donors_on", ["cuda", "host", "pinned host"])
+def test_spans_arrive_on_the_gpu_as_on_the_cpu(dtype, pairing, donors_on) -> None:
+    case = case_of(dtype, pairing)
+    want = case.pool.clone()
+    copy_spans(want, case.copies, case.table)
+    place = {
+        "cuda": lambda kv: kv.cuda(),
+        "host": lambda kv: kv,
+        "pinned host": lambda kv: kv.pin_memory(),
+    }[donors_on]
+    copies = [
+        SpanCopy(
+            source=place(copy.source),
+            source_slots=copy.source_slots,
+            target_slots=copy.target_slots,
+            source_start=copy.source_start,
+            target_start=copy.target_start,
+        )
+        for copy in case.copies
+    ]
+    pool = case.pool.cuda()
+    copy_spans(pool, copies, case.table)
+    torch.testing.assert_close(pool.cpu(), want, rtol=0, atol=LIMITS[dtype])
+    assert torch.equal(by_slot(pool)[:, 1].cpu(), by_slot(want)[:, 1])
+
+
+def test_segments_fall_to_pinned_memory_and_disk_and_climb_back(tmp_path) -> None:
+    with TierStack(
+        memory=(
+            MemoryTier.on_device(capacity_bytes=SEGMENT_BYTES, device="cuda"),
+            MemoryTier.on_host(capacity_bytes=SEGMENT_BYTES),
+        ),
+        disk=DiskTier(tmp_path, capacity_bytes=4 * FILE_BYTES, pinned=True),
+    ) as stack:
+        for number in range(4):
+            stack.put(segment_of(number, kv=segment_of(number).kv.cuda()))
+        for number in (0, 3, 1, 2):
+            with stack.acquire(key_of(number)) as lease:
+                assert lease.tier == "device"
+                assert lease.segment.kv.is_cuda
+                assert torch.equal(lease.segment.kv.cpu(), segment_of(number).kv)
+        host_lease = stack.memory[1].acquire(stack.memory[1].keys()[0])
+        assert host_lease is not None
+        assert host_lease.segment.kv.is_pinned()
+        host_lease.release()
+
+
+@pytest.mark.parametrize("family", FAMILIES[:5], ids=lambda family: family.name)
+def test_the_self_test_passes_on_the_gpu(family) -> None:
+    model = family.model(torch.bfloat16).cuda()
+    spec = RotarySpec.from_config(model.config)
+    table = RotaryTable.from_model_rotary(
+        rotary_module(model), 96, pairing=spec.pairing, dtype=torch.bfloat16
+    )
+    assert table.cos.is_cuda
+    self_test(model, table)
