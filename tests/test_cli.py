@@ -76,9 +76,12 @@ def test_settings_shows_every_variable_and_hides_the_secret(monkeypatch):
     assert "hush" not in result.stdout + run("settings", "--json").stdout
 
 
+SMALL = ("--donors", "1200", "--repeats", "5", "--vectors", "2000", "--json")
+
+
 def test_bench_lookup_meets_its_coverage_targets_and_prints_one_shape(capsys):
     """At a small scale; the full figures come from the command itself."""
-    result = run("bench", "lookup", "--donors", "1200", "--repeats", "5", "--json")
+    result = run("bench", "lookup", *SMALL)
     report = json.loads(result.stdout.strip().splitlines()[-1])
     assert set(report) == {"benchmark", "command", "rows"}
     for row in report["rows"]:

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from semblend.cli.bench_meaning import measure_recall, measure_windows
 from semblend.cli.benchmark_report import BenchmarkReport
 from semblend.cli.lookup_workloads import Workload, negatives, positives
 from semblend.core.namespace import Namespace
@@ -35,6 +36,7 @@ def bench_lookup(
         int, typer.Option(help="Donors of 2,000 tokens in the large store.")
     ] = 100_000,
     repeats: Annotated[int, typer.Option(help="Timed calls a figure (the median counts).")] = 200,
+    vectors: Annotated[int, typer.Option(help="Vectors in the search by meaning.")] = 100_000,
     seed: Annotated[int, typer.Option(help="Seed of all text.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -43,6 +45,8 @@ def bench_lookup(
     measure_coverage(report, seed)
     measure_negatives(report, seed)
     measure_scale(report, donors, repeats, seed)
+    measure_windows(report, seed)
+    measure_recall(report, vectors, seed)
     report.show(as_json=as_json)
     raise typer.Exit(1 if report.failed else 0)
 
