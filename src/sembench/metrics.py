@@ -13,147 +13,50 @@ Rules that hold for all of them:
 
 from __future__ import annotations
 
-import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from sembench.errors import PlannerError
+from sembench.blocks import (
+    BoolArray,
+    PlanBlocks,
+    ProposedSpan,
+    TokenArray,
+    block_hash,
+    block_strip,
+    exact_block_mask,
+    plan_blocks,
+)
 from sembench.results import RequestRow
 
-TokenArray: TypeAlias = npt.NDArray[np.uint32]
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
+__all__ = [
+    "SEMANTIC_PLACEMENT",
+    "Aggregate",
+    "BoolArray",
+    "PlanBlocks",
+    "ProposedSpan",
+    "TokenArray",
+    "aggregate",
+    "block_hash",
+    "block_strip",
+    "by_transform",
+    "confirmed_fields",
+    "exact_block_mask",
+    "exact_fields",
+    "plan_blocks",
+    "plan_fields",
+    "rate",
+]
 
 SEMANTIC_PLACEMENT = "semantic_placement"
 """The `route_outcome` of a request that was routed to a donor by meaning."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProposedSpan:
-    """A planner's proposal to copy donor[donor_start:+length] to target[target_start:+length]."""
-
-    donor_id: str
-    donor_start: int
-    target_start: int
-    length: int
-
-
 def rate(count: int | float, total: int | float) -> float:
     """`count` / `total`, and 0.0 where there is nothing to count."""
     return count / total if total else 0.0
-
-
-def block_hash(tokens: Sequence[int]) -> str:
-    """The public hash of a block: 32 hexadecimal digits of sha256 over little-endian u32 ids."""
-    return hashlib.sha256(np.asarray(tokens, dtype="<u4").tobytes()).hexdigest()[:32]
-
-
-def exact_block_mask(recipient: TokenArray, donors: Iterable[TokenArray], size: int) -> BoolArray:
-    """Which full blocks of the recipient stand, as a full block, in any donor (at any place).
-
-    Compares the bytes that :func:`block_hash` hashes: the same answer, no collisions.
-    Returns one flag a full block of the recipient, shape [len(recipient) // size].
-    """
-    pool = {block for donor in donors for block in _blocks(donor, size)}
-    return np.fromiter((block in pool for block in _blocks(recipient, size)), dtype=np.bool_)
-
-
-def _blocks(tokens: TokenArray, size: int) -> list[bytes]:
-    data = np.ascontiguousarray(tokens, dtype="<u4").tobytes()
-    width = 4 * size
-    return [data[start : start + width] for start in range(0, len(data) - width + 1, width)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanBlocks:
-    """What a proposal covers, by full block of the recipient."""
-
-    candidate: BoolArray
-    """Every position of the block is copied from somewhere."""
-    eligible: BoolArray
-    """Every position is copied from one donor, from contiguous donor positions."""
-    mismatched_tokens: int
-    """Copied positions whose donor token is not the recipient's: 0 for a truthful planner."""
-
-
-def plan_blocks(
-    recipient: TokenArray,
-    donors: dict[str, TokenArray],
-    spans: Sequence[ProposedSpan],
-    size: int,
-) -> PlanBlocks:
-    """Judge a proposal. Where spans overlap in the recipient, the first one counts.
-
-    Raises
-    ------
-    PlannerError
-        If a span names a donor that is not there or lies outside donor or recipient.
-    """
-    length = len(recipient)
-    numbers = {donor_id: index for index, donor_id in enumerate(donors)}
-    source = np.full(length, -1, dtype=np.int64)
-    position = np.full(length, -1, dtype=np.int64)
-    mismatched = 0
-    for index, span in enumerate(spans):
-        _check_span(span, index, donors, length)
-        target = np.arange(span.target_start, span.target_start + span.length)
-        free = source[target] < 0
-        target, copied = target[free], (span.donor_start + np.arange(span.length))[free]
-        source[target] = numbers[span.donor_id]
-        position[target] = copied
-        mismatched += int((donors[span.donor_id][copied] != recipient[target]).sum())
-    full = length // size * size
-    sources = source[:full].reshape(-1, size)
-    candidate: BoolArray = np.all(sources >= 0, axis=1)
-    one_donor = np.all(sources == sources[:, :1], axis=1)
-    contiguous = np.all(np.diff(position[:full].reshape(-1, size), axis=1) == 1, axis=1)
-    return PlanBlocks(
-        candidate=candidate,
-        eligible=candidate & one_donor & contiguous,
-        mismatched_tokens=mismatched,
-    )
-
-
-def _check_span(
-    span: ProposedSpan, index: int, donors: dict[str, TokenArray], recipient_tokens: int
-) -> None:
-    where = f"spans[{index}]"
-    if span.donor_id not in donors:
-        raise PlannerError(f"{where}.donor_id: no donor {span.donor_id!r} was registered")
-    if span.length < 1:
-        raise PlannerError(f"{where}.length: expected at least 1, got {span.length}")
-    donor_tokens = len(donors[span.donor_id])
-    if not 0 <= span.donor_start <= donor_tokens - span.length:
-        raise PlannerError(
-            f"{where}: [{span.donor_start}, {span.donor_start + span.length}) lies outside "
-            f"the donor's {donor_tokens} tokens"
-        )
-    if not 0 <= span.target_start <= recipient_tokens - span.length:
-        raise PlannerError(
-            f"{where}: [{span.target_start}, {span.target_start + span.length}) lies outside "
-            f"the recipient's {recipient_tokens} tokens"
-        )
-
-
-def block_strip(exact: BoolArray, plan: PlanBlocks | None) -> str:
-    """One letter a block: what covered it.
-
-    ``.`` nothing, ``x`` exact only, ``c`` candidate only, ``s`` eligible only, and
-    ``b`` exact as well as candidate or eligible.
-    """
-    nothing = np.zeros_like(exact)
-    candidate = nothing if plan is None else plan.candidate
-    eligible = nothing if plan is None else plan.eligible
-    codes = np.select(
-        [exact & (candidate | eligible), exact, eligible, candidate],
-        [ord("b"), ord("x"), ord("s"), ord("c")],
-        default=ord("."),
-    )
-    return codes.astype(np.uint8).tobytes().decode("ascii")
 
 
 def exact_fields(prompt_tokens: int, exact: BoolArray, size: int) -> dict[str, Any]:

@@ -137,6 +137,17 @@ class ManifestItem:
         return cls.from_dict(data, where=where)
 
 
+def is_text(value: str) -> bool:
+    """Whether a string can be written as UTF-8; JSON escapes can hold what cannot."""
+    if value.isascii():
+        return True
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _kind(value: Any) -> str:
     return {dict: "an object", list: "a list", str: "a string", type(None): "null"}.get(
         type(value), f"{value!r}"
@@ -155,6 +166,8 @@ def _text(
     if not isinstance(value, str):
         problem = "is missing" if key not in data else f"expected a string, got {_kind(value)}"
         raise ManifestError(f"{where}.{key}: {problem}")
+    if not is_text(value):
+        raise ManifestError(f"{where}.{key}: holds half a surrogate pair, which is no character")
     if non_empty and not value:
         raise ManifestError(f"{where}.{key}: must not be empty")
     return value

@@ -15,17 +15,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from sembench.blocks import PlanBlocks, TokenArray, block_strip, exact_block_mask, plan_blocks
 from sembench.errors import PlannerError, UsageError
 from sembench.manifests.figures import TokenisedItem, tokenise
-from sembench.metrics import (
-    PlanBlocks,
-    TokenArray,
-    block_strip,
-    exact_block_mask,
-    exact_fields,
-    plan_blocks,
-    plan_fields,
-)
+from sembench.metrics import exact_fields, plan_fields
 from sembench.model import ManifestItem
 from sembench.planners import Planner, PlannerDonor, PlannerRequest
 from sembench.results import RequestRow
@@ -89,7 +82,7 @@ class OfflineRun:
                 measured = {"error": f"{type(error).__name__}: {error}"}
         for donor_id in known.drop_old():
             if planner is not None:
-                planner.forget(donor_id)
+                _forget(planner, donor_id)
         return RequestRow(
             **item_fields(item),
             arm="single",
@@ -118,6 +111,14 @@ class OfflineRun:
             "planned_spans": len(spans),
             "plan_ms": plan_ms,
         }
+
+
+def _forget(planner: Planner, donor_id: str) -> None:
+    try:
+        planner.forget(donor_id)
+    except Exception as error:
+        # A donor that stays known would be found by later items: no figure after this is sound.
+        raise PlannerError(f"the planner cannot forget donor {donor_id}: {error}") from error
 
 
 def item_fields(item: ManifestItem) -> dict[str, Any]:

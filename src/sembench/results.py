@@ -56,7 +56,7 @@ class RequestRow:
     """Proposed positions whose donor token differs from the recipient's."""
     plan_ms: float | None = None
     block_strip: str | None = None
-    """One letter a full block, in prompt order; see :func:`sembench.metrics.block_strip`."""
+    """One letter a full block, in prompt order; see :func:`sembench.blocks.block_strip`."""
 
     # What the backend confirmed (null: it said nothing).
     cached_tokens: int | None = None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sembench.metrics import BoolArray, TokenArray
+from sembench.blocks import BoolArray, TokenArray
 
 IntArray = npt.NDArray[np.int64]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from sembench.metrics import TokenArray
+from sembench.blocks import TokenArray
 from sembench.tokenizers.stable_regex import StableRegexTokenizer
 
 _BLANK_LINES = re.compile(r"\n\s*\n")

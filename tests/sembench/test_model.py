@@ -65,6 +65,7 @@ def test_a_line_is_one_line_with_sorted_keys_and_plain_text(one):
         ({"negative_control": "no"}, "item.negative_control"),
         ({"metadata": []}, "item.metadata"),
         ({"recipient_prompt": None}, "item.recipient_prompt"),
+        ({"recipient_prompt": "half \ud800"}, "item.recipient_prompt"),
         ({"benchmark_version": "sembench.manifest.v9"}, "item.benchmark_version"),
     ],
 )

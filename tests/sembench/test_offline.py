@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from sembench.errors import UsageError
+from sembench.errors import PlannerError, UsageError
 from sembench.manifests.building import BuildReport, build_items, source_for
 from sembench.manifests.spec import BuildSpec
 from sembench.metrics import ProposedSpan, aggregate, by_transform
@@ -138,6 +138,16 @@ def test_a_planner_that_fails_has_planned_nothing_and_says_why():
     assert figures["errors"] == 3
     assert figures["semantic_eligible_block_rate"] is None
     assert rows(Failing, items=ITEMS[:1])[0].error == "RuntimeError: out of luck"
+
+
+class Clinging(Recorder):
+    def forget(self, donor_id):
+        raise RuntimeError("cannot")
+
+
+def test_a_planner_that_cannot_forget_ends_the_run():
+    with pytest.raises(PlannerError, match="cannot forget donor"):
+        rows(Clinging, items=ITEMS[:3])
 
 
 class Boasting(Recorder):

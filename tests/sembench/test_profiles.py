@@ -95,6 +95,7 @@ def test_multiple_choice_questions_become_a_question_and_the_right_choice(tmp_pa
         (line(context=None), r"a\.jsonl:1\.context"),
         (line() + line(input=3), r"a\.jsonl:2\.input"),
         (line(answers="me"), r"a\.jsonl:1\.answers"),
+        (line(input="half \ud800"), r"a\.jsonl:1\.input"),
         ("[]\n", r"a\.jsonl:1: expected an object"),
         ("{\n", r"a\.jsonl:1: not JSON"),
     ],

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sembench.blocks import BoolArray, TokenArray, exact_block_mask
 from sembench.manifests.files import read_manifest
-from sembench.metrics import BoolArray, TokenArray, exact_block_mask, rate
+from sembench.metrics import rate
 from sembench.model import ManifestItem
 from sembench.tokenizers import Tokenizer
 

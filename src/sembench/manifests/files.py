@@ -18,11 +18,11 @@ from sembench.model import ManifestItem
 
 def open_text(path: Path, mode: str = "rt") -> IO[str]:
     """Open a text file that may be compressed, as its suffix says."""
-    if path.suffix == ".xz":
-        return cast(IO[str], lzma.open(path, mode, encoding="utf-8"))
-    if path.suffix == ".gz":
-        return cast(IO[str], gzip.open(path, mode, encoding="utf-8"))
     # Newlines are part of the format (and of its checksum) on every platform.
+    if path.suffix == ".xz":
+        return cast(IO[str], lzma.open(path, mode, encoding="utf-8", newline="\n"))
+    if path.suffix == ".gz":
+        return cast(IO[str], gzip.open(path, mode, encoding="utf-8", newline="\n"))
     return path.open(mode, encoding="utf-8", newline="\n")
 
 

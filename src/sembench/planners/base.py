@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from sembench.metrics import ProposedSpan, TokenArray
+from sembench.blocks import ProposedSpan, TokenArray
 
 __all__ = ["Planner", "PlannerDonor", "PlannerRequest", "PlannerSettings", "ProposedSpan"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sembench.metrics import ProposedSpan, TokenArray
+from sembench.blocks import ProposedSpan, TokenArray
 from sembench.planners.base import PlannerDonor, PlannerRequest, PlannerSettings
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sembench.metrics import BoolArray, ProposedSpan, TokenArray
+from sembench.blocks import BoolArray, ProposedSpan, TokenArray
 from sembench.planners.base import PlannerDonor, PlannerRequest, PlannerSettings
 from sembench.runs import Occurrences, find_windows, run_length
 

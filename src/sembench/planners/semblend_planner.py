@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from sembench.blocks import ProposedSpan
 from sembench.errors import PlannerError
-from sembench.metrics import ProposedSpan
 from sembench.planners.base import PlannerDonor, PlannerRequest, PlannerSettings
 
 if TYPE_CHECKING:

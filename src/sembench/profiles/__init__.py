@@ -54,7 +54,5 @@ def load_profile(
     if data_dir is not None:
         return LocalFiles(profile=name, path=data_dir, datasets=datasets)
     if name == "longbench-v1":
-        return HubLongBenchV1(
-            datasets=datasets, revision=hf_revision, limit=records_per_dataset
-        )
+        return HubLongBenchV1(datasets=datasets, revision=hf_revision, limit=records_per_dataset)
     return HubLongBenchV2(datasets=datasets, revision=hf_revision)

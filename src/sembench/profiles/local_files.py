@@ -15,6 +15,7 @@ from typing import Any
 
 from sembench.errors import SourceError
 from sembench.manifests.files import open_text
+from sembench.model import is_text
 from sembench.profiles.base import SourceRecord, length_band
 
 SUFFIXES = (".jsonl", ".jsonl.xz", ".jsonl.gz")
@@ -97,6 +98,9 @@ def to_record(data: Mapping[str, Any], *, dataset: str, index: int, where: str) 
     if not isinstance(context, str) or not context.strip():
         raise SourceError(f"{where}.context: expected a text that is not empty")
     question, answers = _question(data, where)
+    for name, text in (("context", context), ("input", question), ("answers", "".join(answers))):
+        if not is_text(text):
+            raise SourceError(f"{where}.{name}: holds half a surrogate pair, which is no character")
     words = len(context.split())
     length = data.get("length")
     metadata: dict[str, Any] = {

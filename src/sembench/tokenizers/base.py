@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sembench.metrics import TokenArray
+from sembench.blocks import TokenArray
 
 
 class Tokenizer(Protocol):

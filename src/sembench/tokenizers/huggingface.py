@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from sembench.blocks import TokenArray
 from sembench.errors import MissingExtraError, TokenizerError
-from sembench.metrics import TokenArray
 
 TOKENIZER_FILE = "tokenizer.json"
 

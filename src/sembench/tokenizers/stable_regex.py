@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from sembench.metrics import TokenArray
+from sembench.blocks import TokenArray
 
 STABLE_REGEX = "stable-regex-sha256"
 _TOKEN = re.compile(r"\w+|[^\w\s]")
