@@ -18,14 +18,14 @@ def weights_fingerprint(model: torch.nn.Module, config: Any, folder: Path | None
     """A content hash of the weights and of what decides how they are used.
 
     Weights read from a folder are hashed as files, cached by path, size and time
-    of change; those made in memory (tests, benchmarks) by their bytes.
+    of change; files of the hub's cache are named by their content already. Weights
+    made in memory (tests, benchmarks) are hashed by their bytes.
     """
     digest = hashlib.sha256(_canonical(config).encode())
     files = sorted(folder.glob("*.safetensors")) if folder is not None else []
     if files:
         for file in files:
-            stat = file.stat()
-            digest.update(_hash_file(str(file), stat.st_size, stat.st_mtime_ns).encode())
+            digest.update(_content_id(file).encode())
     else:
         for name, tensor in sorted(model.state_dict().items()):
             digest.update(name.encode())
@@ -49,6 +49,14 @@ def _canonical(config: Any) -> str:
     ignored = {"_name_or_path", "transformers_version", "architectures", "use_cache"}
     values = {key: value for key, value in config.to_dict().items() if key not in ignored}
     return json.dumps(values, sort_keys=True, default=str)
+
+
+def _content_id(file: Path) -> str:
+    real = file.resolve()
+    if real.parent.name == "blobs":
+        return real.name
+    stat = real.stat()
+    return _hash_file(str(real), stat.st_size, stat.st_mtime_ns)
 
 
 @lru_cache(maxsize=256)

@@ -90,10 +90,17 @@ class Scheduler:
         self.waiting = deque(s for s in self.waiting if s.phase is not Phase.FINISHED)
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self._options.max_running:
+        """Let requests in as long as the next pass has prompt tokens to spare for them."""
+        queued = sum(len(run) for sequence in self.running for run in sequence.pending)
+        while (
+            self.waiting
+            and queued < self._options.step_tokens
+            and len(self.running) < self._options.max_running
+        ):
             if not self._admission.try_admit(self.waiting[0]):
                 return  # the first in line waits for room, and nobody overtakes it
             self.running.append(self.waiting.popleft())
+            queued += sum(map(len, self.running[-1].pending))
 
     def _choose(self) -> list[_Share]:
         shares = [_decode_share(s) for s in self.running if s.phase is Phase.DECODE]
