@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import runpy
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
 
-from tests.serve.support import MODEL_NAME, Running
+from tests.serve.support import MODEL_NAME, ROOT, Running, until
 from tests.serve.texts import document, messages
 
 SHORT = [{"role": "user", "content": "The compass is in the tower.\n\nQuestion: Where is it?"}]
@@ -192,3 +194,16 @@ def test_concurrent_requests_are_answered_as_alone(client: openai.OpenAI) -> Non
     alone = [ask(prompt) for prompt in prompts]
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(ask, prompts)) == alone
+
+
+def test_the_example_shows_reuse(
+    server: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["openai_client.py", server.v1])
+    example = runpy.run_path(str(ROOT / "examples" / "openai_client.py"))
+    before = server.desk.engine.stats().registrations
+    with openai.OpenAI(base_url=server.v1, api_key="unused") as client:
+        example["ask"](client, MODEL_NAME, "Read the list and answer.", "What does shelf 7 hold?")
+        until(lambda: server.desk.engine.stats().registrations > before, "a donor")
+    example["main"]()
+    assert "materialised" in capsys.readouterr().out
