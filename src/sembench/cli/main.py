@@ -35,6 +35,9 @@ COMMANDS: tuple[tuple[str, str], ...] = (
         "sembench.cli.collect_k8s_engine_events:collect_k8s_engine_events",
     ),
     ("assert-result-gates", "sembench.cli.assert_result_gates:assert_result_gates"),
+    ("report", "sembench.cli.report:report"),
+    ("compare", "sembench.cli.compare:compare"),
+    ("roi", "sembench.cli.roi:roi"),
     ("mock-engine", "sembench.cli.mock_engine:mock_engine"),
 )
 

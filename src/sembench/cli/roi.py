@@ -1,0 +1,85 @@
+"""``sembench roi``: what reuse would save on a given traffic."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sembench.errors import UsageError
+from sembench.roi import CostModel, buckets, estimate, parse_pairs
+
+_DEFAULT = CostModel()
+
+
+def roi(
+    histogram: Annotated[str, typer.Option(help="tokens:share,… or a .csv of the two columns.")],
+    hit_rate: Annotated[float, typer.Option(min=0, max=1, help="Share of prompts that hit.")] = 0.0,
+    hit_rate_by_bucket: Annotated[
+        str | None, typer.Option(help="tokens:rate,… where buckets differ.")
+    ] = None,
+    qps: Annotated[float, typer.Option(min=0, help="Requests a second.")] = 1.0,
+    prefill_fixed_ms: Annotated[float, typer.Option()] = _DEFAULT.prefill_fixed_ms,
+    prefill_ms_per_token: Annotated[float, typer.Option()] = _DEFAULT.prefill_ms_per_token,
+    lookup_ms: Annotated[float, typer.Option()] = _DEFAULT.lookup_ms,
+    capture_ms_per_token: Annotated[float, typer.Option()] = _DEFAULT.capture_ms_per_token,
+    served_fraction: Annotated[float, typer.Option()] = _DEFAULT.served_fraction,
+    materialize_ms_per_token: Annotated[float, typer.Option()] = _DEFAULT.materialize_ms_per_token,
+    min_prompt_tokens: Annotated[int, typer.Option()] = _DEFAULT.min_prompt_tokens,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Estimate savings from a traffic histogram and a cost model."""
+    if hit_rate == 0.0 and hit_rate_by_bucket is None:
+        raise UsageError("--hit-rate or --hit-rate-by-bucket: one of the two expected")
+    traffic = buckets(
+        parse_pairs(histogram, flag="--histogram"),
+        hit_rate=hit_rate,
+        by_bucket=parse_pairs(hit_rate_by_bucket, flag="--hit-rate-by-bucket")
+        if hit_rate_by_bucket
+        else {},
+    )
+    model = CostModel(
+        prefill_fixed_ms=prefill_fixed_ms,
+        prefill_ms_per_token=prefill_ms_per_token,
+        lookup_ms=lookup_ms,
+        capture_ms_per_token=capture_ms_per_token,
+        served_fraction=served_fraction,
+        materialize_ms_per_token=materialize_ms_per_token,
+        min_prompt_tokens=min_prompt_tokens,
+    )
+    report = estimate(traffic, model, qps=qps)
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+        return
+    table = Table(title="Prefill time by prompt length")
+    columns = (
+        "tokens",
+        "share",
+        "hit rate",
+        "cold ms",
+        "expected ms",
+        "speed-up",
+        "breaks even at",
+    )
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in report["buckets"]:
+        even = row["break_even_hit_rate"]
+        table.add_row(
+            f"{row['tokens']:g}",
+            f"{row['share']:.1%}",
+            f"{row['hit_rate']:.1%}",
+            f"{row['cold_ms']:.0f}",
+            f"{row['expected_ms']:.0f}",
+            f"{row['speedup']:.2f}x",
+            "never" if even is None else f"{even:.1%}",
+        )
+    Console().print(table)
+    typer.echo(
+        f"saved: {report['saved_fraction']:.1%} of prefill time, "
+        f"{report['saved_prefill_hours_per_day']:.1f} prefill hours a day "
+        f"at {qps:g} requests a second"
+    )

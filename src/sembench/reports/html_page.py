@@ -1,0 +1,277 @@
+"""A report as one self-contained HTML page: no scripts, no requests, everything escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from sembench.paired import HIT_TOKENS, semantic_tokens, usable_pairs
+from sembench.reports import svg
+from sembench.reports.page_style import STYLE
+from sembench.reports.report import Bar, Report, number, percent
+from sembench.reports.tables import transform_table
+from sembench.results import RequestRow
+
+MAX_STRIPS = 300
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def render_html(report: Report) -> str:
+    """The page."""
+    sections = (
+        _head(report),
+        _questions(report),
+        _checks(report),
+        _times(report),
+        _transforms(report),
+        _requests(report),
+        _negatives(report),
+        _facts(report),
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(report.title)}</title><style>{STYLE}</style></head>"
+        f"<body><main>{''.join(sections)}</main></body></html>\n"
+    )
+
+
+def _head(report: Report) -> str:
+    run = report.result.run
+    said = [
+        f"run {run.run_id}",
+        f"{len(report.rows)} requests",
+        str(report.result.config.get("model") or "no model"),
+        report.result.created_at_utc,
+    ]
+    return (
+        f"<h1>{escape(report.title)}</h1>"
+        f'<p class="soft">{escape(" · ".join(part for part in said if part))}</p>'
+    )
+
+
+def _questions(report: Report) -> str:
+    cards = "".join(
+        f'<div class="card"><h3>{escape(question.title)}</h3><p>{escape(question.answer)}</p>'
+        f"{''.join(map(_bar, question.bars))}</div>"
+        for question in report.questions
+    )
+    return f'<div class="questions">{cards}</div>'
+
+
+def _bar(bar: Bar) -> str:
+    drawing = svg.shares([(bar.kind, bar.rate, bar.label)] if bar.rate is not None else [])
+    return (
+        f'<div class="bar"><span>{escape(bar.label)}</span>'
+        f"<b>{escape(percent(bar.rate))}</b>{drawing}</div>"
+    )
+
+
+def _checks(report: Report) -> str:
+    words = {True: ("good", "holds"), False: ("bad", "fails"), None: ("unknown", "not checked")}
+    lines = "".join(
+        f"<tr><td>{escape(check.label)}"
+        + (f'<div class="note">{escape(check.detail)}</div>' if check.detail else "")
+        + f"</td><td>{escape(check.value)}</td>"
+        f'<td class="verdict {words[check.good][0]}">{words[check.good][1]}</td></tr>'
+        for check in report.checks
+    )
+    return f'<h2>What would spoil it</h2><div class="card scroll"><table>{lines}</table></div>'
+
+
+def _times(report: Report) -> str:
+    pairs = usable_pairs(report.rows)
+    if not pairs:
+        times = [row.ttft_ms for row in report.rows if row.ttft_ms is not None]
+        if not times:
+            return ""
+        chart = svg.distributions(
+            [svg.Series(name="served", kind="warm", values=times)],
+            x_label="time to first token, ms",
+        )
+        return f'<h2>Time</h2><div class="charts"><div class="card">{chart}</div></div>'
+    points = [
+        svg.Point(
+            x=row.cold_ttft_ms or 0.0, y=row.ttft_ms or 0.0, kind=_kind(row), title=_pair_title(row)
+        )
+        for row in pairs
+    ]
+    positive = [row for row in pairs if not row.negative_control]
+    negative = [row for row in pairs if row.negative_control]
+    series = [
+        svg.Series(name="cold", kind="cold", values=[row.cold_ttft_ms or 0.0 for row in positive]),
+        svg.Series(name="warm", kind="warm", values=[row.ttft_ms or 0.0 for row in positive]),
+        svg.Series(
+            name="negative controls, warm",
+            kind="negative",
+            values=[row.ttft_ms or 0.0 for row in negative],
+        ),
+    ]
+    plot = svg.scatter(
+        points, x_label="cold time to first token, ms", y_label="warm time to first token, ms"
+    )
+    shapes = svg.distributions(series, x_label="time to first token, ms")
+    marks = _key(
+        ("hit", f"hit ({HIT_TOKENS} or more semantic tokens)"),
+        ("miss", "miss"),
+        ("negative", "negative control; on the dashed line both arms take the same time"),
+    )
+    lines = _key(*((one.kind, f"{one.name} ({len(one.values)})") for one in series if one.values))
+    return (
+        f'<h2>Time</h2><div class="charts"><div class="card">{plot}{marks}</div>'
+        f'<div class="card">{shapes}{lines}</div></div>'
+    )
+
+
+def _key(*entries: tuple[str, str]) -> str:
+    keys = "".join(f'<span class="key {kind}"></span>{escape(text)}' for kind, text in entries)
+    return f'<p class="note keys">{keys}</p>'
+
+
+def _transforms(report: Report) -> str:
+    table = transform_table(report)
+    head = "".join(
+        f'<th class="{"num" if position else ""}">{escape(column)}</th>'
+        for position, column in enumerate(table.columns)
+    )
+    lines = "".join(f"<tr>{_cells(line)}</tr>" for line in table.lines)
+    return (
+        f'<h2>By transform</h2><div class="card scroll"><table><tr>{head}</tr>{lines}</table></div>'
+    )
+
+
+def _requests(report: Report) -> str:
+    shown = report.rows[:MAX_STRIPS]
+    if not shown:
+        return ""
+    live = any(row.ttft_ms is not None or row.error is not None for row in report.rows)
+    lines = "".join(
+        f'<tr><td>{escape(row.transform)}<div class="note">{escape(row.item_id)}</div></td>'
+        f'<td class="num">{row.prompt_tokens}</td>'
+        f'<td class="wide">{svg.strip(row.block_strip or "")}</td>'
+        + (f'<td class="wide">{_confirmed(row)}</td><td class="answer">{_answer(row)}</td>' * live)
+        + "</tr>"
+        for row in shown
+    )
+    more = (
+        f"; the first {MAX_STRIPS} of {len(report.rows)}" if len(report.rows) > MAX_STRIPS else ""
+    )
+    key = _key(
+        ("exact", "exact"),
+        ("both", "exact and planned"),
+        ("semantic", "eligible, or reused semantically"),
+        ("candidate", "candidate"),
+        ("nothing", "computed"),
+    )
+    backend = "<th>backend, share of the prompt</th><th>answer</th>" * live
+    return (
+        f'<h2>Requests</h2><p class="note">One line a request, its prompt from left to right{more}.'
+        f'</p>{key}<div class="card scroll"><table class="requests"><tr><th>item</th>'
+        f'<th class="num">tokens</th><th>manifest and planner, by block</th>{backend}</tr>'
+        f"{lines}</table></div>"
+    )
+
+
+def _confirmed(row: RequestRow) -> str:
+    length = row.engine_prompt_tokens or row.prompt_tokens
+    if row.cached_tokens is None or not length:
+        return '<span class="note">not measured</span>'
+    semantic = semantic_tokens(row)
+    exact = row.exact_confirmed_tokens
+    if semantic is None or exact is None:
+        return svg.shares(
+            [("confirmed", row.cached_tokens / length, f"{row.cached_tokens} tokens confirmed")]
+        )
+    return svg.shares(
+        [
+            ("exact", exact / length, f"{exact} tokens exact"),
+            ("semantic", semantic / length, f"{semantic} tokens semantic"),
+        ]
+    )
+
+
+def _answer(row: RequestRow) -> str:
+    if row.error is not None:
+        return f'<span class="verdict bad">{escape(row.error[:120])}</span>'
+    if row.donor_fact_leak:
+        return '<span class="verdict bad">states the donor\'s fact</span>'
+    if row.repeat_contaminated:
+        return '<span class="verdict bad">repeat was poisoned</span>'
+    if row.quality_pass is None:
+        return '<span class="note">not judged</span>'
+    return f'<span class="{"good" if row.quality_pass else "bad"}">{_quality(row)}</span>'
+
+
+def _quality(row: RequestRow) -> str:
+    word = "passes" if row.quality_pass else "fails"
+    return word if row.quality_score is None else f"{word} ({row.quality_score:.2f})"
+
+
+def _negatives(report: Report) -> str:
+    if not report.negatives:
+        return ""
+    lines = "".join(
+        "<tr>"
+        + _cells(
+            (
+                row.item_id,
+                number(row.cached_tokens),
+                number(semantic_tokens(row)),
+                number(row.cold_ttft_ms, ".1f"),
+                number(row.ttft_ms, ".1f"),
+                "not measured" if row.ttft_speedup is None else f"{row.ttft_speedup:.2f}x",
+                row.route_outcome or "not measured",
+            )
+        )
+        + "</tr>"
+        for row in report.negatives[:MAX_STRIPS]
+    )
+    columns = (
+        "item",
+        "tokens confirmed",
+        "of them semantic",
+        "cold ms",
+        "warm ms",
+        "ratio",
+        "route",
+    )
+    head = "".join(
+        f'<th class="{"num" if position else ""}">{column}</th>'
+        for position, column in enumerate(columns)
+    )
+    return (
+        '<h2>Negative controls</h2><p class="note">Their donors share nothing with them. Whatever '
+        "is reused semantically here is a false claim, and they must be as slow as cold.</p>"
+        f'<div class="card scroll"><table><tr>{head}</tr>{lines}</table></div>'
+    )
+
+
+def _facts(report: Report) -> str:
+    lines = "".join(
+        f'<tr><th>{escape(name)}</th><td class="break">{escape(value)}</td></tr>'
+        for name, value in report.facts
+    )
+    return (
+        '<h2>Where the figures come from</h2><div class="card scroll">'
+        f'<table class="facts">{lines}</table></div>'
+    )
+
+
+def _cells(cells: Sequence[str]) -> str:
+    return "".join(
+        f'<td class="{"num" if position else ""}">{escape(cell)}</td>'
+        for position, cell in enumerate(cells)
+    )
+
+
+def _kind(row: RequestRow) -> str:
+    if row.negative_control:
+        return "negative"
+    return "hit" if (semantic_tokens(row) or 0) >= HIT_TOKENS else "miss"
+
+
+def _pair_title(row: RequestRow) -> str:
+    return (
+        f"{row.transform} {row.item_id}: {row.cold_ttft_ms:.1f} ms cold, {row.ttft_ms:.1f} ms warm"
+    )

@@ -1,0 +1,56 @@
+"""A report as Markdown, for pull requests and lab pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sembench.reports.report import Report, percent
+from sembench.reports.tables import transform_table
+
+_MARKS = {True: "holds", False: "**fails**", None: "not checked"}
+
+
+def render_markdown(report: Report) -> str:
+    """The report."""
+    parts = [f"# {escape(report.title)}", ""]
+    for question in report.questions:
+        parts += [f"**{question.title}** {escape(question.answer)}", ""]
+    parts += _table(
+        ("rate", "value"),
+        ((bar.label, percent(bar.rate)) for question in report.questions for bar in question.bars),
+    )
+    parts += ["", "## By transform", ""]
+    transforms = transform_table(report)
+    parts += _table(transforms.columns, transforms.lines)
+    parts += ["", "## Checks", ""]
+    parts += _table(
+        ("check", "value", "verdict"),
+        ((check.label, check.value, _MARKS[check.good]) for check in report.checks),
+        raw_last=True,
+    )
+    parts += ["", "## Where the figures come from", ""]
+    parts += _table(("", ""), report.facts)
+    return "\n".join(parts) + "\n"
+
+
+def escape(text: str) -> str:
+    """Text that Markdown and HTML leave alone."""
+    for mark in "\\`*_{}[]<>#|!":
+        text = text.replace(mark, "\\" + mark)
+    return text.replace("\n", " ")
+
+
+def _table(
+    header: Sequence[str], lines: Iterable[Sequence[str]], *, raw_last: bool = False
+) -> list[str]:
+    rows = [_line(header), "|" + "---|" * len(header)]
+    for line in lines:
+        cells = [escape(cell) for cell in line]
+        if raw_last:
+            cells[-1] = line[-1]
+        rows.append(_line(cells))
+    return rows
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,239 @@
+"""What a report says, whatever it is rendered as: built once from a result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sembench import paired
+from sembench.results import RequestRow, Result
+
+NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A rate in [0, 1], or None where it was not measured."""
+
+    label: str
+    rate: float | None
+    kind: str
+    """``exact``, ``candidate``, ``semantic``, ``confirmed`` or ``quality``: picks the colour."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One of the four questions and what the run answers to it."""
+
+    title: str
+    answer: str
+    bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that would make the figures worthless; `good` is None where it was not checked."""
+
+    label: str
+    value: str
+    good: bool | None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything every format is rendered from."""
+
+    title: str
+    result: Result
+    paired: Mapping[str, Any]
+    questions: tuple[Question, ...]
+    checks: tuple[Check, ...]
+    facts: tuple[tuple[str, str], ...]
+    """Where the figures come from: model, backend, data, versions, command."""
+
+    @property
+    def rows(self) -> tuple[RequestRow, ...]:
+        """The requests."""
+        return self.result.requests
+
+    @property
+    def negatives(self) -> tuple[RequestRow, ...]:
+        """The negative controls among them."""
+        return tuple(row for row in self.rows if row.negative_control)
+
+
+def number(value: float | int | None, spec: str = ".4g") -> str:
+    """A figure as text; what was not measured says so."""
+    return NOT_MEASURED if value is None else format(value, spec)
+
+
+def percent(value: float | None) -> str:
+    """A rate as text."""
+    return NOT_MEASURED if value is None else f"{value:.1%}"
+
+
+def with_interval(value: float | None, interval: Any, suffix: str = "") -> str:
+    """A figure with its interval, where there is one."""
+    if value is None:
+        return NOT_MEASURED
+    if not isinstance(interval, list | tuple) or len(interval) != 2:
+        return f"{value:.3g}{suffix}"
+    return f"{value:.3g}{suffix} (95 % {interval[0]:.3g} to {interval[1]:.3g})"
+
+
+def build_report(result: Result, *, title: str | None = None) -> Report:
+    """The report of a result. Pairs are summarised anew from the rows."""
+    pairs = paired.summarise(result.requests)
+    return Report(
+        title=title or f"SemBench: {result.run.backend_id or result.run.engine}",
+        result=result,
+        paired=pairs,
+        questions=_questions(result.aggregate, pairs),
+        checks=_checks(result, pairs),
+        facts=_facts(result),
+    )
+
+
+def _questions(aggregate: Mapping[str, Any], pairs: Mapping[str, Any]) -> tuple[Question, ...]:
+    exact = aggregate.get("exact_block_hit_rate")
+    eligible = aggregate.get("semantic_eligible_block_rate")
+    confirmed = aggregate.get("backend_confirmed_block_rate")
+    speedup = pairs["blended_ttft_speedup_median"]
+    return (
+        Question(
+            title="Did an exact cache already cover it?",
+            answer=f"{percent(exact)} of full blocks stand in a donor, block for block.",
+            bars=(Bar(label="exact", rate=exact, kind="exact"),),
+        ),
+        Question(
+            title="Did a planner find reusable spans?",
+            answer="No planner was asked."
+            if eligible is None
+            else f"{percent(eligible)} of blocks are eligible, a lift of "
+            f"{number(aggregate.get('semantic_eligible_lift'), '+.3f')} over exact.",
+            bars=(
+                Bar(
+                    label="candidate",
+                    rate=aggregate.get("semantic_candidate_block_rate"),
+                    kind="candidate",
+                ),
+                Bar(label="eligible", rate=eligible, kind="semantic"),
+            ),
+        ),
+        Question(
+            title="Did the backend really reuse them?",
+            answer="The backend confirmed nothing: no live run, or it does not say."
+            if confirmed is None
+            else f"{percent(confirmed)} of blocks are confirmed by the backend, a lift of "
+            f"{number(aggregate.get('backend_confirmed_lift'), '+.3f')} over exact.",
+            bars=(Bar(label="confirmed", rate=confirmed, kind="confirmed"),),
+        ),
+        Question(
+            title="Did time and quality hold?",
+            answer="Time was not compared: no cold arm."
+            if speedup is None
+            else "Time to first token is "
+            + with_interval(speedup, pairs["blended_ttft_speedup_ci"], "x")
+            + " better, median of pairs; negative controls "
+            + with_interval(pairs["negative_control_speedup_median"], None, "x")
+            + ".",
+            bars=(
+                Bar(
+                    label="quality cold",
+                    rate=pairs["cold_quality_pass_rate"],
+                    kind="quality",
+                ),
+                Bar(
+                    label="quality served",
+                    rate=aggregate.get("quality_pass_rate"),
+                    kind="quality",
+                ),
+            ),
+        ),
+    )
+
+
+def _checks(result: Result, pairs: Mapping[str, Any]) -> tuple[Check, ...]:
+    aggregate = result.aggregate
+    errors = aggregate.get("errors")
+    deviation = pairs["negative_control_speedup_deviation"]
+    dirty = pairs["excluded_reasons"].get("flush_contaminated", 0)
+    negatives = aggregate.get("negative_control_requests") or 0
+    semantic = pairs["negative_control_semantic_tokens"]
+    return (
+        Check(
+            label="Requests that failed",
+            value=number(errors),
+            good=None if errors is None else errors == 0,
+        ),
+        Check(
+            label="Negative controls reused semantically",
+            value=NOT_MEASURED if semantic is None else f"{semantic} tokens",
+            good=None if not negatives or semantic is None else semantic == 0,
+            detail=f"{negatives} negative controls",
+        ),
+        Check(
+            label="Negative controls' time against cold",
+            value=NOT_MEASURED if deviation is None else f"{deviation:.1%} from 1x",
+            good=None if deviation is None else deviation <= 0.25,
+            detail="they share nothing with their donors, so they must not be faster",
+        ),
+        Check(
+            label="Donor facts in answers",
+            value=f"{pairs['donor_fact_leaks']} of {pairs['donor_fact_probes']} probes"
+            if pairs["donor_fact_probes"]
+            else NOT_MEASURED,
+            good=None if not pairs["donor_fact_probes"] else pairs["donor_fact_leaks"] == 0,
+        ),
+        Check(
+            label="Repeats served approximate K/V as exact",
+            value=f"{pairs['contaminated_repeats']} of {pairs['contamination_checks']}"
+            if pairs["contamination_checks"]
+            else NOT_MEASURED,
+            good=None if not pairs["contamination_checks"] else pairs["contaminated_repeats"] == 0,
+        ),
+        Check(
+            label="Cold halves that were not cold",
+            value=str(dirty) if pairs["pairs"] or dirty else NOT_MEASURED,
+            good=None if not (pairs["pairs"] or dirty) else dirty == 0,
+            detail="their pairs are left out",
+        ),
+    )
+
+
+def _facts(result: Result) -> tuple[tuple[str, str], ...]:
+    run, config = result.run, result.config
+    engine = result.engine or {}
+    flags = engine.get("flags") or {}
+    environment = result.environment
+    packages = environment.get("packages") or {}
+    found: list[tuple[str, Any]] = [
+        ("run", run.run_id),
+        ("made", result.created_at_utc),
+        ("engine", run.engine),
+        ("engine version", run.engine_version),
+        ("backend", run.backend_id),
+        ("baseline", run.baseline_id),
+        ("model", config.get("model")),
+        ("tokenizer", config.get("tokenizer")),
+        ("block size", config.get("block_size")),
+        ("manifest", run.manifest_path),
+        ("manifest sha256", run.manifest_sha256),
+        ("arm", run.arm),
+        ("command", config.get("command")),
+        ("engine's serve command", flags.get("serve_command")),
+        ("engine's environment", flags.get("env") or None),
+        ("sembench", run.sembench_version),
+        ("semblend", run.semblend_version),
+        (
+            "commit",
+            f"{run.git_sha}{' (changed)' if run.git_dirty else ''}" if run.git_sha else None,
+        ),
+        ("python", run.python_version),
+        ("platform", environment.get("platform")),
+        ("host", run.run_host),
+        ("packages", ", ".join(f"{name} {version}" for name, version in packages.items()) or None),
+    ]
+    return tuple((name, str(value)) for name, value in found if value not in (None, ""))
