@@ -1,0 +1,243 @@
+"""The audit stream and the log lines of every adapter, in the formats other tools read.
+
+A record is one JSON line, `schema_version` 2, joined to others by `connector_id`,
+`request_id`, `request_seq` and `event_seq`. Log lines are for people and for log
+collectors; they say the same in one line of text. Both come from one call, so
+they cannot disagree, and neither can hold up or fail a request: records are
+written by a thread from a bounded queue, and what does not fit is counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import queue
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, TextIO
+
+SCHEMA_VERSION = 2
+_QUEUED_RECORDS = 4096
+_REMEMBERED_REQUESTS = 65_536
+
+
+class AuditStream:
+    """Numbers and writes events; without a path it still logs. Thread-safe."""
+
+    def __init__(
+        self, *, engine: str, logger: logging.Logger, path: str | Path | None = None
+    ) -> None:
+        self.connector_id = f"{engine}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.dropped = 0
+        """Records lost because the disk was slower than the engine."""
+        self._engine = engine
+        self._logger = logger
+        self._events = itertools.count(1)
+        self._request_numbers: OrderedDict[str, int] = OrderedDict()
+        self._requests = itertools.count(1)
+        self._lock = threading.Lock()
+        self._queue: queue.Queue[str | None] | None = None
+        self._thread: threading.Thread | None = None
+        if path is not None:
+            self._queue = queue.Queue(maxsize=_QUEUED_RECORDS)
+            self._thread = threading.Thread(
+                target=self._write_all, args=(Path(path),), name="semblend-audit", daemon=True
+            )
+            self._thread.start()
+
+    # -- events --------------------------------------------------------------------
+
+    def event(self, name: str, request_id: str | None = None, **fields: Any) -> None:
+        """Write one record. `fields` are the event's own, as plain JSON values."""
+        if self._queue is None:
+            return
+        record = {
+            "schema_version": SCHEMA_VERSION,
+            "engine": self._engine,
+            "connector_id": self.connector_id,
+            "event_seq": next(self._events),
+            "event": name,
+            "time": time.time(),
+            **fields,
+        }
+        if request_id is not None:
+            record["request_id"] = request_id
+            record["request_seq"] = self._request_seq(request_id)
+        try:
+            self._queue.put_nowait(json.dumps(record, sort_keys=True, default=str))
+        except queue.Full:
+            self.dropped += 1
+
+    def donor_registered(
+        self, request_id: str, *, donor_id: str, namespace: str, tokens: int, blocks: int
+    ) -> None:
+        """A prompt's K/V is held by every rank and may be found."""
+        self._logger.info(
+            "SemBlend donor registered request_id=%s namespace=%s tokens=%d blocks=%d",
+            request_id,
+            namespace,
+            tokens,
+            blocks,
+        )
+        self.event(
+            "donor_registered",
+            request_id,
+            donor_id=donor_id,
+            namespace=namespace,
+            tokens=tokens,
+            blocks=blocks,
+        )
+
+    def lookup_hit(
+        self,
+        request_id: str,
+        *,
+        donor_id: str,
+        kind: str,
+        reusable_tokens: int,
+        reason: str,
+        similarity: float | None = None,
+        **fields: Any,
+    ) -> None:
+        """Reusable spans, or a donor of similar meaning, were found: evidence, not reuse."""
+        self._logger.info(
+            "SemBlend semantic lookup hit request_id=%s donor_id=%s similarity=%s kind=%s "
+            "reusable_tokens=%d reason=%s",
+            request_id,
+            donor_id,
+            "none" if similarity is None else f"{similarity:.4f}",
+            kind,
+            reusable_tokens,
+            reason,
+        )
+        self.event(
+            "semantic_lookup_hit",
+            request_id,
+            donor_id=donor_id,
+            similarity=similarity,
+            kind=kind,
+            reusable_tokens=reusable_tokens,
+            reason=reason,
+            **fields,
+        )
+
+    def lookup_miss(self, request_id: str, *, reason: str, **fields: Any) -> None:
+        """Nothing to reuse was found."""
+        self._logger.debug(
+            "SemBlend semantic lookup miss request_id=%s reason=%s", request_id, reason
+        )
+        self.event("semantic_lookup_miss", request_id, miss_rejection_reason=reason, **fields)
+
+    def load_advertised(
+        self, event: str, request_id: str, *, donor_id: str, tokens: int, **fields: Any
+    ) -> None:
+        """The engine was told that tokens of this request can be supplied."""
+        self._logger.info(
+            "SemBlend request-local experimental load advertised request_id=%s donor_id=%s "
+            "tokens=%d",
+            request_id,
+            donor_id,
+            tokens,
+        )
+        self.event(event, request_id, donor_id=donor_id, token_count=tokens, **fields)
+
+    def materialising(self, request_id: str, *, donor_id: str, tokens: int) -> None:
+        """A load was sent to the workers: a start, not reuse."""
+        self._logger.info(
+            "SemBlend materializing request_id=%s donor_id=%s tokens=%d",
+            request_id,
+            donor_id,
+            tokens,
+        )
+        self.event("runtime_materialization_started", request_id, donor_id=donor_id, tokens=tokens)
+
+    def materialised(
+        self, request_id: str, *, donor_id: str, tokens: int, layers: int, **fields: Any
+    ) -> None:
+        """Every rank confirmed that donor K/V is in place. This alone is reuse."""
+        self._logger.info(
+            "SemBlend materialized request_id=%s donor_id=%s tokens=%d",
+            request_id,
+            donor_id,
+            tokens,
+        )
+        self.event(
+            "runtime_materialized",
+            request_id,
+            donor_id=donor_id,
+            tokens=tokens,
+            layers_materialized=layers,
+            **fields,
+        )
+
+    def declined(self, event: str, request_id: str, *, reason: str, **fields: Any) -> None:
+        """Something that was found is not used, and why."""
+        self._logger.info("SemBlend declined request_id=%s reason=%s", request_id, reason)
+        self.event(event, request_id, declined_reason=reason, **fields)
+
+    def failed(self, request_id: str, *, reason: str, detail: str, blocks: int) -> None:
+        """A load failed; its blocks were reported and are computed exactly."""
+        self._logger.warning(
+            "SemBlend load failed request_id=%s reason=%s: %s; computed exactly instead",
+            request_id,
+            reason,
+            detail,
+        )
+        self.event(
+            "load_error_blocks_reported", request_id, reason=reason, detail=detail, blocks=blocks
+        )
+
+    # -- writing -------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Wait until everything said so far is in the file."""
+        if self._queue is not None:
+            self._queue.join()
+
+    def close(self) -> None:
+        """Write what is left and stop. Idempotent."""
+        if self._thread is not None and self._queue is not None and self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+
+    def _request_seq(self, request_id: str) -> int:
+        """The request's number, in order of first mention."""
+        with self._lock:
+            number = self._request_numbers.get(request_id)
+            if number is None:
+                number = self._request_numbers[request_id] = next(self._requests)
+                if len(self._request_numbers) > _REMEMBERED_REQUESTS:
+                    self._request_numbers.popitem(last=False)
+            return number
+
+    def _write_all(self, path: Path) -> None:
+        records = self._queue
+        if records is None:
+            return
+        file = self._open(path)
+        while (line := records.get()) is not None:
+            if file is not None:
+                try:
+                    file.write(line + "\n")
+                    if records.empty():
+                        file.flush()
+                except OSError as error:
+                    self._logger.error("SemBlend audit stream stopped: %s", error)
+                    file = None
+            records.task_done()
+        if file is not None:
+            file.close()
+        records.task_done()
+
+    def _open(self, path: Path) -> TextIO | None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return path.open("a", encoding="utf-8")
+        except OSError as error:
+            self._logger.error("SemBlend audit stream %s cannot be written: %s", path, error)
+            return None

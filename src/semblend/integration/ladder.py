@@ -1,0 +1,209 @@
+"""The staged ladder: segmented reuse with an engine's public API alone.
+
+Where an engine gives no access to its model, holes cannot be computed in a pass of
+our own. They can be computed by ordinary requests: submit the prompt up to the end of the
+first hole under a private cache salt, then up to the end of the second, and so on.
+Each rung finds the one below it in the engine's exact prefix cache, the connector
+supplies the span that follows, and the engine's own forward computes the hole. The
+last rung is the prompt itself. Nothing is poisoned: everything stands under a salt
+that nobody else has.
+
+Engines cache whole blocks, so a rung must end on a block boundary: every hole is
+widened to the next one (the first tokens of the span behind it are computed). Rungs
+are values, made by :func:`rungs_of`; the connector keeps them in a
+:class:`LadderBook` and a client climbs them with :func:`climb`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from semblend.core.errors import PlanError, RequestError
+from semblend.core.plan import Plan, Span
+from semblend.core.tokens import TokenArray
+
+SALT_MARK = "|semblend-ladder:"
+"""Stands between the user's own salt and the ladder's id in a rung's cache salt."""
+PROMPT_KEY = "ladder_prompt"
+"""Where the first rung carries the whole prompt's token ids, in the engine's parameters."""
+ENDS_KEY = "ladder_ends"
+"""Where the engine's answer to it names the ends of the rungs to climb."""
+
+Reply = TypeVar("Reply")
+
+
+# -- salts ---------------------------------------------------------------------------
+
+
+def new_salt(user_salt: str | None) -> str:
+    """A private cache salt for one ladder of a user with this salt of their own.
+
+    The user's salt stays part of it: whoever knows it could have used it directly, so
+    a ladder can reach no donors that an ordinary request could not.
+    """
+    return f"{user_salt or ''}{SALT_MARK}{secrets.token_hex(16)}"
+
+
+def split_salt(cache_salt: str | None) -> tuple[str | None, str | None]:
+    """The user's own salt and the ladder's id; the id is None for an ordinary request."""
+    if cache_salt is None or SALT_MARK not in cache_salt:
+        return cache_salt, None
+    user, _, ladder_id = cache_salt.rpartition(SALT_MARK)
+    return user or None, ladder_id
+
+
+# -- rungs ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """One request of a ladder: the prompt up to `end`.
+
+    Tokens [0, start) come from the rung below, `span` (from start on) from a donor,
+    and [span.target_end, end) is the hole that the engine computes.
+    """
+
+    start: int
+    end: int
+    span: Span | None
+    """What the connector supplies; None on a first rung that is all hole."""
+
+
+def rungs_of(plan: Plan, block_size: int) -> tuple[Rung, ...]:
+    """The rungs that carry out a plan; the last one is the prompt itself.
+
+    A span that is shorter than the block its hole ends in vanishes into the hole.
+    """
+    if block_size < 1:
+        raise PlanError(f"block_size: 1 or more expected, got {block_size}")
+    rungs: list[Rung] = []
+    base = plan.exact_tokens // block_size * block_size
+    span: Span | None = None
+    for copy in plan.copies:
+        end = -(-copy.target_start // block_size) * block_size
+        kept = copy.clipped(end, copy.target_end)
+        if kept is None:
+            continue
+        if end > base:
+            rungs.append(Rung(start=base, end=end, span=span))
+            base = end
+        span = kept
+    if span is not None:
+        rungs.append(Rung(start=base, end=plan.prompt_tokens, span=span))
+    return tuple(rungs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LadderPlan:
+    """A plan as a ladder, kept by the connector while it is climbed."""
+
+    plan: Plan
+    tokens: TokenArray
+    """The whole prompt: a rung that is not its beginning belongs to another ladder."""
+    rungs: tuple[Rung, ...]
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Ends of the rungs below the prompt itself."""
+        return tuple(rung.end for rung in self.rungs[:-1])
+
+    @property
+    def supplied_tokens(self) -> int:
+        """Tokens donors supply over the whole ladder."""
+        return sum(rung.span.length for rung in self.rungs if rung.span is not None)
+
+    def supply(self, prompt: TokenArray, computed_tokens: int) -> Span | None:
+        """What to supply to a rung with this prompt, of which `computed_tokens` are there."""
+        prompt_tokens = len(prompt)
+        if not np.array_equal(prompt, self.tokens[:prompt_tokens]):
+            return None
+        rung = next((rung for rung in self.rungs if rung.end >= prompt_tokens), None)
+        if rung is None or rung.span is None or rung.span.target_start > computed_tokens:
+            return None
+        return rung.span.clipped(computed_tokens, prompt_tokens - 1)
+
+
+class LadderBook:
+    """Ladders that are being climbed, by id; the oldest make room. Bounded in number."""
+
+    def __init__(self, limit: int = 1024) -> None:
+        self._limit = limit
+        self._ladders: OrderedDict[str, LadderPlan] = OrderedDict()
+        self._supplied: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._ladders)
+
+    def open(self, ladder_id: str, ladder: LadderPlan) -> None:
+        """Keep a ladder until :meth:`close`."""
+        self._ladders[ladder_id] = ladder
+        self._ladders.move_to_end(ladder_id)
+        self._supplied[ladder_id] = 0
+        while len(self._ladders) > self._limit:
+            oldest, _ = self._ladders.popitem(last=False)
+            del self._supplied[oldest]
+
+    def get(self, ladder_id: str) -> LadderPlan | None:
+        """The ladder of that id, if it is still kept."""
+        return self._ladders.get(ladder_id)
+
+    def supplied(self, ladder_id: str, tokens: int) -> None:
+        """A rung of this ladder was supplied with `tokens` of donor K/V."""
+        if ladder_id in self._supplied:
+            self._supplied[ladder_id] += tokens
+
+    def close(self, ladder_id: str) -> int:
+        """Forget a ladder; returns the tokens donors supplied to all of it."""
+        self._ladders.pop(ladder_id, None)
+        return self._supplied.pop(ladder_id, 0)
+
+
+# -- climbing ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RungReply(Generic[Reply]):
+    """An engine's answer to one rung: its own reply, and what the connector said in it."""
+
+    reply: Reply
+    semblend: dict[str, Any]
+
+
+SubmitRung = Callable[
+    [Sequence[int], str | None, dict[str, Any], bool], Awaitable[RungReply[Reply]]
+]
+"""(token ids, cache salt, connector parameters, whether this is the prompt itself).
+
+Rungs below the prompt are sent with max_tokens=1 and their output is thrown away.
+"""
+
+
+async def climb(
+    tokens: Sequence[int], submit: SubmitRung[Reply], *, user_salt: str | None = None
+) -> RungReply[Reply]:
+    """Serve one prompt as a ladder; without reusable spans this is two requests.
+
+    The first rung is the prompt's first token alone: it carries the whole prompt to the
+    connector's planner, whose answer names the rungs. If anything about a ladder is
+    lost on the way, the last rung is still the whole prompt, and the engine computes
+    what is missing.
+    """
+    if not tokens:
+        raise RequestError("tokens: a prompt of at least one token expected")
+    salt = new_salt(user_salt)
+    asked = await submit(tokens[:1], salt, {PROMPT_KEY: list(tokens)}, False)
+    ends = asked.semblend.get(ENDS_KEY)
+    if ends is None:
+        # No plan: the answer belongs under the user's own salt, where it can be shared.
+        return await submit(tokens, user_salt, {}, True)
+    for end in ends:
+        if not isinstance(end, int) or not 0 < end < len(tokens):
+            raise RequestError(f"ladder: an end in [1, {len(tokens)}) expected, got {end!r}")
+        await submit(tokens[:end], salt, {}, False)
+    return await submit(tokens, salt, {}, True)

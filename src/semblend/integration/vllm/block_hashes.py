@@ -1,0 +1,45 @@
+"""Keeping approximate K/V out of the exact prefix cache, with prefix caching on.
+
+vLLM publishes a block under `request.block_hashes[i]` as soon as slots are
+allocated, before the connector hears of it. So the private chain is put in place
+when the tokens are claimed: from the first approximate block on, random hashes
+that no other request can ever compute. Blocks before it are exact and stay
+public; later blocks (tail and decode) chain off the last hash and so are private
+by themselves.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+HASH_BYTES = 32
+
+
+class PrivateChain:
+    """One request's block hashes, made private from some block on; can be undone.
+
+    Owns one invariant: until :meth:`keep`, :meth:`undo` leaves the request as it was.
+    """
+
+    __slots__ = ("_original", "_request", "first_private")
+
+    def __init__(self, request: Any, *, first_approximate_token: int, hash_block_size: int) -> None:
+        self._request = request
+        hashes = request.block_hashes
+        self._original: list[Any] | None = list(hashes)
+        self.first_private = min(first_approximate_token // hash_block_size, len(hashes))
+        for index in range(self.first_private, len(hashes)):
+            hashes[index] = secrets.token_bytes(HASH_BYTES)
+
+    def keep(self) -> None:
+        """The claim was admitted: the chain stays for the request's whole life."""
+        self._original = None
+
+    def undo(self) -> None:
+        """The claim came to nothing: put the hashes back that were replaced."""
+        if self._original is None:
+            return
+        # In place: vLLM's block hasher appends to this very list.
+        self._request.block_hashes[: len(self._original)] = self._original
+        self._original = None

@@ -1,0 +1,259 @@
+"""From prompts to plans, and a donor's life as the scheduler sees it.
+
+A donor is offered (its capture is on its way to the workers), then held once
+every rank has stored its K/V, and dropped as soon as one rank loses any of it. Only
+held donors are in the index, so a donor that can be found can be loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from semblend.core.namespace import Namespace
+from semblend.core.outcomes import DeclineReason
+from semblend.core.plan import Hole, Plan, Span, SpanKind
+from semblend.core.settings import Settings
+from semblend.core.tokens import TokenArray
+from semblend.integration.vllm.modes import Mode
+from semblend.pipeline import SemBlendPipeline
+from semblend.planning.cost import CostModel
+
+logger = logging.getLogger("vllm.semblend")
+
+PlanRewriter = Callable[[Plan, TokenArray], Plan]
+"""A last look at a plan before it is claimed; the seam for policies that need a probe."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A prompt whose capture was ordered."""
+
+    donor_id: str
+    request_id: str
+    tokens: TokenArray
+    namespace: Namespace
+    blocks: int
+
+
+class PlannerBridge:
+    """Plans for one engine; owns which donors exist. Called from the scheduler's thread."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        mode: Mode,
+        block_size: int,
+        ranks: int,
+        cost: CostModel,
+        certified_policy: str | None,
+    ) -> None:
+        self.pipeline = SemBlendPipeline(settings, cost=cost, certified_policy=certified_policy)
+        self.rewrite: PlanRewriter | None = None
+        self.registrar: Callable[[Offer], bool] | None = None
+        """Registers donors with their text, later; False leaves it to this class, now."""
+        self.generation = 0
+        """Changes whenever the set of donors does; plans are remembered against it."""
+        self._mode = mode
+        self._block_size = block_size
+        self._ranks = ranks
+        self._settings = settings
+        self._offers: dict[str, Offer] = {}
+        self._acknowledged: dict[str, int] = {}
+        self._contents: dict[bytes, str] = {}
+        self._content_of: dict[str, bytes] = {}
+        self._dropped: list[str] = []
+        self.pipeline.add_eviction_listener(self._forgotten)
+
+    # -- plans -----------------------------------------------------------------------
+
+    def plan(
+        self,
+        tokens: TokenArray,
+        namespace: Namespace,
+        *,
+        request_id: str | None,
+        exact_tokens: int,
+        policy: str | None = None,
+    ) -> Plan:
+        """The plan for a prompt, cut to what the mode may supply. Never raises."""
+        plan = self.pipeline.plan(
+            tokens,
+            namespace,
+            exact_tokens=exact_tokens,
+            block_size=self._block_size,
+            policy=policy,
+        )
+        try:
+            plan = self._cut_to_mode(plan)
+            if self.rewrite is not None:
+                plan = self.rewrite(plan, tokens)
+        except Exception as error:
+            logger.warning("SemBlend could not shape a plan: %s", error, exc_info=True)
+            plan = plan.declined(DeclineReason.INTERNAL_ERROR, type(error).__name__)
+        if request_id is not None:
+            self.pipeline.ledger.open(request_id, plan)
+        return plan
+
+    def still_held(self, plan: Plan) -> bool:
+        """Whether every donor of a plan is still there."""
+        return all(self.pipeline.holds(donor_id) for donor_id in plan.donor_ids)
+
+    def _cut_to_mode(self, plan: Plan) -> Plan:
+        if self._mode is Mode.EXACT_PREFIX:
+            return exact_part(plan, self._block_size)
+        if self._mode is Mode.REQUEST_ONLY_EXPERIMENTAL:
+            return leading_part(plan, self._block_size)
+        return plan
+
+    # -- donors ----------------------------------------------------------------------
+
+    @property
+    def pending(self) -> int:
+        """Captures that are ordered and not yet stored everywhere."""
+        return len(self._offers)
+
+    def is_held(self, tokens: TokenArray, namespace: Namespace) -> bool:
+        """Whether a donor with exactly this prompt exists or is on its way."""
+        return _content(tokens, namespace) in self._contents
+
+    def offer(self, offer: Offer) -> None:
+        """A capture was ordered."""
+        content = _content(offer.tokens, offer.namespace)
+        self._offers[offer.donor_id] = offer
+        self._contents[content] = offer.donor_id
+        self._content_of[offer.donor_id] = content
+
+    def register_at_once(self, offer: Offer) -> bool:
+        """For discovery: a donor whose tokens matter and whose K/V nobody keeps."""
+        self.offer(offer)
+        self._offers.pop(offer.donor_id)
+        return self._register(offer)
+
+    def stored(self, donor_id: str, ranks: int) -> Offer | None:
+        """`ranks` more ranks have stored a donor; the offer, once all have and it is held."""
+        offer = self._offers.get(donor_id)
+        if offer is None:
+            return None
+        done = self._acknowledged.get(donor_id, 0) + ranks
+        self._acknowledged[donor_id] = done
+        if done < self._ranks:
+            return None
+        self._settle_offer(donor_id)
+        if self._register(offer):
+            return offer
+        self.drop(donor_id)
+        return None
+
+    def drop(self, donor_id: str) -> None:
+        """A donor is no longer whole, or was never stored: the workers let it go too."""
+        self._settle_offer(donor_id)
+        self.pipeline.evict(donor_id)
+        self._forgotten(donor_id)
+
+    def clear(self) -> None:
+        """Forget every donor."""
+        self.pipeline.clear()
+        for table in (self._offers, self._acknowledged, self._contents, self._content_of):
+            table.clear()
+        self._dropped.clear()
+        self.generation += 1
+
+    def take_dropped(self) -> list[str]:
+        """Donors forgotten since the last call, for the workers."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def close(self) -> None:
+        """Stop the pipeline's threads."""
+        self.pipeline.close()
+
+    def register_now(self, offer: Offer, text: str | None = None) -> bool:
+        """Put a stored donor into the index. Also called from the registrar's thread."""
+        held = self.pipeline.register_donor(
+            offer.donor_id, offer.tokens, offer.namespace, text=text
+        )
+        self.generation += 1
+        return held
+
+    def _register(self, offer: Offer) -> bool:
+        if self.registrar is not None and self.registrar(offer):
+            return True
+        return self.register_now(offer)
+
+    def _settle_offer(self, donor_id: str) -> None:
+        self._offers.pop(donor_id, None)
+        self._acknowledged.pop(donor_id, None)
+
+    def _forgotten(self, donor_id: str) -> None:
+        content = self._content_of.pop(donor_id, None)
+        if content is not None and self._contents.get(content) == donor_id:
+            del self._contents[content]
+        self._dropped.append(donor_id)
+        self.generation += 1
+
+
+def exact_part(plan: Plan, block_size: int) -> Plan:
+    """The identical prefix of a plan, whole blocks of it: exact, so no certificate is asked."""
+    allowed = (None, DeclineReason.NO_CERTIFICATE, DeclineReason.POLICY_DECLINED)
+    first = plan.spans[0] if plan.spans else None
+    if plan.reason not in allowed or first is None or first.kind is not SpanKind.PREFIX:
+        return plan if plan.reason else plan.declined(DeclineReason.NO_MATCH, "no exact prefix")
+    return _leading(plan, (first,), block_size)
+
+
+def leading_part(plan: Plan, block_size: int) -> Plan:
+    """What covers the prompt's beginning without a hole, whole blocks of it."""
+    if not plan.executable:
+        return plan
+    reach, leading = plan.exact_tokens, []
+    for span in plan.copies:
+        if span.target_start != reach:
+            break
+        leading.append(span)
+        reach = span.target_end
+    return _leading(plan, tuple(leading), block_size)
+
+
+def _leading(plan: Plan, spans: tuple[Span, ...], block_size: int) -> Plan:
+    if spans and spans[0].target_start == plan.exact_tokens:
+        reach = min(spans[-1].target_end, plan.prompt_tokens - 1)
+        end = reach // block_size * block_size
+        clipped = (span.clipped(plan.exact_tokens, end) for span in spans)
+        kept = tuple(span for span in clipped if span is not None)
+        if kept:
+            return replace(plan, spans=kept, recompute=(), end=end, reason=None, detail="")
+    return plan.declined(DeclineReason.NO_MATCH, "nothing covers the prompt's beginning")
+
+
+def within_hole_budget(plan: Plan, budget_tokens: int) -> Plan | None:
+    """The plan cut so that at most `budget_tokens` are computed in its pass, or None.
+
+    It is cut at the end of a copy: a region that ended in a hole would compute tokens
+    that the engine's own forward computes just as well.
+    """
+    if sum(map(len, plan.holes)) <= budget_tokens:
+        return plan
+    end, used = 0, 0
+    copies, holes = list(plan.copies), list(plan.holes)
+    for copy in copies:
+        while holes and holes[0].start < copy.target_start:
+            used += len(holes.pop(0))
+        if used > budget_tokens:
+            break
+        end = copy.target_end
+    spans = (span.clipped(plan.exact_tokens, end) for span in plan.spans)
+    kept = tuple(span for span in spans if span is not None)
+    if not kept:
+        return None
+    recompute = tuple(
+        Hole(run.start, min(run.end, end)) for run in plan.recompute if run.start < end
+    )
+    return replace(plan, spans=kept, recompute=recompute, end=end)
+
+
+def _content(tokens: TokenArray, namespace: Namespace) -> bytes:
+    return hashlib.blake2b(tokens.tobytes(), key=namespace.key(), digest_size=16).digest()

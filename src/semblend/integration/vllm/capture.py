@@ -1,0 +1,151 @@
+"""Copying prompts' K/V out of the paged cache, behind the request's back.
+
+K/V of a prompt does not change once its prefill is done, so the copy needs no place
+in the step: a thread makes it while the request decodes. The scheduler keeps the
+blocks of a request that ends earlier until the copy is done, and a request that is
+preempted waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from semblend.core.errors import CapacityError
+from semblend.integration.vllm.donors import SEGMENT_TOKENS, WorkerDonors
+from semblend.integration.vllm.metadata import CaptureCommand, WorkerReport
+from semblend.integration.vllm.paged_access import PagedAccess
+from semblend.kv.segments import Segment, SegmentKey
+
+logger = logging.getLogger("vllm.semblend")
+
+_WAIT_S = 30.0
+"""Longest wait for a copy of blocks that are about to be overwritten; copies take far less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    command: CaptureCommand
+    ready: Any
+    """A CUDA event after which the K/V is written, or None on a CPU."""
+
+
+class CaptureThread:
+    """Stores prompts as donors, one after another, and remembers what to report."""
+
+    def __init__(self, access: PagedAccess, donors: WorkerDonors) -> None:
+        self._access = access
+        self._donors = donors
+        self._queue: queue.Queue[_Job | None] = queue.Queue()
+        self._pending: Counter[str] = Counter()
+        self._changed = threading.Condition()
+        self._report = WorkerReport(layers=len(access.layers))
+        self._stream: Any = None
+        self._thread = threading.Thread(target=self._run, name="semblend-capture", daemon=True)
+        self._thread.start()
+
+    def submit(self, command: CaptureCommand) -> None:
+        """Queue a prompt whose K/V this step's forward has written (or will, on its stream)."""
+        ready = None
+        if self._access.device.type == "cuda":
+            ready = torch.cuda.Event()
+            ready.record()
+        with self._changed:
+            self._pending[command.request_id] += 1
+        self._queue.put(_Job(command=command, ready=ready))
+
+    def is_pending(self, request_id: str) -> bool:
+        """Whether a request's blocks are still needed."""
+        with self._changed:
+            return self._pending[request_id] > 0
+
+    def wait_for(self, request_ids: list[str]) -> None:
+        """Wait until these requests' blocks are no longer needed."""
+        with self._changed:
+            done = self._changed.wait_for(
+                lambda: not any(self._pending[request_id] for request_id in request_ids),
+                timeout=_WAIT_S,
+            )
+        if not done:
+            raise TimeoutError(f"K/V of {request_ids} was not copied in {_WAIT_S} s")
+
+    def wait(self) -> None:
+        """Wait until everything submitted so far is stored. For tests and benchmarks."""
+        self._queue.join()
+
+    def take_report(self) -> WorkerReport:
+        """What was stored since the last call."""
+        with self._changed:
+            report, self._report = self._report, WorkerReport(layers=len(self._access.layers))
+        return report
+
+    def close(self) -> None:
+        """Stop once everything submitted is stored. Idempotent."""
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._queue.get()) is not None:
+            command = job.command
+            started = time.perf_counter()
+            try:
+                copied = self._store(job)
+                with self._changed:
+                    self._report.captured[command.donor_id] += 1
+                    self._report.capture_bytes[command.donor_id] = copied
+                    elapsed_ms = (time.perf_counter() - started) * 1e3
+                    self._report.capture_ms[command.donor_id] = elapsed_ms
+            except Exception as error:
+                # A donor the less is no harm to any request.
+                logger.warning("SemBlend did not keep %s: %s", command.donor_id, error)
+                self._donors.drop(command.donor_id)
+                with self._changed:
+                    self._report.rejected[command.donor_id] = f"{type(error).__name__}: {error}"
+            finally:
+                with self._changed:
+                    self._pending[command.request_id] -= 1
+                    if not self._pending[command.request_id]:
+                        del self._pending[command.request_id]
+                    self._changed.notify_all()
+                self._queue.task_done()
+        self._queue.task_done()
+
+    @torch.inference_mode()
+    def _store(self, job: _Job) -> int:
+        """Store one prompt; returns the bytes that were copied."""
+        command, tiers = job.command, self._donors.tiers
+        size = len(command.tokens)
+        edges = [*range(0, size, SEGMENT_TOKENS), size]
+        keys = SegmentKey.chain(command.share_key, command.tokens, edges)
+        self._donors.claim(command.donor_id, command.tokens, keys)
+        copied = 0
+        for key in keys:
+            if key in tiers:
+                continue
+            kv = self._read(command.block_ids, key.start, key.start + key.length, job.ready)
+            copied += kv.nbytes
+            if tiers.put(Segment(key=key, kv=kv)) is None:
+                raise CapacityError("no tier has room for it")
+        if not self._donors.is_whole(command.donor_id):
+            raise CapacityError("it was evicted while it was stored")
+        return copied
+
+    def _read(self, block_ids: tuple[int, ...], start: int, end: int, ready: Any) -> torch.Tensor:
+        if ready is None:
+            return self._access.read(block_ids, start, end)
+        # On a stream of its own, so that the engine's kernels do not wait for the copy.
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._access.device)
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(ready)
+            kv = self._access.read(block_ids, start, end).to("cpu", non_blocking=True)
+        self._stream.synchronize()
+        return kv

@@ -1,0 +1,271 @@
+"""Claiming tokens: what `get_num_new_matched_tokens` answers, and why.
+
+The answer is (0, False) unless the K/V can be supplied, and nothing outside this
+module's own state changes before the engine allocates, but for the block hashes,
+which are put back when it does not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from semblend.core.outcomes import DeclineReason
+from semblend.core.plan import Plan
+from semblend.integration.audit import AuditStream
+from semblend.integration.vllm.block_hashes import PrivateChain
+from semblend.integration.vllm.bridge import PlannerBridge, within_hole_budget
+from semblend.integration.vllm.hazards import reads_unwritten_blocks
+from semblend.integration.vllm.modes import Execution, Mode
+from semblend.integration.vllm.options import ConnectorOptions
+from semblend.integration.vllm.request_state import (
+    Progress,
+    RequestState,
+    first_approximate_token,
+)
+from semblend.integration.vllm.staged import StagedClaims
+from semblend.integration.vllm.stats import SemBlendStats
+
+Answer = tuple[int | None, bool]
+NOTHING: Answer = (0, False)
+ASK_AGAIN: Answer = (None, False)
+
+_ADVERTISED = {
+    Mode.EXACT_PREFIX: "exact_prefix_load_advertised",
+    Mode.REQUEST_ONLY_EXPERIMENTAL: "request_only_load_advertised",
+    Mode.SEGMENTED: "semantic_span_load_advertised",
+    Mode.SEGMENTED_EXPERIMENTAL: "semantic_span_load_advertised",
+}
+
+
+class Claims:
+    """Makes claims for requests; owns the hole budget of the step being scheduled."""
+
+    def __init__(
+        self,
+        *,
+        bridge: PlannerBridge,
+        options: ConnectorOptions,
+        audit: AuditStream,
+        stats: SemBlendStats,
+        staged: StagedClaims,
+        block_size: int,
+        hash_block_size: int,
+        hole_budget: int,
+        may_load: bool,
+    ) -> None:
+        self._bridge = bridge
+        self._options = options
+        self._audit = audit
+        self._stats = stats
+        self._staged = staged
+        self._block_size = block_size
+        self._hash_block_size = hash_block_size
+        self._hole_budget = hole_budget
+        self._holes_left = hole_budget
+        self._may_load = may_load
+
+    def next_step(self) -> None:
+        """A step was scheduled: the next one has the whole hole budget."""
+        self._holes_left = self._hole_budget
+
+    def admitted(self, state: RequestState) -> None:
+        """A claim was allocated and takes its part of this step's budget."""
+        self._holes_left -= state.pass_tokens
+
+    def claim(
+        self, state: RequestState, computed_tokens: int, *, live: Iterable[Any], manager: Any
+    ) -> Answer:
+        """How many tokens behind `computed_tokens` can be supplied. Idempotent."""
+        if state.progress in (Progress.ADMITTED, Progress.CONFIRMED):
+            return self._claim_again(state, computed_tokens, live, manager)
+        state.exact_tokens = computed_tokens
+        if state.progress is Progress.FAILED:
+            return NOTHING
+        if state.refusal is not None:
+            state.decline(DeclineReason.UNSUPPORTED, state.refusal)
+            return NOTHING
+        if state.ladder_id is not None:
+            plan = self._staged.plan(state, computed_tokens)
+        else:
+            plan = self._planned(state, computed_tokens)
+        if plan is None or not self._may_claim(state, plan):
+            return NOTHING
+        return self._claimed(state, plan, computed_tokens, live, manager)
+
+    def _planned(self, state: RequestState, computed_tokens: int) -> Plan:
+        """The request's plan, made once for one set of donors."""
+        made_for = (computed_tokens, self._bridge.generation)
+        if state.plan is not None and state.planned_at == made_for:
+            return state.plan
+        started = time.perf_counter()
+        first = state.plan is None
+        state.plan = self._bridge.plan(
+            state.tokens,
+            state.namespace,
+            request_id=state.request_id,
+            exact_tokens=computed_tokens,
+            policy=state.policy,
+        )
+        state.planned_at = made_for
+        self._stats.time("lookup", time.perf_counter() - started)
+        if first:
+            self._audit_lookup(state, state.plan)
+        return state.plan
+
+    def _may_claim(self, state: RequestState, plan: Plan) -> bool:
+        if not plan.executable:
+            if plan.reason is not None:
+                state.decline(plan.reason, plan.detail)
+            return False
+        if not state.may_reuse:
+            state.decline(DeclineReason.DISABLED, "this request asks for no reuse")
+            return False
+        if not self._may_load:
+            state.decline(DeclineReason.DISCOVERY_ONLY, "this connector loads nothing")
+            return False
+        staged = self._options.mode.segmented and self._options.execution is Execution.STAGED
+        if staged and state.ladder_id is None:
+            state.decline(DeclineReason.DISCOVERY_ONLY, "staged execution serves ladders only")
+            return False
+        return True
+
+    def _claimed(
+        self,
+        state: RequestState,
+        plan: Plan,
+        computed_tokens: int,
+        live: Iterable[Any],
+        manager: Any,
+    ) -> Answer:
+        cut = within_hole_budget(plan, self._hole_budget)
+        if cut is None or cut.end <= computed_tokens:
+            state.decline(DeclineReason.NO_CAPACITY, "more holes than one pass may compute")
+            return NOTHING
+        holes = sum(map(len, cut.holes))
+        if holes > self._holes_left or (
+            holes and self._reads_unwritten(state, computed_tokens, live, manager)
+        ):
+            state.waited += 1
+            self._stats.count("deferred_steps")
+            return ASK_AGAIN
+        if cut is not plan:
+            state.plan = cut
+            self._bridge.pipeline.ledger.open(state.request_id, cut)
+        self._mark(state, cut)
+        return cut.end - computed_tokens, False
+
+    def _reads_unwritten(
+        self, state: RequestState, computed_tokens: int, live: Iterable[Any], manager: Any
+    ) -> bool:
+        return computed_tokens > 0 and reads_unwritten_blocks(
+            state.request,
+            local_tokens=computed_tokens,
+            live=live,
+            manager=manager,
+            block_size=self._block_size,
+            hash_block_size=self._hash_block_size,
+        )
+
+    def _mark(self, state: RequestState, plan: Plan) -> None:
+        state.plan = plan
+        state.claimed_end = plan.end
+        state.supplied_tokens = plan.reused_tokens
+        state.recomputed_tokens = plan.recomputed_tokens
+        state.hole_tokens = plan.hole_tokens
+        state.pass_tokens = sum(map(len, plan.holes))
+        approximate = first_approximate_token(plan)
+        if approximate is not None and state.ladder_id is None:
+            # A ladder's blocks are private already: nobody else has its salt.
+            state.chain = PrivateChain(
+                state.request,
+                first_approximate_token=approximate,
+                hash_block_size=self._hash_block_size,
+            )
+        state.progress = Progress.CLAIMED
+        if not state.advertised:
+            state.advertised = True
+            self._advertise(state, plan)
+
+    def _claim_again(
+        self, state: RequestState, computed_tokens: int, live: Iterable[Any], manager: Any
+    ) -> Answer:
+        """A preempted request comes back: what its private blocks no longer hold, once more."""
+        plan = state.plan
+        if (
+            plan is None
+            or computed_tokens >= state.claimed_end
+            or not self._bridge.still_held(plan)
+        ):
+            return NOTHING
+        rest = (span.clipped(computed_tokens, plan.end) for span in plan.spans)
+        spans = tuple(span for span in rest if span is not None)
+        if not spans:
+            return NOTHING
+        runs = (
+            replace(run, start=max(run.start, computed_tokens))
+            for run in plan.recompute
+            if run.end > computed_tokens
+        )
+        again = replace(plan, spans=spans, recompute=tuple(runs), exact_tokens=computed_tokens)
+        holes = sum(map(len, again.holes))
+        if holes > self._holes_left or (
+            holes and self._reads_unwritten(state, computed_tokens, live, manager)
+        ):
+            return ASK_AGAIN
+        state.pass_tokens = holes
+        state.resumes = True
+        state.plan = again
+        state.progress = Progress.CLAIMED
+        return again.end - computed_tokens, False
+
+    # -- saying so -------------------------------------------------------------------
+
+    def _audit_lookup(self, state: RequestState, plan: Plan) -> None:
+        if plan.spans:
+            self._audit.lookup_hit(
+                state.request_id,
+                donor_id=",".join(plan.donor_ids),
+                kind=plan.spans[0].kind.value,
+                reusable_tokens=plan.reused_tokens,
+                reason=plan.reason.value if plan.reason is not None else "planned",
+                lookup_ms=plan.evidence.lookup_ms,
+                spans=len(plan.spans),
+                matched_tokens=plan.evidence.matched_tokens,
+            )
+            if plan.reason is not None:
+                self._audit.event(
+                    "discovery_only_no_supply", state.request_id, reason=plan.reason.value
+                )
+            return
+        reason = plan.reason.value if plan.reason is not None else "no_match"
+        if plan.reason is DeclineReason.SHORT_PROMPT:
+            self._audit.event("lookup_skipped_short_prompt", state.request_id)
+        elif plan.reason is DeclineReason.INTERNAL_ERROR:
+            self._audit.event("lookup_error", state.request_id, detail=plan.detail)
+        else:
+            self._audit.lookup_miss(
+                state.request_id,
+                reason=reason,
+                miss_donor_count=plan.evidence.candidate_donors,
+                lookup_ms=plan.evidence.lookup_ms,
+            )
+
+    def _advertise(self, state: RequestState, plan: Plan) -> None:
+        first = plan.copies[0]
+        self._audit.load_advertised(
+            "segmented_prefill_segment_advertised"
+            if state.ladder_id is not None
+            else _ADVERTISED[self._options.mode],
+            state.request_id,
+            donor_id=",".join(plan.donor_ids),
+            tokens=plan.reused_tokens,
+            boundary=plan.end,
+            target_start=first.target_start,
+            donor_start=first.donor_start,
+            pieces=len(plan.copies),
+            donors_used=len(plan.donor_ids),
+            hole_tokens=state.hole_tokens,
+        )

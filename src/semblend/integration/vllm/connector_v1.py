@@ -1,0 +1,268 @@
+"""`SemBlendConnectorV1`: the class vLLM loads, and nothing but its interface.
+
+vLLM makes one for the scheduler and one for each worker; they share no state. Calls in
+a step, in vLLM's order (0.32):
+
+scheduler: on_new_request, get_num_new_matched_tokens, update_state_after_alloc,
+           get_external_cache_hit_sources, build_connector_meta
+worker:    handle_preemptions, bind_connector_metadata, start_load_kv (before the forward
+           when a request was admitted with a load, after it otherwise), the forward,
+           wait_for_save, get_finished, get_block_ids_with_load_errors,
+           build_connector_worker_meta
+scheduler: request_finished_all_groups, update_connector_output, get_kv_connector_stats
+
+See docs/vllm.md for how to set it up.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from vllm import __version__ as vllm_version
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+
+from semblend.integration.vllm.metadata import ConnectorMeta, WorkerReport
+from semblend.integration.vllm.modes import Execution
+from semblend.integration.vllm.options import ConnectorOptions
+from semblend.integration.vllm.scheduler_side import SchedulerSide
+from semblend.integration.vllm.setup import SchedulerSetup
+from semblend.integration.vllm.stats import SemBlendPromMetrics, SemBlendStats
+from semblend.integration.vllm.support import (
+    Refusal,
+    UnsupportedEngineError,
+    cache_refusals,
+    engine_refusals,
+    version_refusals,
+)
+from semblend.integration.vllm.worker_side import WorkerSide
+
+logger = logging.getLogger("vllm.semblend")
+
+
+class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
+    """Reuses K/V of donors in stock vLLM; see the module's docstring for the order of calls."""
+
+    def __init__(
+        self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any | None = None
+    ) -> None:
+        """Check everything that can be refused at start, then set one side up.
+
+        Raises
+        ------
+        SettingsError
+            If `kv_connector_extra_config` has a key or value it cannot take.
+        UnsupportedEngineError
+            Naming every feature in use that this adapter was not proven with.
+        """
+        super().__init__(vllm_config, role, kv_cache_config)
+        options = ConnectorOptions.from_extra_config(
+            vllm_config.kv_transfer_config.kv_connector_extra_config
+        )
+        _refuse_unproven(vllm_config, kv_cache_config, options)
+        self.options = options
+        self.scheduler_side: SchedulerSide | None = None
+        self.worker_side: WorkerSide | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            self.scheduler_side = SchedulerSide(SchedulerSetup.of(vllm_config, options))
+            logger.info(
+                "SemBlend connector: mode=%s execution=%s provider=%s capture=%s",
+                options.mode.value,
+                options.execution.value,
+                options.provider.value,
+                options.capture.value,
+            )
+        else:
+            self.worker_side = WorkerSide(config=vllm_config, options=options)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """False: a donor that is not kept is a later miss, nothing more."""
+        return False
+
+    @property
+    def _scheduler(self) -> SchedulerSide:
+        if self.scheduler_side is None:
+            raise RuntimeError("a scheduler's call on a worker's connector")
+        return self.scheduler_side
+
+    @property
+    def _worker(self) -> WorkerSide:
+        if self.worker_side is None:
+            raise RuntimeError("a worker's call on a scheduler's connector")
+        return self.worker_side
+
+    # -- worker ----------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """The cache is allocated."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        if get_kv_transfer_group() is not self and self.options.mode.loads:
+            # Its other children would save our approximate K/V under exact keys.
+            raise UnsupportedEngineError([Refusal(feature="MultiConnector")])
+        self._worker.register_kv_caches(kv_caches)
+
+    def bind_model_runner(self, runner: Any) -> None:
+        """Called by :class:`semblend.integration.vllm.worker.SemBlendWorker`."""
+        self._worker.bind_model_runner(runner)
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """Blocks are about to be overwritten."""
+        if isinstance(kv_connector_metadata, ConnectorMeta):
+            self._worker.before_overwrite(kv_connector_metadata)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Copy spans, compute holes."""
+        self._worker.start_load(self._meta())
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing: loads are complete when `start_load_kv` returns."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Nothing: prompts are captured whole, after the forward."""
+
+    def wait_for_save(self) -> None:
+        """Queue captures; the blocks stay until they are done."""
+        self._worker.after_forward(self._meta())
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Requests whose blocks may be freed now."""
+        return self._worker.take_freed() or None, None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks to compute exactly."""
+        return self._worker.take_bad_blocks()
+
+    def build_connector_worker_meta(self) -> WorkerReport | None:
+        """What this rank did."""
+        return self._worker.take_report()
+
+    def _meta(self) -> ConnectorMeta:
+        meta = self._get_connector_metadata()
+        if not isinstance(meta, ConnectorMeta):
+            raise RuntimeError(f"metadata of another connector: {type(meta).__name__}")
+        return meta
+
+    # -- scheduler -------------------------------------------------------------------
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """The scheduler's cache manager exists now."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self._scheduler.manager = kv_cache_manager
+
+    def on_new_request(self, request: Any) -> None:
+        """A request arrived."""
+        try:
+            self._scheduler.new_request(request)
+        except Exception:
+            logger.warning("SemBlend could not take note of a request", exc_info=True)
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Tokens that can be supplied beyond the engine's own prefix hit."""
+        return self._scheduler.matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Slots are allocated."""
+        self._scheduler.allocated(request, blocks, num_external_tokens)
+
+    def get_external_cache_hit_sources(
+        self, request: Any, num_external_tokens: int
+    ) -> dict[Any, int]:
+        """Donors' tokens come from host memory; hole tokens are nobody's cache hit."""
+        from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+        reused, holes = self._scheduler.hit_sources(request.request_id, num_external_tokens)
+        sources = {CacheHitSource.HOST: reused, CacheHitSource.EXTERNAL_UNSPECIFIED: holes}
+        return {source: tokens for source, tokens in sources.items() if tokens}
+
+    def build_connector_meta(self, scheduler_output: Any) -> ConnectorMeta:
+        """This step's orders."""
+        return self._scheduler.build_meta(scheduler_output)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """The workers' answer."""
+        report = connector_output.kv_connector_worker_meta
+        try:
+            self._scheduler.update(
+                report if isinstance(report, WorkerReport) else None,
+                connector_output.finished_sending,
+            )
+        except Exception:
+            logger.warning("SemBlend could not settle a step", exc_info=True)
+
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """A request ends; the response says what was reused."""
+        return self._scheduler.request_finished(request)
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """The same, for engines with the hybrid cache manager on."""
+        return self._scheduler.request_finished(request)
+
+    def has_pending_block_frees(self) -> bool:
+        """Whether waiting a step frees blocks, so that nobody need be preempted."""
+        return self._scheduler.has_held_blocks
+
+    def reset_cache(self) -> bool:
+        """Forget all donors (weights changed, or an operator asked)."""
+        self._scheduler.reset()
+        return True
+
+    # -- both ------------------------------------------------------------------------
+
+    def get_kv_connector_stats(self) -> SemBlendStats | None:
+        """Statistics; the scheduler's side has them all."""
+        return None if self.scheduler_side is None else self.scheduler_side.take_stats()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> SemBlendStats:
+        """Statistics from their plain form."""
+        return SemBlendStats() if data is None else SemBlendStats(data=data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> SemBlendPromMetrics:
+        """Our metrics in vLLM's /metrics."""
+        return SemBlendPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def shutdown(self) -> None:
+        """Stop the threads."""
+        for side in (self.scheduler_side, self.worker_side):
+            if side is not None:
+                side.close()
+
+
+def _refuse_unproven(
+    vllm_config: Any, kv_cache_config: Any | None, options: ConnectorOptions
+) -> None:
+    refusals = version_refusals(vllm_version)
+    if options.mode.loads:
+        refusals += engine_refusals(vllm_config, options)
+        if kv_cache_config is not None:
+            refusals += cache_refusals(kv_cache_config)
+        staged = options.mode.segmented and options.execution is Execution.STAGED
+        if staged and not vllm_config.cache_config.enable_prefix_caching:
+            refusals.append(
+                Refusal(feature="prefix caching off", remedy="the staged ladder climbs on it")
+            )
+    if refusals:
+        raise UnsupportedEngineError(refusals)

@@ -1,0 +1,159 @@
+"""Donor K/V on one rank: content-addressed segments in tiers, leased while they are read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from semblend.core.errors import DonorError
+from semblend.core.tokens import TokenArray
+from semblend.integration.vllm.options import ConnectorOptions
+from semblend.kv.segments import SegmentKey
+from semblend.kv.tiers import DiskTier, MemoryTier, TierStack
+
+SEGMENT_TOKENS = 512
+"""Prompts that begin alike share whole segments of this size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DonorPiece:
+    """K/V of donor positions [start, start + tokens)."""
+
+    start: int
+    kv: torch.Tensor
+    """[layers, 2, tokens, kv_heads, head_dim] on the host, K rotated to the donor's positions."""
+
+    @property
+    def end(self) -> int:
+        """First donor position after the piece."""
+        return self.start + int(self.kv.shape[2])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DonorKv:
+    """A donor's tokens and K/V, in order, while somebody holds a lease on it."""
+
+    tokens: TokenArray
+    pieces: tuple[DonorPiece, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Donor:
+    tokens: TokenArray
+    keys: tuple[SegmentKey, ...]
+
+
+def make_tiers(options: ConnectorOptions, rank: int) -> TierStack:
+    """Host memory, and disk below it where it is asked for; each rank has its own folder."""
+    disk = None
+    if options.disk_donor_bytes and options.donor_folder is not None:
+        disk = DiskTier(
+            options.donor_folder / f"rank{rank}", capacity_bytes=options.disk_donor_bytes
+        )
+    return TierStack([MemoryTier.on_host(capacity_bytes=options.host_donor_bytes)], disk)
+
+
+class WorkerDonors:
+    """Which donors this rank holds. A donor is whole or it is lost. Thread-safe.
+
+    Calls into the tiers are made without the lock, because they call back.
+    """
+
+    def __init__(self, tiers: TierStack) -> None:
+        self.tiers = tiers
+        self._donors: dict[str, _Donor] = {}
+        self._users: dict[bytes, set[str]] = {}
+        self._lost: set[str] = set()
+        self._lock = threading.Lock()
+        tiers.add_eviction_listener(self._segment_gone)
+
+    def __len__(self) -> int:
+        return len(self._donors)
+
+    def __contains__(self, donor_id: str) -> bool:
+        return donor_id in self._donors
+
+    def claim(self, donor_id: str, tokens: TokenArray, keys: tuple[SegmentKey, ...]) -> None:
+        """Note whose segments these are, before they are stored."""
+        with self._lock:
+            self._donors[donor_id] = _Donor(tokens=tokens, keys=keys)
+            for key in keys:
+                self._users.setdefault(key.digest, set()).add(donor_id)
+
+    def is_whole(self, donor_id: str) -> bool:
+        """Whether every segment of a donor is held."""
+        donor = self._donors.get(donor_id)
+        return donor is not None and all(key in self.tiers for key in donor.keys)
+
+    @contextmanager
+    def lease(self, donor_id: str, start: int, end: int) -> Iterator[DonorKv]:
+        """K/V that covers donor positions [start, end), kept from eviction meanwhile.
+
+        Raises
+        ------
+        DonorError
+            If the donor is not here, or its K/V cannot be read or fails its checksum.
+        """
+        donor = self._donors.get(donor_id)
+        if donor is None:
+            raise DonorError(f"donor {donor_id!r} is not here")
+        pieces: list[DonorPiece] = []
+        with ExitStack() as leases:
+            for key in donor.keys:
+                if key.start + key.length <= start or key.start >= end:
+                    continue
+                lease = self.tiers.acquire(key)
+                if lease is None:
+                    self._lose(donor_id)
+                    raise DonorError(f"donor {donor_id!r} has lost its K/V or it is corrupt")
+                leases.enter_context(lease)
+                pieces.append(DonorPiece(start=key.start, kv=lease.segment.kv))
+            yield DonorKv(tokens=donor.tokens, pieces=tuple(pieces))
+
+    def drop(self, donor_id: str) -> None:
+        """Let go of a donor; segments nobody else uses leave the tiers."""
+        with self._lock:
+            donor = self._donors.pop(donor_id, None)
+            unused: list[SegmentKey] = []
+            for key in donor.keys if donor is not None else ():
+                users = self._users.get(key.digest, set())
+                users.discard(donor_id)
+                if not users:
+                    self._users.pop(key.digest, None)
+                    unused.append(key)
+        for key in unused:
+            self.tiers.remove(key)
+
+    def clear(self) -> None:
+        """Let go of all donors."""
+        for donor_id in list(self._donors):
+            self.drop(donor_id)
+        self.take_lost()
+
+    def take_lost(self) -> set[str]:
+        """Donors lost since the last call, to be told to the scheduler."""
+        with self._lock:
+            lost, self._lost = self._lost, set()
+        return lost
+
+    def close(self) -> None:
+        """Let go of the disk tier's folder."""
+        self.tiers.close()
+
+    def _segment_gone(self, key: SegmentKey) -> None:
+        with self._lock:
+            users = tuple(self._users.get(key.digest, ()))
+        for donor_id in users:
+            self._lose(donor_id)
+
+    def _lose(self, donor_id: str) -> None:
+        with self._lock:
+            known = donor_id in self._donors
+            if known:
+                self._lost.add(donor_id)
+        if known:
+            self.drop(donor_id)

@@ -1,0 +1,139 @@
+"""What travels between the two sides of the connector, as plain values.
+
+Scheduler to workers, every step: :class:`ConnectorMeta`. Workers to scheduler:
+:class:`WorkerReport`, one a rank, added up by vLLM. With tensor parallelism both
+cross process boundaries, so nothing here refers to a tensor or a request object.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+from semblend.core.plan import Hole, Span
+from semblend.core.tokens import TokenArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadCommand:
+    """Fill [start, end) of a request's blocks: copy spans, compute holes."""
+
+    request_id: str
+    block_ids: tuple[int, ...]
+    tokens: TokenArray
+    """Prompt token ids [0, end), int32."""
+    start: int
+    """Tokens the engine's own prefix cache supplies."""
+    end: int
+    copies: tuple[Span, ...]
+    holes: tuple[Hole, ...]
+    refused: str = ""
+    """Why this load must fail: tokens were allocated for which nothing was claimed."""
+
+    @property
+    def reused_tokens(self) -> int:
+        """Tokens whose K/V is copied."""
+        return sum(span.length for span in self.copies)
+
+    @property
+    def hole_tokens(self) -> int:
+        """Tokens computed in the nested pass."""
+        return sum(map(len, self.holes))
+
+    def claimed_blocks(self, block_size: int) -> tuple[int, ...]:
+        """Blocks that hold a claimed token; what is reported when the load fails."""
+        return self.block_ids[self.start // block_size : -(-self.end // block_size)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureCommand:
+    """Copy the K/V of a prompt that this step finishes computing."""
+
+    request_id: str
+    donor_id: str
+    block_ids: tuple[int, ...]
+    tokens: TokenArray
+    """The whole prompt, int32."""
+    share_key: bytes
+    """The namespace's key: names the segments."""
+
+
+@dataclass(slots=True)
+class ConnectorMeta(KVConnectorMetadata):
+    """One step's orders."""
+
+    loads: list[LoadCommand] = field(default_factory=list)
+    captures: list[CaptureCommand] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    """Donors the scheduler has forgotten."""
+    held: list[str] = field(default_factory=list)
+    """Finished requests whose blocks wait for their capture."""
+    preempted: list[str] = field(default_factory=list)
+    """Requests whose blocks are about to be overwritten."""
+    drop_all: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFailure:
+    """Why one load did not happen."""
+
+    reason: str
+    """A `DeclineReason`."""
+    detail: str
+    donor_id: str | None = None
+
+
+@dataclass(slots=True)
+class WorkerReport(KVConnectorWorkerMetadata):
+    """What the ranks did. Counts are of ranks: a thing is done when all of them did it."""
+
+    captured: Counter[str] = field(default_factory=Counter)
+    """Donors stored, by id."""
+    capture_ms: dict[str, float] = field(default_factory=dict)
+    """How long the slowest rank's copy took, by donor id."""
+    capture_bytes: dict[str, int] = field(default_factory=dict)
+    rejected: dict[str, str] = field(default_factory=dict)
+    """Donors that were not stored, and why."""
+    lost: set[str] = field(default_factory=set)
+    """Donors whose K/V some rank no longer has."""
+    loaded: Counter[str] = field(default_factory=Counter)
+    """Loads carried out, by request id."""
+    failed: dict[str, LoadFailure] = field(default_factory=dict)
+    layers: int = 0
+    load_ms: float = 0.0
+    nested_ms: float = 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to say."""
+        return not (self.captured or self.rejected or self.lost or self.loaded or self.failed)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
+        """This rank's report and another's."""
+        if not isinstance(other, WorkerReport):  # another connector's: nothing of ours in it
+            return self
+        return WorkerReport(
+            captured=self.captured + other.captured,
+            capture_ms=_largest(self.capture_ms, other.capture_ms),
+            capture_bytes={
+                key: self.capture_bytes.get(key, 0) + other.capture_bytes.get(key, 0)
+                for key in {*self.capture_bytes, *other.capture_bytes}
+            },
+            rejected={**other.rejected, **self.rejected},
+            lost=self.lost | other.lost,
+            loaded=self.loaded + other.loaded,
+            failed={**other.failed, **self.failed},
+            layers=max(self.layers, other.layers),
+            load_ms=max(self.load_ms, other.load_ms),
+            nested_ms=max(self.nested_ms, other.nested_ms),
+        )
+
+
+def _largest(mine: dict[str, float], theirs: dict[str, float]) -> dict[str, float]:
+    keys = {*mine, *theirs}
+    return {key: max(mine.get(key, 0.0), theirs.get(key, 0.0)) for key in keys}

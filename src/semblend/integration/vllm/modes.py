@@ -1,0 +1,73 @@
+"""The modes a connector runs in, and what each may do."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Mode(StrEnum):
+    """What the connector may supply to the engine."""
+
+    DISCOVERY_ONLY = "discovery_only"
+    """Find and report; nothing is captured or loaded."""
+    EXACT_PREFIX = "exact_prefix"
+    """Load K/V of an identical prefix that the engine's own cache has lost: exact."""
+    REQUEST_ONLY_EXPERIMENTAL = "request_only_experimental"
+    """Load what covers the prompt's beginning without a hole, for this request alone."""
+    SEGMENTED_EXPERIMENTAL = "segmented_experimental"
+    """Load spans anywhere, without a certificate; every response says so."""
+    SEGMENTED = "segmented"
+    """Load spans anywhere, under the model's quality certificate."""
+
+    @property
+    def loads(self) -> bool:
+        """Whether donor K/V is captured and loaded at all."""
+        return self is not Mode.DISCOVERY_ONLY
+
+    @property
+    def segmented(self) -> bool:
+        """Whether holes may stand between what is loaded."""
+        return self in (Mode.SEGMENTED, Mode.SEGMENTED_EXPERIMENTAL)
+
+    @property
+    def uncertified(self) -> bool:
+        """Whether approximate K/V may be loaded without a certificate."""
+        return self in (Mode.REQUEST_ONLY_EXPERIMENTAL, Mode.SEGMENTED_EXPERIMENTAL)
+
+
+class Execution(StrEnum):
+    """How holes are computed in the segmented modes."""
+
+    NESTED = "nested"
+    """One extra pass of the model inside the connector; needs our worker class."""
+    STAGED = "staged"
+    """The salted ladder: ordinary requests, driven by a client (`semblend.integration.ladder`)."""
+
+
+class Provider(StrEnum):
+    """Who discovers donors."""
+
+    LOCAL = "local"
+    """Token fingerprints only."""
+    SEMBLEND = "semblend"
+    """Fingerprints, and donors of similar meaning as evidence, on a thread of their own."""
+
+
+class CapturePolicy(StrEnum):
+    """Which exactly computed prompts become donors."""
+
+    ALL = "all"
+    SAMPLED = "sampled"
+    """A share of them, chosen by request id."""
+    HINTED = "hinted"
+    """Those whose request asks for it: kv_transfer_params {"semblend": {"capture": true}}."""
+    NONE = "none"
+
+
+class ReuseRequests(StrEnum):
+    """Which requests may be given donor K/V."""
+
+    ALL = "all"
+    """All but those that say {"semblend": {"reuse": false}}."""
+    OPT_IN = "opt_in"
+    """Only those that say {"semblend": {"reuse": true}}."""

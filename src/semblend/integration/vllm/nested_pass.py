@@ -1,0 +1,129 @@
+"""One forward pass over all holes of all requests of a step, inside the connector.
+
+Every hole [s, e) is a virtual sequence of a varlen batch: query tokens [s, e),
+sequence length e, and its request's own row of the block table. Each layer writes the
+K/V of all hole tokens before attention reads, so later holes see earlier holes and the
+spans between them, and the backend's stock causal kernel computes it exactly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from semblend.core.errors import UnsupportedModelError
+from semblend.integration.vllm.metadata import LoadCommand
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualSequence:
+    """Tokens to compute on top of what a block table holds."""
+
+    tokens: torch.Tensor
+    """int32 [query_tokens]."""
+    positions: torch.Tensor
+    """int64 [query_tokens]."""
+    slots: torch.Tensor
+    """int64 [query_tokens]: where their K/V is written."""
+    block_ids: Sequence[int]
+    length: int
+    """Tokens attention sees: the last query token is the last of them."""
+
+
+class NestedPass:
+    """Runs the engine's own model over virtual sequences. Eager, with a builder of its own.
+
+    The runner's metadata builder is never used: backends keep planned state and
+    persistent buffers in it, and this step's outer metadata is already built.
+    """
+
+    def __init__(self, runner: Any, vllm_config: Any) -> None:
+        groups = [group for groups in runner.attn_groups for group in groups]
+        if len(groups) != 1:
+            raise UnsupportedModelError(f"{len(groups)} attention groups; one is supported")
+        if groups[0].kernel_block_size is not None:
+            raise UnsupportedModelError("kernel blocks smaller than K/V cache blocks")
+        self._runner = runner
+        self._config = vllm_config
+        self._device = runner.device
+        group = dataclasses.replace(groups[0], metadata_builders=[])
+        group.create_metadata_builders(vllm_config, self._device)
+        self._builder = group.get_metadata_builder(0)
+        self.layer_names: tuple[str, ...] = tuple(group.layer_names)
+
+    @torch.inference_mode()
+    def run(self, sequences: Sequence[VirtualSequence]) -> int:
+        """Compute the K/V of all sequences' query tokens; returns how many there were."""
+        if not sequences:
+            return 0
+        from vllm.forward_context import set_forward_context
+
+        tokens = self._joined([item.tokens for item in sequences])
+        positions = self._joined([item.positions for item in sequences])
+        slots = self._joined([item.slots for item in sequences])
+        common = self._common_metadata(sequences, slots, positions)
+        metadata = self._builder.build(common_prefix_len=0, common_attn_metadata=common)
+        count = int(tokens.numel())
+        with set_forward_context(
+            dict.fromkeys(self.layer_names, metadata),
+            self._config,
+            num_tokens=count,
+            slot_mapping=dict.fromkeys(self.layer_names, slots),
+            skip_compiled=True,
+        ):
+            self._runner.get_model()(
+                input_ids=tokens,
+                positions=positions,
+                intermediate_tensors=None,
+                inputs_embeds=None,
+            )
+        return count
+
+    def _joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(tuple(parts)).to(self._device)
+
+    def _common_metadata(
+        self, sequences: Sequence[VirtualSequence], slots: torch.Tensor, positions: torch.Tensor
+    ) -> Any:
+        from vllm.v1.attention.backend import CommonAttentionMetadata
+
+        queries = [int(item.tokens.numel()) for item in sequences]
+        starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
+        lengths = torch.tensor([item.length for item in sequences], dtype=torch.int32)
+        width = max(len(item.block_ids) for item in sequences)
+        table = torch.zeros(len(sequences), width, dtype=torch.int32)
+        for row, item in enumerate(sequences):
+            table[row, : len(item.block_ids)] = torch.tensor(item.block_ids, dtype=torch.int32)
+        return CommonAttentionMetadata(
+            query_start_loc=starts.to(self._device),
+            query_start_loc_cpu=starts,
+            seq_lens=lengths.to(self._device),
+            num_reqs=len(sequences),
+            num_actual_tokens=int(starts[-1]),
+            max_query_len=max(queries),
+            max_seq_len=int(lengths.max()),
+            block_table_tensor=table.to(self._device),
+            slot_mapping=slots,
+            causal=True,
+            positions=positions,
+            is_prefilling=torch.ones(len(sequences), dtype=torch.bool),
+            seq_lens_cpu_upper_bound=lengths,
+        )
+
+
+def hole_sequences(command: LoadCommand, access: Any) -> list[VirtualSequence]:
+    """A load's holes as virtual sequences over the request's own blocks."""
+    tokens = torch.from_numpy(command.tokens)
+    return [
+        VirtualSequence(
+            tokens=tokens[hole.start : hole.end],
+            positions=torch.arange(hole.start, hole.end),
+            slots=access.slots(command.block_ids, hole.start, hole.end),
+            block_ids=command.block_ids,
+            length=hole.end,
+        )
+        for hole in command.holes
+    ]

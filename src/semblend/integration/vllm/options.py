@@ -1,0 +1,177 @@
+"""`kv_connector_extra_config`, checked once: every key, its default and what it means.
+
+Settings that all engines share come from SEMBLEND_* variables as everywhere; a key
+given here wins over its variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from rapidfuzz import process
+
+from semblend.core.errors import SettingsError
+from semblend.core.settings import EmbedderKind, Settings
+from semblend.integration.vllm.modes import (
+    CapturePolicy,
+    Execution,
+    Mode,
+    Provider,
+    ReuseRequests,
+)
+
+
+class ConnectorOptions(BaseModel):
+    """What one connector was asked to do."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    mode: Mode = Field(
+        Mode.DISCOVERY_ONLY,
+        description=(
+            "discovery_only, exact_prefix, request_only_experimental, segmented_experimental "
+            "or segmented."
+        ),
+    )
+    execution: Execution = Field(
+        Execution.NESTED,
+        description="How segmented modes compute holes: nested (needs --worker-cls) or staged.",
+    )
+    provider: Provider = Field(
+        Provider.LOCAL,
+        description="local finds donors by tokens; semblend also reports donors by meaning.",
+    )
+    reuse: ReuseRequests = Field(
+        ReuseRequests.ALL,
+        description="Which requests may be given donor K/V: all, or those that opt_in.",
+    )
+    min_prompt_tokens: int = Field(
+        256, ge=2, description="Shorter prompts are neither looked up nor kept as donors."
+    )
+    min_similarity: float | None = Field(
+        None, ge=0.0, le=1.0, description="Overrides SEMBLEND_MIN_SIMILARITY."
+    )
+    min_reuse_ratio: float | None = Field(
+        None, ge=0.0, le=1.0, description="Overrides SEMBLEND_MIN_REUSE_RATIO."
+    )
+    min_span_tokens: int | None = Field(
+        None, ge=1, description="Overrides SEMBLEND_MIN_SPAN_TOKENS."
+    )
+    embedder_type: EmbedderKind | None = Field(
+        None, description="Overrides SEMBLEND_EMBEDDER, for provider semblend."
+    )
+    recompute_policy: str | None = Field(
+        None,
+        description=(
+            "Overrides SEMBLEND_RECOMPUTE_POLICY. In mode segmented the certificate's policy is "
+            "used and this is ignored."
+        ),
+    )
+    model_id: str | None = Field(
+        None, min_length=1, description="Name of the model in namespaces; by default vLLM's."
+    )
+    tenant: str | None = Field(
+        None, min_length=1, description="Overrides SEMBLEND_DONOR_TENANT for this server."
+    )
+    max_hole_tokens_per_step: int | None = Field(
+        None,
+        ge=1,
+        description=(
+            "Hole tokens computed in one nested pass; by default max_num_batched_tokens, which is "
+            "also the most that is allowed."
+        ),
+    )
+    capture: CapturePolicy = Field(
+        CapturePolicy.ALL,
+        description="Which prompts become donors: all, sampled, hinted or none.",
+    )
+    capture_sample_ratio: float = Field(
+        0.1, ge=0.0, le=1.0, description="Share of prompts kept when capture is sampled."
+    )
+    capture_queue: int = Field(
+        8, ge=1, description="Prompts that may wait to be copied; more are not kept."
+    )
+    host_donor_bytes: int = Field(
+        2 << 30, ge=1 << 20, description="Host memory for donor K/V, for each rank."
+    )
+    disk_donor_bytes: int = Field(
+        0, ge=0, description="Disk space for donor K/V below that, for each rank; 0 is none."
+    )
+    donor_folder: Path | None = Field(
+        None, description="Where donor K/V on disk goes; needed when disk_donor_bytes is not 0."
+    )
+    audit_path: Path | None = Field(
+        None, description="File that the audit stream (JSON lines) is appended to."
+    )
+    unverified_architectures: bool = Field(
+        False,
+        description=(
+            "Also try model architectures that this adapter was never seen to work with; the "
+            "start-up self-tests still apply."
+        ),
+    )
+
+    @classmethod
+    def from_extra_config(cls, values: Mapping[str, Any] | None) -> Self:
+        """Check `kv_connector_extra_config`.
+
+        Raises
+        ------
+        SettingsError
+            Naming the key and what would be right.
+        """
+        values = dict(values or {})
+        for name in values:
+            if name not in cls.model_fields:
+                match = process.extractOne(name, list(cls.model_fields), score_cutoff=60)
+                hint = f"did you mean {match[0]}?" if match else f"known: {', '.join(_KEYS)}"
+                raise SettingsError(f"kv_connector_extra_config: unknown key {name!r}; {hint}")
+        try:
+            options = cls(**values)
+        except ValidationError as error:
+            wrong = "; ".join(
+                f"{'.'.join(map(str, item['loc']))} = {item['input']!r}: {item['msg']}"
+                for item in error.errors()
+            )
+            raise SettingsError(f"kv_connector_extra_config: {wrong}") from error
+        if options.disk_donor_bytes and options.donor_folder is None:
+            raise SettingsError(
+                "kv_connector_extra_config: disk_donor_bytes needs donor_folder to say where"
+            )
+        return options
+
+    def settings(self, environ: Mapping[str, str] | None = None) -> Settings:
+        """SemBlend's settings under these options."""
+        given = {
+            "min_prompt_tokens": self.min_prompt_tokens,
+            "min_similarity": self.min_similarity,
+            "min_reuse_ratio": self.min_reuse_ratio,
+            "min_span_tokens": self.min_span_tokens,
+            "recompute_policy": self.recompute_policy,
+            "donor_tenant": self.tenant,
+            "embedder": (
+                self.embedder_type if self.provider is Provider.SEMBLEND else EmbedderKind.NONE
+            ),
+        }
+        overrides = {name: value for name, value in given.items() if value is not None}
+        if self.mode is Mode.DISCOVERY_ONLY:
+            overrides["discovery_only"] = True
+        if self.mode.uncertified:
+            overrides["allow_uncertified"] = True
+        return Settings.from_env(environ, **overrides)
+
+
+_KEYS = tuple(ConnectorOptions.model_fields)
+
+
+def options_table_markdown() -> str:
+    """The table that docs/vllm.md holds; a test compares the two."""
+    lines = ["| Key | Default | What it does |", "| --- | --- | --- |"]
+    for name, field in ConnectorOptions.model_fields.items():
+        value = field.default
+        shown = "not set" if value is None else f"`{getattr(value, 'value', value)}`"
+        lines.append(f"| `{name}` | {shown} | {field.description} |")
+    return "\n".join(lines)

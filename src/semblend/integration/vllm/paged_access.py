@@ -1,0 +1,116 @@
+"""Reading and writing K/V of single tokens in vLLM's paged cache, whatever its layout.
+
+Backends pack a block's interior as their kernels like it (the CPU backend packs K
+by instruction set), so no index arithmetic of ours can be right for all. Writing
+goes through the backend's own `do_kv_cache_update`. Reading goes through a
+permutation that is found out once: known numbers are written into a scratch block
+with that same call, and where each of them lands is where it is read from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from semblend.core.errors import UnsupportedModelError
+
+_BASE = 64
+"""Digits below this are exact in every cache type, float16 and bfloat16 included."""
+
+
+class PagedAccess:
+    """Token-wise access to the K/V of all attention layers.
+
+    Tensors of tokens are [tokens, kv_heads, head_dim]; a slot is
+    block * block_size + offset.
+    """
+
+    def __init__(self, layers: dict[str, Any], *, block_size: int) -> None:
+        """Learn the layout from the layers, whose caches are allocated.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If layers differ in shape, or a block does not hold each number once.
+        """
+        if not layers:
+            raise UnsupportedModelError("the engine has no attention layers with a K/V cache")
+        self.names = tuple(layers)
+        self.layers = tuple(layers.values())
+        self.block_size = block_size
+        first = self.layers[0]
+        self.kv_heads, self.head_dim = int(first.num_kv_heads), int(first.head_size)
+        self.dtype, self.device = first.kv_cache.dtype, first.kv_cache.device
+        for name, layer in layers.items():
+            if layer.kv_cache.shape != first.kv_cache.shape or layer.kv_cache.dtype != self.dtype:
+                raise UnsupportedModelError(f"layer {name}: its K/V cache differs from the first")
+        self._places = self._probe(first)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's K and V on all layers of this rank."""
+        return len(self.layers) * 2 * self.kv_heads * self.head_dim * int(self.dtype.itemsize)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in the cache."""
+        return int(self.layers[0].kv_cache.shape[0])
+
+    def slots(self, block_ids: Sequence[int], start: int, end: int) -> torch.Tensor:
+        """Slots of positions [start, end) of a request with these blocks; int64."""
+        table = torch.tensor(block_ids, dtype=torch.int64)
+        positions = torch.arange(start, end)
+        slots = table[positions // self.block_size] * self.block_size + positions % self.block_size
+        return slots.to(self.device)
+
+    def write(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        """Put K and V of tokens into their slots."""
+        module = self.layers[layer]
+        module.impl.do_kv_cache_update(module, keys, values, module.kv_cache, slots)
+
+    def read(
+        self, block_ids: Sequence[int], start: int, end: int, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """K/V of positions [start, end): [layers, 2, tokens, kv_heads, head_dim]."""
+        first, last = start // self.block_size, -(-end // self.block_size)
+        blocks = torch.tensor(block_ids[first:last], device=self.device)
+        skip = start - first * self.block_size
+        shape = (len(self.layers), 2, end - start, self.kv_heads, self.head_dim)
+        result = torch.empty(shape, dtype=self.dtype, device=self.device) if out is None else out
+        for index, layer in enumerate(self.layers):
+            flat = layer.kv_cache.index_select(0, blocks).flatten(1)
+            for part, places in enumerate(self._places):
+                tokens = flat.index_select(1, places).view(-1, self.kv_heads, self.head_dim)
+                result[index, part] = tokens[skip : skip + end - start]
+        return result
+
+    def _probe(self, layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where in a block's numbers K and V of each (offset, head, dim) are."""
+        shape = (2, self.block_size, self.kv_heads, self.head_dim)
+        count = 2 * self.block_size * self.kv_heads * self.head_dim
+        numbers = torch.arange(count, device=self.device).view(shape)
+        slots = torch.arange(self.block_size, dtype=torch.int64, device=self.device)
+        found = torch.zeros(layer.kv_cache[0].numel(), dtype=torch.int64, device=self.device)
+        weight = 1
+        while weight < count:
+            scratch = torch.zeros(
+                (1, *layer.kv_cache.shape[1:]), dtype=self.dtype, device=self.device
+            )
+            digits = ((numbers // weight) % _BASE).to(self.dtype)
+            layer.impl.do_kv_cache_update(
+                layer, digits[0].contiguous(), digits[1].contiguous(), scratch, slots
+            )
+            found += scratch.flatten().to(torch.int64) * weight
+            weight *= _BASE
+        ordered, places = torch.sort(found)
+        if found.numel() != count or not torch.equal(ordered, torch.arange(count).to(found)):
+            raise UnsupportedModelError(
+                f"attention backend {type(layer.impl).__name__}: a block of the K/V cache does not "
+                f"hold each number of its tokens exactly once"
+            )
+        half = count // 2
+        return places[:half].contiguous(), places[half:].contiguous()

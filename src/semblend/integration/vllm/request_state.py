@@ -1,0 +1,127 @@
+"""What the scheduler side remembers about one live request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from semblend.core.namespace import Namespace
+from semblend.core.outcomes import DeclineReason, Outcome
+from semblend.core.plan import Plan, SpanKind
+from semblend.core.tokens import TokenArray
+from semblend.integration.vllm.block_hashes import PrivateChain
+
+
+class Progress(StrEnum):
+    """How far a claim has come."""
+
+    NONE = "none"
+    CLAIMED = "claimed"
+    """Told to the engine; it may or may not allocate."""
+    ADMITTED = "admitted"
+    """Allocated, and sent to the workers with this step."""
+    CONFIRMED = "confirmed"
+    """Every rank put the K/V in place."""
+    FAILED = "failed"
+    """Reported as failed; the engine computes these tokens exactly."""
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One request, from its arrival until it is freed."""
+
+    request: Any
+    tokens: TokenArray
+    namespace: Namespace
+    ladder_id: str | None = None
+    refusal: str | None = None
+    """Why it may neither reuse nor donate, if so (LoRA, multimodal, …)."""
+    may_reuse: bool = True
+    wants_capture: bool | None = None
+    """What the request itself says; None leaves it to the policy."""
+    policy: str | None = None
+    plan: Plan | None = None
+    planned_at: tuple[int, int] | None = None
+    """Exact tokens and donor generation the plan was made for."""
+    progress: Progress = Progress.NONE
+    chain: PrivateChain | None = None
+    claimed_end: int = 0
+    claimed_blocks: int = 0
+    tainted: bool = False
+    """Whether any of its K/V is approximate: then it is never captured."""
+    waited: int = 0
+    """Steps it was asked to wait for the same-step hazard or the hole budget."""
+    advertised: bool = False
+    capture_issued: bool = False
+    reason: DeclineReason | None = None
+    detail: str = ""
+    exact_tokens: int = 0
+    supplied_tokens: int = 0
+    recomputed_tokens: int = 0
+    hole_tokens: int = 0
+    """Tokens between spans, computed in the nested pass."""
+    pass_tokens: int = 0
+    """All tokens of the nested pass: holes and recompute runs."""
+    resumes: bool = False
+    """Whether it was preempted and loads for the second time."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What else the response should say (a ladder's rungs)."""
+
+    @property
+    def request_id(self) -> str:
+        """The engine's id."""
+        return str(self.request.request_id)
+
+    def undo_claim(self) -> None:
+        """A claim that was not admitted leaves no trace."""
+        if self.progress is Progress.CLAIMED:
+            if self.chain is not None:
+                self.chain.undo()
+                self.chain = None
+            self.progress = Progress.NONE
+
+    def decline(self, reason: DeclineReason, detail: str = "") -> None:
+        """Remember why this request is computed."""
+        self.reason, self.detail = reason, detail
+
+    def report(self, *, confirmed: bool, certified: bool) -> dict[str, Any]:
+        """What the response says was reused: engine-confirmed tokens, nothing else."""
+        plan = self.plan
+        body: dict[str, Any] = {
+            "outcome": self._outcome(confirmed).value,
+            "prompt_tokens": len(self.tokens),
+            "exact_tokens": self.exact_tokens,
+            "reused_tokens": self.supplied_tokens if confirmed else 0,
+            "hole_tokens": self.hole_tokens if confirmed else 0,
+            "recomputed_tokens": self.recomputed_tokens if confirmed else 0,
+            "approximate": confirmed and self.tainted,
+            **self.notes,
+        }
+        if confirmed and plan is not None:
+            body["donor_ids"] = list(plan.donor_ids)
+            body["policy"] = plan.policy
+            body["certified"] = certified
+        elif self.reason is not None:
+            body["reason"] = self.reason.value
+            if self.detail:
+                body["detail"] = self.detail
+        return body
+
+    def _outcome(self, confirmed: bool) -> Outcome:
+        if confirmed and self.supplied_tokens:
+            return Outcome.MATERIALISED
+        if self.reason is not None and self.reason.outcome is not Outcome.COLD:
+            return self.reason.outcome
+        return Outcome.EXACT_PREFIX if self.exact_tokens else Outcome.COLD
+
+
+def first_approximate_token(plan: Plan) -> int | None:
+    """Where a plan's K/V stops being exact, or None where all of it is exact.
+
+    Copies of an identical prefix are exact, and so is what is computed behind them; the
+    first copy of any other kind taints everything from there on.
+    """
+    return next(
+        (span.target_start for span in plan.copies if span.kind is not SpanKind.PREFIX), None
+    )

@@ -1,0 +1,319 @@
+"""The connector in the scheduler's process: claims, orders to the workers, settlement.
+
+Call order in a step, as vLLM makes it: `on_new_request` when one arrives;
+`matched_tokens` for each waiting request that may start; `allocated` for those that
+do; `build_meta` once; then, with the workers' answer, `request_finished` for those
+that end and `update` after that. So a request may be gone before its load is
+confirmed, and is kept aside until then.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from semblend.core.outcomes import DeclineReason
+from semblend.core.plan import Plan
+from semblend.core.tokens import as_token_array
+from semblend.integration.audit import AuditStream
+from semblend.integration.ladder import split_salt
+from semblend.integration.vllm import namespaces
+from semblend.integration.vllm.bridge import PlannerBridge
+from semblend.integration.vllm.capture_orders import CaptureOrders
+from semblend.integration.vllm.claims import NOTHING, Answer, Claims
+from semblend.integration.vllm.meaning import MeaningThread
+from semblend.integration.vllm.metadata import ConnectorMeta, LoadCommand, WorkerReport
+from semblend.integration.vllm.modes import Execution, ReuseRequests
+from semblend.integration.vllm.request_state import (
+    Progress,
+    RequestState,
+    first_approximate_token,
+)
+from semblend.integration.vllm.settlement import Settlements
+from semblend.integration.vllm.setup import SchedulerSetup
+from semblend.integration.vllm.staged import StagedClaims
+from semblend.integration.vllm.stats import SemBlendStats
+from semblend.integration.vllm.support import request_refusal
+
+logger = logging.getLogger("vllm.semblend")
+
+_FINISHED_NORMALLY = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION")
+_MAX_UNSETTLED = 4096
+
+
+class SchedulerSide:
+    """Owns the requests as the scheduler sees them. One thread calls it."""
+
+    def __init__(self, setup: SchedulerSetup) -> None:
+        self.setup = setup
+        options = setup.options
+        self.audit = AuditStream(engine="vllm", logger=logger, path=options.audit_path)
+        self.stats = SemBlendStats()
+        self.bridge = PlannerBridge(
+            settings=setup.settings,
+            mode=options.mode,
+            block_size=setup.block_size,
+            ranks=setup.ranks,
+            cost=setup.cost,
+            certified_policy=setup.certified_policy,
+        )
+        self._meaning = MeaningThread.start_if_wanted(setup, self.bridge, self.audit)
+        self._staged = StagedClaims(bridge=self.bridge, block_size=setup.block_size)
+        self.claims = Claims(
+            bridge=self.bridge,
+            options=options,
+            audit=self.audit,
+            stats=self.stats,
+            staged=self._staged,
+            block_size=setup.block_size,
+            hash_block_size=setup.hash_block_size,
+            hole_budget=setup.hole_budget,
+            may_load=setup.may_load,
+        )
+        self._captures = CaptureOrders(
+            setup=setup, bridge=self.bridge, audit=self.audit, stats=self.stats
+        )
+        self._settlements = Settlements(
+            ledger=self.bridge.pipeline.ledger, audit=self.audit, stats=self.stats
+        )
+        self.manager: Any = None
+        self.states: dict[str, RequestState] = {}
+        self._claimed: set[str] = set()
+        self._orders: list[LoadCommand] = []
+        self._unsettled: dict[str, RequestState] = {}
+        self._holding: set[str] = set()
+        """Finished requests whose blocks wait for their capture."""
+        self._newly_held: list[str] = []
+        self._drop_all = False
+
+    # -- a request arrives and is scheduled ------------------------------------------
+
+    def new_request(self, request: Any) -> RequestState:
+        """Take note of a request."""
+        state = self._describe(request)
+        self.states[state.request_id] = state
+        self.audit.event("request_first_seen", state.request_id, prompt_tokens=len(state.tokens))
+        return state
+
+    def matched_tokens(self, request: Any, computed_tokens: int) -> Answer:
+        """How many tokens behind `computed_tokens` this connector supplies. Never raises."""
+        state: RequestState | None = None
+        try:
+            state = self.states.get(request.request_id) or self.new_request(request)
+            state.undo_claim()
+            self._claimed.discard(state.request_id)
+            answer = self.claims.claim(
+                state,
+                computed_tokens,
+                live=(other.request for other in self.states.values()),
+                manager=self.manager,
+            )
+            if state.progress is Progress.CLAIMED:
+                self._claimed.add(state.request_id)
+            return answer
+        except Exception as error:
+            logger.warning("SemBlend lookup failed; computed cold", exc_info=True)
+            if state is not None:
+                state.undo_claim()
+                state.decline(DeclineReason.INTERNAL_ERROR, type(error).__name__)
+                self.audit.event("lookup_error", state.request_id, detail=repr(error))
+            return NOTHING
+
+    def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
+        """The engine allocated slots; `external_tokens` of them are to be supplied."""
+        state = self.states.get(request.request_id)
+        if state is None or external_tokens == 0:
+            return  # a claim that was not taken is undone when the step is built
+        plan = state.plan
+        (block_ids,) = blocks.get_block_ids()
+        if plan is None or state.progress is not Progress.CLAIMED:
+            self._orders.append(_impossible(state, block_ids))
+            return
+        start = plan.end - external_tokens
+        command = LoadCommand(
+            request_id=state.request_id,
+            block_ids=tuple(block_ids),
+            tokens=state.tokens[: plan.end],
+            start=start,
+            end=plan.end,
+            copies=plan.copies,
+            holes=plan.holes,
+        )
+        self._admit(state, plan, command)
+
+    def _admit(self, state: RequestState, plan: Plan, command: LoadCommand) -> None:
+        self._claimed.discard(state.request_id)
+        self._orders.append(command)
+        if state.chain is not None:
+            state.chain.keep()
+        approximate = first_approximate_token(plan) is not None
+        state.tainted = state.tainted or approximate or state.ladder_id is not None
+        state.progress = Progress.ADMITTED
+        state.claimed_blocks = len(command.claimed_blocks(self.setup.block_size))
+        self.claims.admitted(state)
+        self.audit.event(
+            "load_allocated", state.request_id, blocks=state.claimed_blocks, start=command.start
+        )
+        self.audit.materialising(
+            state.request_id, donor_id=",".join(plan.donor_ids), tokens=command.reused_tokens
+        )
+
+    def build_meta(self, scheduled: Any) -> ConnectorMeta:
+        """This step's orders to the workers; what was claimed and not taken is undone."""
+        for request_id in self._claimed:
+            state = self.states.get(request_id)
+            if state is not None:
+                state.undo_claim()
+                self.audit.event("load_dropped_before_alloc", request_id)
+        self._claimed.clear()
+        self.claims.next_step()
+        meta = ConnectorMeta(
+            loads=self._orders,
+            captures=self._captures.orders(scheduled, self.states, self.manager),
+            dropped=self.bridge.take_dropped(),
+            held=self._newly_held,
+            preempted=sorted(scheduled.preempted_req_ids or ()),
+            drop_all=self._drop_all,
+        )
+        self._orders, self._newly_held, self._drop_all = [], [], False
+        self.stats.count("donors_dropped", len(meta.dropped))
+        return meta
+
+    # -- the workers answer ------------------------------------------------------------
+
+    def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
+        """A request ends; True keeps its blocks until its capture is done."""
+        state = self.states.pop(request.request_id, None)
+        if state is None:
+            return False, None
+        state.undo_claim()
+        self._claimed.discard(state.request_id)
+        waiting = state.progress is Progress.ADMITTED
+        confirmed = state.progress is Progress.CONFIRMED or (
+            # It sampled tokens on top of its load in this very step and no block was
+            # reported: the workers' own word follows in `update`.
+            waiting and request.status.name in _FINISHED_NORMALLY
+        )
+        if waiting:
+            self._unsettled[state.request_id] = state
+            if len(self._unsettled) > _MAX_UNSETTLED:
+                self._settlements.ended(self._unsettled.pop(next(iter(self._unsettled))))
+            if confirmed:
+                self._staged.confirmed(state)
+        else:
+            self._settlements.ended(state)
+        self._staged.ended(state)
+        if self._meaning is not None and state.refusal is None and state.ladder_id is None:
+            self._meaning.look_up(state.request_id, state.tokens, state.namespace)
+        report = state.report(confirmed=confirmed, certified=self.setup.certified)
+        return self._hold_blocks(state.request_id), {"semblend": report}
+
+    def _hold_blocks(self, request_id: str) -> bool:
+        if not self._captures.is_pending(request_id):
+            return False
+        self._holding.add(request_id)
+        self._newly_held.append(request_id)
+        return True
+
+    @property
+    def has_held_blocks(self) -> bool:
+        """Whether finished requests' blocks will be freed without anything else happening."""
+        return bool(self._holding)
+
+    def update(self, report: WorkerReport | None, freed: set[str] | None) -> None:
+        """Settle what the workers report."""
+        self._holding -= freed or set()
+        if report is None:
+            return
+        for request_id, failure in report.failed.items():
+            state = self._answered(request_id)
+            if failure.donor_id is not None:
+                self.bridge.drop(failure.donor_id)
+            if state is not None:
+                self._settlements.failed(state, failure)
+        for request_id, ranks in report.loaded.items():
+            if request_id in report.failed or ranks < self.setup.ranks:
+                continue
+            finished = request_id in self._unsettled
+            state = self._answered(request_id)
+            if state is not None:
+                if not finished:
+                    self._staged.confirmed(state)
+                self._settlements.confirmed(state, layers=report.layers)
+        if report.loaded or report.failed:
+            self.stats.time("load", report.load_ms / 1e3)
+            self.stats.time("nested", report.nested_ms / 1e3)
+        self._captures.settle(report)
+
+    def _answered(self, request_id: str) -> RequestState | None:
+        return self._unsettled.pop(request_id, None) or self.states.get(request_id)
+
+    # -- housekeeping ------------------------------------------------------------------
+
+    def hit_sources(self, request_id: str, external_tokens: int) -> tuple[int, int]:
+        """Of the claimed tokens, how many donors supply and how many are computed."""
+        state = self.states.get(request_id)
+        reused = 0 if state is None or state.plan is None else state.plan.reused_tokens
+        reused = min(reused, external_tokens)
+        return reused, external_tokens - reused
+
+    def take_stats(self) -> SemBlendStats | None:
+        """Statistics since the last call."""
+        if self.stats.is_empty():
+            return None
+        taken = SemBlendStats(data=self.stats.data)
+        self.stats.reset()
+        return taken
+
+    def reset(self) -> None:
+        """Forget every donor, here and in the workers."""
+        self.bridge.clear()
+        self._drop_all = True
+
+    def close(self) -> None:
+        """Stop the threads and close the audit file."""
+        if self._meaning is not None:
+            self._meaning.close()
+        self.bridge.close()
+        self.audit.close()
+
+    def _describe(self, request: Any) -> RequestState:
+        options = self.setup.options
+        user_salt, ladder_id = request.cache_salt, None
+        if options.mode.segmented and options.execution is Execution.STAGED:
+            user_salt, ladder_id = split_salt(request.cache_salt)
+        hints = _hints(request)
+        wanted = hints.get("reuse")
+        policy = hints.get("policy")
+        return RequestState(
+            request=request,
+            tokens=as_token_array(request.prompt_token_ids or []),
+            namespace=namespaces.of_request(self.setup.namespace, user_salt),
+            ladder_id=ladder_id,
+            refusal=request_refusal(request),
+            may_reuse=wanted is True
+            if options.reuse is ReuseRequests.OPT_IN
+            else wanted is not False,
+            wants_capture=hints.get("capture"),
+            policy=policy if isinstance(policy, str) and options.mode.uncertified else None,
+        )
+
+
+def _impossible(state: RequestState, block_ids: list[int]) -> LoadCommand:
+    """A load that fails on purpose: the engine counts on tokens that nobody claimed."""
+    return LoadCommand(
+        request_id=state.request_id,
+        block_ids=tuple(block_ids),
+        tokens=state.tokens,
+        start=0,
+        end=len(state.tokens),
+        copies=(),
+        holes=(),
+        refused="tokens were allocated that were not claimed",
+    )
+
+
+def _hints(request: Any) -> dict[str, Any]:
+    """What the request says to SemBlend: kv_transfer_params["semblend"], if it is a mapping."""
+    hints = (request.kv_transfer_params or {}).get("semblend")
+    return hints if isinstance(hints, dict) else {}

@@ -1,0 +1,100 @@
+"""Everything the scheduler side needs to know about the engine, worked out once at start."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from semblend.core.namespace import Namespace
+from semblend.core.settings import Settings
+from semblend.integration.vllm import namespaces
+from semblend.integration.vllm.certificates import find_certificate
+from semblend.integration.vllm.modes import Mode
+from semblend.integration.vllm.options import ConnectorOptions
+from semblend.planning.cost import CostModel
+
+logger = logging.getLogger("vllm.semblend")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSetup:
+    """The scheduler side's view of one engine."""
+
+    config: Any
+    """vLLM's VllmConfig."""
+    options: ConnectorOptions
+    settings: Settings
+    namespace: Namespace
+    block_size: int
+    hash_block_size: int
+    ranks: int
+    hole_budget: int
+    """Hole tokens one nested pass may compute."""
+    cost: CostModel
+    certified_policy: str | None
+    may_load: bool
+
+    @property
+    def certified(self) -> bool:
+        """Whether what is loaded stands under a certificate."""
+        return self.certified_policy is not None
+
+    @classmethod
+    def of(cls, config: Any, options: ConnectorOptions) -> SchedulerSetup:
+        """Read what is needed from a VllmConfig."""
+        settings = options.settings()
+        namespace = namespaces.engine_namespace(config, options, settings)
+        budget = int(config.scheduler_config.max_num_batched_tokens)
+        if options.max_hole_tokens_per_step is not None:
+            budget = min(budget, options.max_hole_tokens_per_step)
+        policy = _certified_policy(options, namespace)
+        cache = config.cache_config
+        block_size = int(cache.block_size)
+        return cls(
+            config=config,
+            options=options,
+            settings=settings,
+            namespace=namespace,
+            block_size=block_size,
+            hash_block_size=int(getattr(cache, "hash_block_size", None) or block_size),
+            ranks=int(config.parallel_config.tensor_parallel_size),
+            hole_budget=budget,
+            cost=cost_model(config.model_config),
+            certified_policy=policy,
+            may_load=_may_load(options, settings, policy),
+        )
+
+
+def _certified_policy(options: ConnectorOptions, namespace: Namespace) -> str | None:
+    if options.mode is not Mode.SEGMENTED:
+        return None
+    certificate = find_certificate(str(namespace.model_revision))
+    if certificate is None:
+        logger.warning(
+            "SemBlend: model %s has no quality certificate; mode segmented runs discovery only",
+            namespace.model,
+        )
+        return None
+    return str(certificate.policy)
+
+
+def _may_load(options: ConnectorOptions, settings: Settings, policy: str | None) -> bool:
+    if settings.discovery_only or not options.mode.loads:
+        return False
+    return options.mode is not Mode.SEGMENTED or policy is not None
+
+
+def cost_model(model_config: Any) -> CostModel:
+    """The planner's cost model for a dense decoder of this shape."""
+    text = model_config.hf_text_config
+    hidden = int(text.hidden_size)
+    heads = int(text.num_attention_heads)
+    layers = int(text.num_hidden_layers)
+    head_dim = int(getattr(text, "head_dim", None) or hidden // heads)
+    kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
+    inner = int(getattr(text, "intermediate_size", None) or 4 * hidden)
+    a_layer = 2 * hidden * head_dim * (heads + kv_heads) + 3 * hidden * inner
+    return CostModel.for_model(
+        parameters=max(1, layers * a_layer), layers=layers, query_heads=heads, head_dim=head_dim
+    )

@@ -1,0 +1,179 @@
+"""Counters, through vLLM's own statistics and Prometheus hooks.
+
+Hole tokens are computed, so they are counted as computed: vLLM itself reports every
+claimed token as an external cache hit, these counters do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+)
+
+from semblend.core.outcomes import DeclineReason, Outcome
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_PLAIN = {
+    "donors_registered": "Prompts kept as donors.",
+    "donors_dropped": "Donors that were evicted, lost or not stored.",
+    "captures_skipped": "Prompts not kept because the capture queue was full.",
+    "capture_bytes": "Bytes of K/V copied for donors, over all ranks.",
+    "load_failures": "Loads that failed and were computed exactly.",
+    "deferred_steps": "Steps requests waited for blocks being written, or for the hole budget.",
+}
+_TIMES = {
+    "lookup": "Time to plan for a prompt, in the scheduler.",
+    "load": "Time to copy and rotate a step's spans, slowest rank.",
+    "nested": "Time of a step's pass over holes, slowest rank.",
+    "capture": "Time to copy one prompt's K/V, off the request path, slowest rank.",
+}
+_SOURCES = ("exact", "reused", "recomputed", "computed")
+
+
+@dataclass
+class SemBlendStats(KVConnectorStats):
+    """What happened since the last time vLLM asked. Plain numbers and lists in `data`."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            self.reset()
+
+    def reset(self) -> None:
+        """Forget everything counted."""
+        self.data = {"counts": {}, "requests": {}, "declines": {}, "tokens": {}, "seconds": {}}
+
+    def count(self, name: str, amount: int = 1) -> None:
+        """Add to a plain counter."""
+        _add(self.data["counts"], name, amount)
+
+    def time(self, name: str, seconds: float) -> None:
+        """Note one duration."""
+        self.data["seconds"].setdefault(name, []).append(seconds)
+
+    def settled(
+        self,
+        outcome: Outcome,
+        *,
+        prompt: int,
+        exact: int = 0,
+        reused: int = 0,
+        recomputed: int = 0,
+        reason: DeclineReason | None = None,
+    ) -> None:
+        """Count one request and its prompt tokens by where their K/V came from.
+
+        Tokens of holes are computed, like everything that no donor and no cache supplied.
+        """
+        _add(self.data["requests"], outcome.value, 1)
+        if reason is not None:
+            _add(self.data["declines"], reason.value, 1)
+        tokens = self.data["tokens"]
+        for source, amount in (
+            ("exact", exact),
+            ("reused", reused),
+            ("recomputed", recomputed),
+            ("computed", prompt - exact - reused - recomputed),
+        ):
+            _add(tokens, source, amount)
+
+    def aggregate(self, other: KVConnectorStats) -> SemBlendStats:
+        """Both together."""
+        merged: dict[str, Any] = {}
+        for part in ("counts", "requests", "declines", "tokens"):
+            merged[part] = dict(self.data.get(part, {}))
+            for name, amount in other.data.get(part, {}).items():
+                _add(merged[part], name, amount)
+        mine, theirs = self.data.get("seconds", {}), other.data.get("seconds", {})
+        merged["seconds"] = {
+            name: [*mine.get(name, ()), *theirs.get(name, ())] for name in {*mine, *theirs}
+        }
+        return SemBlendStats(data=merged)
+
+    def reduce(self) -> dict[str, int | float]:
+        """A few figures for vLLM's periodic log line."""
+        tokens = self.data["tokens"]
+        prompt = sum(tokens.values())
+        figures: dict[str, int | float] = {
+            "SemBlend requests": sum(self.data["requests"].values()),
+            "materialised": self.data["requests"].get(Outcome.MATERIALISED.value, 0),
+            "reused tokens": tokens.get("reused", 0),
+            "reused share": round(tokens.get("reused", 0) / prompt, 4) if prompt else 0.0,
+        }
+        for name, values in sorted(self.data["seconds"].items()):
+            if values:
+                figures[f"mean {name} ms"] = round(1e3 * sum(values) / len(values), 2)
+        return figures
+
+    def is_empty(self) -> bool:
+        """Whether nothing was counted."""
+        return not any(self.data.values())
+
+
+class SemBlendPromMetrics(KVConnectorPromMetrics):
+    """The counters in vLLM's /metrics, under names that all SemBlend servers share."""
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._tokens = self._counter(
+            "semblend:tokens", "Prompt tokens by where their K/V came from.", "source"
+        )
+        self._requests = self._counter("semblend:requests", "Requests by outcome.", "outcome")
+        self._declines = self._counter("semblend:declines", "Requests not reused, why.", "reason")
+        self._counts = {
+            name: self._counter(f"semblend:{name}", text) for name, text in _PLAIN.items()
+        }
+        self._seconds = {
+            name: self._histogram_cls(
+                name=f"semblend:{name}_seconds",
+                documentation=text,
+                buckets=list(_SECONDS),
+                labelnames=labelnames,
+            )
+            for name, text in _TIMES.items()
+        }
+        for engine in per_engine_labelvalues:
+            for source in _SOURCES:  # so that a scrape before the first request has them at 0
+                self._tokens.labels(*per_engine_labelvalues[engine], source)
+            for metric in (*self._counts.values(), *self._seconds.values()):
+                metric.labels(*per_engine_labelvalues[engine])
+
+    def _counter(self, name: str, text: str, *labels: str) -> Any:
+        return self._counter_cls(
+            name=name, documentation=text, labelnames=[*self._labelnames, *labels]
+        )
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """Add one interval's statistics."""
+        values = self.per_engine_labelvalues[engine_idx]
+        for metric, part in (
+            (self._tokens, "tokens"),
+            (self._requests, "requests"),
+            (self._declines, "declines"),
+        ):
+            for label, amount in transfer_stats_data.get(part, {}).items():
+                metric.labels(*values, label).inc(amount)
+        for name, amount in transfer_stats_data.get("counts", {}).items():
+            if name in self._counts:
+                self._counts[name].labels(*values).inc(amount)
+        for name, seconds in transfer_stats_data.get("seconds", {}).items():
+            if name in self._seconds:
+                histogram = self._seconds[name].labels(*values)
+                for value in seconds:
+                    histogram.observe(value)
+
+
+def _add(table: dict[str, int], name: str, amount: int) -> None:
+    if amount:
+        table[name] = table.get(name, 0) + amount

@@ -1,0 +1,245 @@
+"""What this adapter was not proven with, refused by name: at start, or for one request.
+
+Every entry is a feature under which K/V of a span is not what segmented prefill
+takes it for, or under which nobody has seen it work. Refusing costs a cold
+prefill; not refusing costs wrong answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from semblend.core.errors import UnsupportedModelError, UnsupportedRotaryError
+from semblend.integration.vllm.modes import Execution
+from semblend.integration.vllm.options import ConnectorOptions
+from semblend.integration.vllm.versions import judge
+
+VERIFIED_ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+"""Run by the tests, all but Mistral (which vLLM runs as Llama)."""
+WORKER_CLASS = "semblend.integration.vllm.worker.SemBlendWorker"
+CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """One reason not to load donor K/V in this engine."""
+
+    feature: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.feature} ({self.remedy})" if self.remedy else self.feature
+
+
+class UnsupportedEngineError(UnsupportedModelError):
+    """The engine is set up in a way this adapter was not proven with; names all of it."""
+
+    def __init__(self, refusals: Iterable[Refusal]) -> None:
+        self.refusals = tuple(refusals)
+        listed = "; ".join(map(str, self.refusals))
+        super().__init__(
+            f"SemBlend cannot load K/V in this engine: {listed}. "
+            f"Mode discovery_only runs with any of these."
+        )
+
+
+_Check = Callable[[Any], bool]
+"""Of a VllmConfig: whether the feature is in use."""
+
+
+def _model(config: Any, name: str) -> bool:
+    return bool(getattr(config.model_config, name, False))
+
+
+def _text(config: Any, name: str) -> Any:
+    return getattr(config.model_config.hf_text_config, name, None)
+
+
+def _sliding(config: Any) -> bool:
+    kinds = _text(config, "layer_types")
+    if kinds is not None:
+        return any("sliding" in kind for kind in kinds)
+    return (
+        bool(_text(config, "sliding_window")) and _text(config, "use_sliding_window") is not False
+    )
+
+
+_FEATURES: tuple[tuple[str, _Check], ...] = (
+    ("pipeline parallelism", lambda c: c.parallel_config.pipeline_parallel_size > 1),
+    ("data parallelism", lambda c: c.parallel_config.data_parallel_size > 1),
+    (
+        "decode context parallelism",
+        lambda c: getattr(c.parallel_config, "decode_context_parallel_size", 1) > 1,
+    ),
+    (
+        "prefill context parallelism",
+        lambda c: getattr(c.parallel_config, "prefill_context_parallel_size", 1) > 1,
+    ),
+    (
+        "dual batch overlap",
+        lambda c: bool(getattr(c.parallel_config, "use_ubatching", False)),
+    ),
+    ("speculative decoding", lambda c: c.speculative_config is not None),
+    ("encoder-decoder models", lambda c: _model(c, "is_encoder_decoder")),
+    ("multi-head latent attention", lambda c: _model(c, "use_mla")),
+    ("hybrid or state-space models", lambda c: _model(c, "is_hybrid")),
+    ("M-RoPE", lambda c: _model(c, "uses_mrope")),
+    ("ALiBi positions", lambda c: _model(c, "uses_alibi")),
+    ("sliding-window attention", _sliding),
+    ("chunked local attention", lambda c: bool(_text(c, "attention_chunk_size"))),
+    (
+        "logit soft-capping in attention",
+        lambda c: bool(_text(c, "attn_logit_softcapping") or _text(c, "attention_logit_cap")),
+    ),
+    (
+        "pooling models",
+        lambda c: getattr(c.model_config, "runner_type", "generate") != "generate",
+    ),
+    (
+        "cross-layer K/V sharing",
+        lambda c: (
+            bool(_text(c, "num_kv_shared_layers"))
+            or bool(getattr(c.cache_config, "kv_sharing_fast_prefill", False))
+        ),
+    ),
+)
+
+
+def engine_refusals(config: Any, options: ConnectorOptions) -> list[Refusal]:
+    """Everything in a VllmConfig under which donor K/V must not be loaded."""
+    refusals = [Refusal(feature=name) for name, present in _FEATURES if present(config)]
+    dtype = str(config.cache_config.cache_dtype)
+    if dtype not in CACHE_DTYPES:
+        refusals.append(Refusal(feature=f"quantised K/V cache ({dtype})"))
+    refusals += _rotary_refusals(config.model_config.hf_text_config)
+    transfer = config.kv_transfer_config
+    if transfer.kv_load_failure_policy != "recompute":
+        refusals.append(
+            Refusal(
+                feature=f"kv_load_failure_policy={transfer.kv_load_failure_policy!r}",
+                remedy='set "kv_load_failure_policy": "recompute", or a failed load fails requests',
+            )
+        )
+    if transfer.kv_role != "kv_both":
+        refusals.append(Refusal(feature=f"kv_role={transfer.kv_role!r}", remedy="use kv_both"))
+    refusals += _architecture_refusals(config.model_config, options)
+    if options.mode.segmented and options.execution is Execution.NESTED:
+        refusals += _worker_refusals(config.parallel_config.worker_cls)
+    return refusals
+
+
+def version_refusals(version: str) -> list[Refusal]:
+    """Nothing for a version whose contract is known."""
+    if judge(version).supported:
+        return []
+    return [Refusal(feature=f"vLLM {version}", remedy="its connector contract is not known here")]
+
+
+def cache_refusals(kv_cache_config: Any) -> list[Refusal]:
+    """Everything in a KVCacheConfig under which donor K/V must not be loaded."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        return [Refusal(feature=f"{len(groups)} K/V cache groups")]
+    spec = groups[0].kv_cache_spec
+    if type(spec) is not FullAttentionSpec:
+        return [Refusal(feature=f"K/V cache of kind {type(spec).__name__}")]
+    refusals = []
+    if spec.sliding_window or spec.attention_chunk_size:
+        refusals.append(Refusal(feature="sliding-window or chunked attention"))
+    if getattr(spec, "non_causal", False):
+        refusals.append(Refusal(feature="attention that is not causal"))
+    return refusals
+
+
+def layer_refusals(layers: Iterable[Any]) -> list[Refusal]:
+    """Everything in the attention layers themselves that was not proven."""
+    refusals: dict[str, Refusal] = {}
+    for layer in layers:
+        impl = layer.impl
+        for feature, present in (
+            ("attention sinks", getattr(impl, "sinks", None) is not None),
+            ("ALiBi positions", getattr(impl, "alibi_slopes", None) is not None),
+            ("cross-layer K/V sharing", bool(getattr(layer, "kv_sharing_target_layer_name", None))),
+            (
+                "an attention backend that does not write K/V separately",
+                not hasattr(impl, "do_kv_cache_update"),
+            ),
+        ):
+            if present:
+                refusals[feature] = Refusal(feature=feature)
+    return list(refusals.values())
+
+
+def request_refusal(request: Any) -> str | None:
+    """Why this request's K/V may be neither reused nor donated, if so."""
+    if request.prompt_token_ids is None or request.prompt_embeds is not None:
+        return "prompt_embeds"
+    if request.pooling_params is not None:
+        return "pooling"
+    if request.lora_request is not None:
+        return "lora"
+    if request.mm_features:
+        return "multimodal"
+    if getattr(request, "resumable", False):
+        return "streaming_session"
+    if request.skip_reading_prefix_cache:
+        return "skip_reading_prefix_cache"
+    if request.sampling_params is not None and request.sampling_params.prompt_logprobs is not None:
+        return "prompt_logprobs"
+    return None
+
+
+def _rotary_refusals(text_config: Any) -> list[Refusal]:
+    from semblend.kv.rotary_spec import RotarySpec
+
+    try:
+        RotarySpec.from_config(text_config)
+    except UnsupportedRotaryError as error:
+        return [Refusal(feature=f"rotary positions: {error}")]
+    return []
+
+
+def _architecture_refusals(model_config: Any, options: ConnectorOptions) -> list[Refusal]:
+    names = list(getattr(model_config.hf_config, "architectures", None) or [])
+    if options.unverified_architectures or any(name in VERIFIED_ARCHITECTURES for name in names):
+        return []
+    return [
+        Refusal(
+            feature=f"architecture {', '.join(names) or 'unknown'}",
+            remedy="never seen to work; unverified_architectures=true tries it",
+        )
+    ]
+
+
+def _worker_refusals(worker_cls: Any) -> list[Refusal]:
+    name = worker_cls if isinstance(worker_cls, str) else f"{worker_cls.__module__}"
+    if name == WORKER_CLASS or _is_our_worker(worker_cls):
+        return []
+    return [
+        Refusal(
+            feature=f"worker class {worker_cls}",
+            remedy=f"pass --worker-cls {WORKER_CLASS}, or use execution=staged",
+        )
+    ]
+
+
+def _is_our_worker(worker_cls: Any) -> bool:
+    """Whether it is a subclass of ours, which may be named by text."""
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+
+    try:
+        resolved = (
+            resolve_obj_by_qualname(worker_cls) if isinstance(worker_cls, str) else worker_cls
+        )
+    except (ImportError, AttributeError, ValueError):
+        return False
+    return bool(getattr(resolved, "hands_model_to_connector", False))

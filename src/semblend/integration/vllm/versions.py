@@ -1,0 +1,44 @@
+"""Which vLLM this adapter was written for; another minor version is refused.
+
+The connector interface calls itself experimental and changes between minor
+versions, so "newer" is not "compatible". `tests/integration/vllm/contracts` holds
+the base class's signatures of every version named here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+SUPPORTED = {"0.30": "read", "0.31": "read", "0.32": "run"}
+"""Minor versions, and whether the tests ran on one or its contract was compared only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionVerdict:
+    """What is known about one version of vLLM."""
+
+    version: str
+    minor: str
+    supported: bool
+    verified: bool
+    """Whether this adapter's tests were run on it."""
+
+
+def judge(version: str) -> VersionVerdict:
+    """What this adapter knows about vLLM `version`."""
+    match = re.match(r"(\d+\.\d+)", version)
+    minor = match.group(1) if match else version
+    return VersionVerdict(
+        version=version,
+        minor=minor,
+        supported=minor in SUPPORTED,
+        verified=SUPPORTED.get(minor) == "run",
+    )
+
+
+def installed() -> VersionVerdict:
+    """The verdict on the vLLM that is installed here."""
+    import vllm
+
+    return judge(vllm.__version__)

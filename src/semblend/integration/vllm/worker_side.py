@@ -1,0 +1,241 @@
+"""The connector in a worker: carries out loads before the forward, captures after it.
+
+A load that cannot be carried out is never half done in the engine's eyes: all its
+blocks are reported, and vLLM computes those tokens exactly. With tensor
+parallelism the ranks first agree on which loads all of them can make, so that the
+nested pass, which has collectives, is run by all of them or none.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import torch
+
+from semblend.core.errors import DonorError, UnsupportedModelError
+from semblend.core.outcomes import DeclineReason
+from semblend.integration.vllm import rotary
+from semblend.integration.vllm.capture import CaptureThread
+from semblend.integration.vllm.donors import WorkerDonors, make_tiers
+from semblend.integration.vllm.load import DonorLostError, SpanLoader
+from semblend.integration.vllm.metadata import (
+    ConnectorMeta,
+    LoadCommand,
+    LoadFailure,
+    WorkerReport,
+)
+from semblend.integration.vllm.modes import Execution
+from semblend.integration.vllm.nested_pass import NestedPass, hole_sequences
+from semblend.integration.vllm.options import ConnectorOptions
+from semblend.integration.vllm.paged_access import PagedAccess
+from semblend.integration.vllm.self_test import prove_rotation
+from semblend.integration.vllm.support import UnsupportedEngineError, layer_refusals
+
+logger = logging.getLogger("vllm.semblend")
+
+
+class WorkerSide:
+    """Owns this rank's donors and its access to the K/V cache. One thread calls it."""
+
+    def __init__(self, *, config: Any, options: ConnectorOptions) -> None:
+        self._config = config
+        self._options = options
+        self._bad_blocks: set[int] = set()
+        self._held: set[str] = set()
+        self._report = WorkerReport()
+        self.access: PagedAccess | None = None
+        self.donors: WorkerDonors | None = None
+        self.captures: CaptureThread | None = None
+        self.nested: NestedPass | None = None
+        self.loader: SpanLoader | None = None
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether the nested pass is used, so that our worker class must hand the model over."""
+        return self._options.mode.segmented and self._options.execution is Execution.NESTED
+
+    # -- start -------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """The K/V cache is allocated: learn its layout and start the donors' store."""
+        if not self._options.mode.loads:
+            return
+        static = self._config.compilation_config.static_forward_context
+        layers = {name: static[name] for name in kv_caches}
+        refusals = layer_refusals(layers.values())
+        if refusals:
+            raise UnsupportedEngineError(refusals)
+        self.access = PagedAccess(layers, block_size=int(self._config.cache_config.block_size))
+        self.donors = WorkerDonors(make_tiers(self._options, _tp_rank()))
+        self.captures = CaptureThread(self.access, self.donors)
+        self._report.layers = len(layers)
+        if not self.needs_model:
+            table = rotary.table_from_config(self._config)
+            self.loader = SpanLoader(self.access, self.donors, table)
+
+    def bind_model_runner(self, runner: Any) -> None:
+        """Our worker class hands the model over: prepare the nested pass and prove it."""
+        if not self.needs_model:
+            return
+        if self.access is None or self.donors is None:
+            raise UnsupportedModelError("the model was handed over before the K/V cache")
+        self.nested = NestedPass(runner, self._config)
+        table = rotary.table_from_model(runner.get_model())
+        prove_rotation(
+            self.nested,
+            self.access,
+            table,
+            max_positions=int(self._config.model_config.max_model_len),
+        )
+        self.loader = SpanLoader(self.access, self.donors, table)
+
+    # -- a step --------------------------------------------------------------------------
+
+    def before_overwrite(self, meta: ConnectorMeta) -> None:
+        """Blocks of preempted requests are about to be overwritten: finish copying them."""
+        if meta.preempted and self.captures is not None:
+            self.captures.wait_for(meta.preempted)
+
+    def start_load(self, meta: ConnectorMeta) -> None:
+        """Carry out this step's loads. Never raises: what fails is reported."""
+        if self.donors is not None:
+            if meta.drop_all:
+                self.donors.clear()
+            for donor_id in meta.dropped:
+                self.donors.drop(donor_id)
+        if not meta.loads:
+            return
+        started = time.perf_counter()
+        failures = self._agreed([self._copy_spans(command) for command in meta.loads])
+        good: list[LoadCommand] = []
+        for command, failure in zip(meta.loads, failures, strict=True):
+            if failure is None:
+                good.append(command)
+            else:
+                self._fail(command, failure)
+        copied = time.perf_counter()
+        failure = self._compute_holes(good)
+        for command in good:
+            if failure is None:
+                self._report.loaded[command.request_id] += 1
+            else:
+                self._fail(command, failure)
+        self._report.load_ms += (copied - started) * 1e3
+        self._report.nested_ms += (time.perf_counter() - copied) * 1e3
+
+    def after_forward(self, meta: ConnectorMeta) -> None:
+        """This step's K/V is written: queue what becomes a donor."""
+        self._held.update(meta.held)
+        if self.captures is None:
+            return
+        for command in meta.captures:
+            try:
+                self.captures.submit(command)
+            except Exception as error:
+                logger.warning("SemBlend could not capture %s: %s", command.donor_id, error)
+                self._report.rejected[command.donor_id] = repr(error)
+
+    def _copy_spans(self, command: LoadCommand) -> LoadFailure | None:
+        try:
+            if command.refused:
+                raise DonorError(command.refused)
+            if self.loader is None:
+                raise DonorError("this worker was not set up to load")
+            if command.holes and self.nested is None:
+                raise DonorError("holes, and no model to compute them with")
+            self.loader.load(command)
+        except DonorLostError as error:
+            return LoadFailure(
+                reason=DeclineReason.DONOR_GONE.value, detail=str(error), donor_id=error.donor_id
+            )
+        except Exception as error:
+            logger.debug("SemBlend load failed", exc_info=True)
+            return LoadFailure(
+                reason=DeclineReason.MATERIALISATION_FAILED.value,
+                detail=f"{type(error).__name__}: {error}",
+            )
+        return None
+
+    def _compute_holes(self, commands: list[LoadCommand]) -> LoadFailure | None:
+        if self.nested is None or self.access is None:
+            return None
+        try:
+            sequences = [
+                sequence
+                for command in commands
+                for sequence in hole_sequences(command, self.access)
+            ]
+            self.nested.run(sequences)
+        except Exception as error:
+            logger.warning("SemBlend's nested pass failed", exc_info=True)
+            return LoadFailure(
+                reason=DeclineReason.MATERIALISATION_FAILED.value,
+                detail=f"{type(error).__name__}: {error}",
+            )
+        return None
+
+    def _agreed(self, failures: list[LoadFailure | None]) -> list[LoadFailure | None]:
+        """The same with what failed on another rank failed here too."""
+        from vllm.distributed.parallel_state import get_tp_group
+
+        if self._config.parallel_config.tensor_parallel_size == 1:
+            return failures
+        good = torch.tensor([failure is None for failure in failures], dtype=torch.int32)
+        torch.distributed.all_reduce(
+            good, op=torch.distributed.ReduceOp.MIN, group=get_tp_group().cpu_group
+        )
+        elsewhere = LoadFailure(
+            reason=DeclineReason.MATERIALISATION_FAILED.value, detail="failed on another rank"
+        )
+        return [
+            failure if failure is not None or fine else elsewhere
+            for failure, fine in zip(failures, good.tolist(), strict=True)
+        ]
+
+    def _fail(self, command: LoadCommand, failure: LoadFailure) -> None:
+        block_size = int(self._config.cache_config.block_size)
+        self._bad_blocks.update(command.claimed_blocks(block_size))
+        self._report.failed[command.request_id] = failure
+
+    # -- answers -------------------------------------------------------------------------
+
+    def take_bad_blocks(self) -> set[int]:
+        """Blocks whose load failed in this step."""
+        bad, self._bad_blocks = self._bad_blocks, set()
+        return bad
+
+    def take_freed(self) -> set[str]:
+        """Finished requests whose blocks are no longer needed."""
+        captures = self.captures
+        freed = {
+            request_id
+            for request_id in self._held
+            if captures is None or not captures.is_pending(request_id)
+        }
+        self._held -= freed
+        return freed
+
+    def take_report(self) -> WorkerReport | None:
+        """What this rank did since the last call, or None."""
+        report = self._report
+        self._report = WorkerReport(layers=report.layers)
+        if self.captures is not None:
+            report = report.aggregate(self.captures.take_report())
+        if self.donors is not None:
+            report.lost |= self.donors.take_lost()
+        return None if report.is_empty else report
+
+    def close(self) -> None:
+        """Stop the capture thread and let go of the donors."""
+        if self.captures is not None:
+            self.captures.close()
+        if self.donors is not None:
+            self.donors.close()
+
+
+def _tp_rank() -> int:
+    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+    return int(get_tensor_model_parallel_rank())
