@@ -121,10 +121,16 @@ def measure(engine: EmbeddedEngine, plain: Any, length: int, *, repeats: int, se
     times = Times()
     for policy in POLICIES.values():  # warm up: the first pass of a shape pays for its memory
         _first_token(engine, prompt(), policy=policy)
-    for _ in track(range(repeats), f"{length} tokens", console=STDERR):
+    for number in track(range(repeats), f"{length} tokens", console=STDERR):
         tokens = prompt()
-        times.seconds["cold"].append(_first_token(engine, tokens, reuse=False).ttft_ms / 1e3)
-        times.seconds["plain"].append(_plain_seconds(plain, tokens))
+        # Alternating, so that neither is always the one that follows the other.
+        for case in ("cold", "plain") if number % 2 else ("plain", "cold"):
+            seconds = (
+                _first_token(engine, tokens, reuse=False).ttft_ms / 1e3
+                if case == "cold"
+                else _plain_seconds(plain, tokens)
+            )
+            times.seconds[case].append(seconds)
         for name, policy in POLICIES.items():
             warm = _first_token(engine, tokens, policy=policy)
             if warm.reused_tokens < (1.0 - _ratio_of(name)) * size - 64:
