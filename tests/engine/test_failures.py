@@ -64,7 +64,7 @@ def test_a_flipped_bit_in_a_donor_is_a_cold_request(make_engine: EngineMaker) ->
     donor = driver.run(behind(1)).report.request_id
     with driver.engine.donors.lease(f"{donor}.1", 0, 10) as held:
         held.pieces[0].kv.view(-1)[1000] += 1.0
-    assert_cold(driver, DeclineReason.DONOR_GONE, Outcome.DECLINED)
+    assert_cold(driver, DeclineReason.CORRUPT_DONOR, Outcome.DECLINED)
     assert driver.engine._tiers.stats()[0].corrupt == 1
 
 

@@ -12,7 +12,7 @@ from collections import deque
 
 import numpy as np
 
-from semblend.core.errors import CapacityError, CorruptSegmentError, DonorError, PlanError
+from semblend.core.errors import CapacityError, CorruptSegmentError, DonorError
 from semblend.core.outcomes import DeclineReason, Outcome
 from semblend.core.plan import Hole, Plan
 from semblend.engine.materialise import DonorSource, load_spans
@@ -96,7 +96,7 @@ class Admission:
                     sequence.detail,
                     exact_tokens=sequence.exact_tokens,
                 )
-        except PlanError:
+        except Exception:  # an account that does not add up must not cost an answer
             logger.warning(
                 "request %s: the ledger refused its settlement", request_id, exc_info=True
             )

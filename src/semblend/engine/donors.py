@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from semblend.core.errors import DonorError, SemBlendError
+from semblend.core.errors import CorruptSegmentError, DonorError, SemBlendError
 from semblend.core.namespace import Namespace
 from semblend.core.tokens import TokenArray
 from semblend.engine.materialise import DonorKv, DonorPiece
@@ -109,11 +109,18 @@ class DonorLibrary:
 
     @contextmanager
     def lease(self, donor_id: str, start: int, end: int) -> Iterator[DonorKv]:
-        """K/V that covers donor positions [start, end), kept from eviction meanwhile."""
+        """K/V that covers donor positions [start, end), kept from eviction meanwhile.
+
+        Raises
+        ------
+        DonorError, CorruptSegmentError
+            If the donor is gone, or a segment of it just failed its checksum.
+        """
         donor = self._donors.get(donor_id)
         if donor is None:
             raise DonorError(f"donor {donor_id!r} is gone")
         pieces: list[DonorPiece] = []
+        corrupt = self._corrupt_segments()
         with ExitStack() as leases:
             for key in donor.keys:
                 if key.start + key.length <= start or key.start >= end:
@@ -121,6 +128,8 @@ class DonorLibrary:
                 lease = self._tiers.acquire(key)
                 if lease is None:
                     self._drop(donor_id)
+                    if self._corrupt_segments() > corrupt:
+                        raise CorruptSegmentError(f"donor {donor_id!r}: K/V fails its checksum")
                     raise DonorError(f"donor {donor_id!r} has lost its K/V")
                 leases.enter_context(lease)
                 pieces.append(DonorPiece(start=key.start, kv=lease.segment.kv))
@@ -142,6 +151,10 @@ class DonorLibrary:
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
+
+    def _corrupt_segments(self) -> int:
+        """Segments that failed their checksum so far: tells a corrupt donor from a lost one."""
+        return sum(tier.corrupt for tier in self._tiers.stats())
 
     def _run(self) -> None:
         while (capture := self._queue.get()) is not None:

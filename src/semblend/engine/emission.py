@@ -129,10 +129,15 @@ class Emission:
             self._donate(sequence)
 
     def _publish(self, sequence: Sequence, computed: int) -> None:
+        """Offer what is exact of the first `computed` tokens; a failure is nobody's loss."""
         if self._prefixes is None or sequence.table is None or sequence.share_key is None:
             return
-        if sequence.request.donate:
-            end = min(computed, sequence.exact_until)
+        if not sequence.request.donate:
+            return
+        end = min(computed, sequence.exact_until)
+        try:
             self._prefixes.publish(
                 sequence.share_key, sequence.tokens_between(0, end), sequence.table.pages
             )
+        except Exception:
+            logger.exception("pages of %s were not published", sequence.request.request_id)
