@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -28,13 +29,15 @@ import triton  # type: ignore[import-untyped,import-not-found,unused-ignore]
 from semblend.kv import triton_kernels
 from semblend.kv.layout import by_slot
 from semblend.kv.rotary import Pairing, RotarySpec, RotaryTable
-from semblend.kv.span_batch import flat_batches
+from semblend.kv.span_batch import flat_batch
 from semblend.kv.transfer import PagedLayout, SpanCopy, copy_spans
 
 SHAPE_7B = {"layers": 28, "kv_heads": 4, "head_dim": 128}
 """K/V of Qwen2.5-7B."""
 TOKENS = (4096, 8192, 16384, 32768)
 SPANS = (1, 4, 16, 64)
+SEGMENT_TOKENS = 512
+"""Tokens of the segments that an engine keeps donors in."""
 SHIFT = 217
 """Positions a span moves by."""
 
@@ -52,24 +55,28 @@ class Row:
 
 
 def spans_of(
-    source: torch.Tensor, layout: PagedLayout, tokens: int, spans: int, rng: np.random.Generator
+    sources: list[torch.Tensor], layout: PagedLayout, spans: int, rng: np.random.Generator
 ) -> list[SpanCopy]:
-    """`tokens` donor tokens as `spans` spans in another order, into shuffled pages."""
+    """All tokens of the sources, each cut into `spans`, in another order and shuffled pages."""
     pages = rng.permutation(layout.pages)
-    cuts = np.linspace(0, tokens, spans + 1).astype(int)
+    pieces, donor_start = [], 0
+    for source in sources:
+        cuts = np.linspace(0, source.shape[2], spans + 1).astype(int).tolist()
+        pieces += [(source, low, high, donor_start + low) for low, high in pairwise(cuts)]
+        donor_start += source.shape[2]
     copies, position = [], SHIFT
-    for span in rng.permutation(spans).tolist():
-        first, last = int(cuts[span]), int(cuts[span + 1])
+    for number in rng.permutation(len(pieces)).tolist():
+        source, low, high, source_start = pieces[number]
         copies.append(
             SpanCopy(
                 source=source,
-                source_slots=np.arange(first, last),
-                target_slots=layout.token_slots(pages, position, position + last - first),
-                source_start=first,
+                source_slots=np.arange(low, high),
+                target_slots=layout.token_slots(pages, position, position + high - low),
+                source_start=source_start,
                 target_start=position,
             )
         )
-        position += last - first
+        position += high - low
     return copies
 
 
@@ -94,8 +101,9 @@ def check(rng: np.random.Generator) -> list[Row]:
             ),
             device="cuda",
         )
-        segment = torch.randn(5, 2, 2001, kv_heads, head_dim, device="cuda").to(dtype)
-        copies = spans_of(segment, layout, 1500, 7, rng)
+        segment = torch.randn(5, 2, 1633, kv_heads, head_dim, device="cuda").to(dtype)
+        other = torch.randn(5, 2, 333, kv_heads, head_dim, device="cuda").to(dtype)
+        copies = spans_of([segment[:, :, :1500].contiguous(), other], layout, 7, rng)
         free = np.setdiff1d(
             np.arange(layout.slots), np.concatenate([c.target_slots for c in copies])
         )
@@ -165,18 +173,17 @@ def measure(rng: np.random.Generator, ceiling: float) -> list[Row]:
     """The kernel at every size and span count, and the whole call with its host work."""
     rows = []
     for tokens in TOKENS:
-        layout = PagedLayout(pages=tokens // 16 + 64, page_size=16, **SHAPE_7B)
-        table = _table(tokens)
-        segment = _segment(tokens)
-        pool = layout.allocate(dtype=torch.bfloat16, device="cuda")
-        moved_bytes = 2 * tokens * layout.token_bytes(torch.bfloat16)
-        for spans in SPANS:
-            copies = spans_of(segment, layout, tokens, spans, rng)
-            (batch,) = flat_batches(by_slot(pool), copies, table)
-            index = triton_kernels.index_on(pool.device, batch)
-            ms = median_ms(partial(triton_kernels.launch, by_slot(pool), segment, index, table))
-            share = moved_bytes / (ms * 1e-3) / ceiling
-            case = f"{tokens} tokens, {spans} spans"
+        layout, table, pool = _setting(tokens)
+        cases = [(f"{spans} spans", _segments(tokens, 1), spans) for spans in SPANS]
+        many = tokens // SEGMENT_TOKENS
+        cases.append((f"{many} spans of {many} segments", _segments(tokens, many), 1))
+        for name, segments, spans in cases:
+            copies = spans_of(segments, layout, spans, rng)
+            case = f"{tokens} tokens, {name}"
+            ms = median_ms(
+                partial(triton_kernels.launch, by_slot(pool), *_ready(pool, copies, table))
+            )
+            share = _moved_bytes(layout, tokens) / (ms * 1e-3) / ceiling
             target = 0.80 if tokens == max(TOKENS) else 0.70
             rows += [
                 Row(case=case, metric="kernel_time", value=ms, unit="ms"),
@@ -198,33 +205,43 @@ def tune(rng: np.random.Generator, ceiling: float) -> list[Row]:
     """The share of copy bandwidth of every launch shape at 4K and 32K tokens, 16 spans."""
     rows = []
     for tokens in (4096, 32768):
-        layout = PagedLayout(pages=tokens // 16 + 64, page_size=16, **SHAPE_7B)
-        table, segment = _table(tokens), _segment(tokens)
-        pool = layout.allocate(dtype=torch.bfloat16, device="cuda")
-        (batch,) = flat_batches(by_slot(pool), spans_of(segment, layout, tokens, 16, rng), table)
-        index = triton_kernels.index_on(pool.device, batch)
-        moved_bytes = 2 * tokens * layout.token_bytes(torch.bfloat16)
+        layout, table, pool = _setting(tokens)
+        ready = _ready(pool, spans_of(_segments(tokens, 1), layout, 16, rng), table)
         for rows_each, warps, layers in itertools.product(
-            (16, 32, 64, 128), (2, 4, 8), (1, 2, 4, 7, 14, 28)
+            (8, 16, 32, 64), (2, 4, 8), (1, 4, 7, 14, 28)
         ):
             shape = triton_kernels.LaunchShape(rows=rows_each, layers=layers, warps=warps)
-            ms = median_ms(
-                partial(triton_kernels.launch, by_slot(pool), segment, index, table, shape)
-            )
-            share = moved_bytes / (ms * 1e-3) / ceiling
+            ms = median_ms(partial(triton_kernels.launch, by_slot(pool), *ready, shape))
+            share = _moved_bytes(layout, tokens) / (ms * 1e-3) / ceiling
             case = f"{tokens} tokens, rows={rows_each} warps={warps} layers={layers}"
             rows.append(Row(case=case, metric="tuned_share", value=share, unit="ratio"))
     return sorted(rows, key=lambda row: (row.case.split()[0], -row.value))
 
 
-def _table(tokens: int) -> RotaryTable:
+def _setting(tokens: int) -> tuple[PagedLayout, RotaryTable, torch.Tensor]:
+    layout = PagedLayout(pages=tokens // 16 + 64, page_size=16, **SHAPE_7B)
     spec = RotarySpec(head_dim=128, rotary_dim=128, theta=1e6, max_positions=tokens + 1024)
-    return RotaryTable.from_spec(spec, device="cuda")
+    pool = layout.allocate(dtype=torch.bfloat16, device="cuda")
+    return layout, RotaryTable.from_spec(spec, device="cuda"), pool
 
 
-def _segment(tokens: int) -> torch.Tensor:
-    shape = (SHAPE_7B["layers"], 2, tokens, SHAPE_7B["kv_heads"], SHAPE_7B["head_dim"])
-    return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+def _segments(tokens: int, count: int) -> list[torch.Tensor]:
+    shape = (SHAPE_7B["layers"], 2, tokens // count, SHAPE_7B["kv_heads"], SHAPE_7B["head_dim"])
+    return [torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(count)]
+
+
+def _ready(
+    pool: torch.Tensor, copies: list[SpanCopy], table: RotaryTable
+) -> tuple[triton_kernels.Prepared, RotaryTable]:
+    batch = flat_batch(by_slot(pool), copies, table)
+    if batch is None:
+        raise RuntimeError("nothing to copy")
+    return triton_kernels.prepare(pool.device, batch), table
+
+
+def _moved_bytes(layout: PagedLayout, tokens: int) -> int:
+    """Bytes read plus bytes written."""
+    return 2 * tokens * layout.token_bytes(torch.bfloat16)
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ import torch
 from semblend.kv import triton_kernels
 from semblend.kv.layout import by_slot
 from semblend.kv.rotary import Pairing
-from semblend.kv.span_batch import flat_batches
+from semblend.kv.span_batch import flat_batch
 from semblend.kv.transfer import copy_spans
 from tests.kv.span_cases import SpanCase, make_case
 
@@ -54,9 +54,10 @@ def compare_shapes(case: SpanCase) -> bool:
     for rows, layers in itertools.product((4, 64), (1, 2)):
         pool = torch.zeros_like(case.pool)
         shape = triton_kernels.LaunchShape(rows=rows, layers=layers)
-        for batch in flat_batches(by_slot(pool), case.copies, case.table):
-            index = triton_kernels.index_on(pool.device, batch)
-            triton_kernels.launch(by_slot(pool), batch.source, index, case.table, shape)
+        batch = flat_batch(by_slot(pool), case.copies, case.table)
+        assert batch is not None
+        prepared = triton_kernels.prepare(pool.device, batch)
+        triton_kernels.launch(by_slot(pool), prepared, case.table, shape)
         results.append(pool)
     return all(torch.equal(results[0], other) for other in results[1:])
 

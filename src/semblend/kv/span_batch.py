@@ -55,10 +55,12 @@ class SpanCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CopyBatch:
-    """All tokens to copy from one source, flat: one entry a token in every array."""
+    """All tokens to copy, flat: one entry a token in every array. Holds at least one token."""
 
-    source: torch.Tensor
-    """[layers, 2, slots, kv_heads, head_dim]."""
+    sources: tuple[torch.Tensor, ...]
+    """Each [layers, 2, slots, kv_heads, head_dim]; slots differ."""
+    source_numbers: SlotArray
+    """Which of the sources a token is read from."""
     source_slots: SlotArray
     target_slots: SlotArray
     source_positions: SlotArray
@@ -67,10 +69,11 @@ class CopyBatch:
     def __len__(self) -> int:
         return int(self.source_slots.size)
 
-    def part(self, which: npt.NDArray[np.bool_] | slice) -> CopyBatch:
+    def part(self, which: npt.NDArray[np.bool_]) -> CopyBatch:
         """Some of the tokens."""
         return replace(
             self,
+            source_numbers=self.source_numbers[which],
             source_slots=self.source_slots[which],
             target_slots=self.target_slots[which],
             source_positions=self.source_positions[which],
@@ -78,53 +81,54 @@ class CopyBatch:
         )
 
 
-def flat_batches(
+def flat_batch(
     destination: torch.Tensor, copies: Sequence[SpanCopy], table: RotaryTable
-) -> list[CopyBatch]:
-    """Group spans by source, one batch a source, and check them.
+) -> CopyBatch | None:
+    """All spans as one checked batch; None if there is nothing to copy.
 
     Raises
     ------
     PlanError
         Naming what does not fit.
     """
-    by_source: dict[tuple[int, torch.Size], list[SpanCopy]] = {}
-    for copy in copies:
-        key = (copy.source.data_ptr(), copy.source.shape)
-        by_source.setdefault(key, []).append(copy)
-    batches = [_flatten(group) for group in by_source.values()]
-    written = np.zeros(destination.shape[2], dtype=bool)
-    for batch in batches:
-        _check(batch, destination, table)
-        if written[batch.target_slots].any():
-            raise PlanError("span copies: a target slot is written twice")
-        written[batch.target_slots] = True
-    tokens = sum(int(batch.target_slots.size) for batch in batches)
-    if int(written.sum()) != tokens:
-        raise PlanError("span copies: a target slot is written twice")
-    for batch in batches:
-        if _share_memory(batch.source, destination) and written[batch.source_slots].any():
-            raise PlanError("span copies: a slot is read and written in one call")
-    return batches
+    spans = [copy for copy in copies if len(copy)]
+    if not spans:
+        return None
+    batch = _flatten(spans)
+    for source in batch.sources:
+        _check_source(source, destination, table)
+    _check_slots(batch, destination)
+    table.check_positions(0, int(max(batch.source_positions.max(), batch.target_positions.max())))
+    return batch
 
 
-def _flatten(group: Sequence[SpanCopy]) -> CopyBatch:
-    offsets = [np.arange(len(copy), dtype=np.int64) for copy in group]
+def _flatten(spans: Sequence[SpanCopy]) -> CopyBatch:
+    lengths = np.array([len(copy) for copy in spans], dtype=np.int64)
+    before = np.cumsum(lengths) - lengths
+    at = np.arange(int(lengths.sum()), dtype=np.int64)
+    source_starts = np.array([copy.source_start for copy in spans], dtype=np.int64)
+    target_starts = np.array([copy.target_start for copy in spans], dtype=np.int64)
+    numbers: dict[tuple[int, torch.Size], int] = {}
+    sources: list[torch.Tensor] = []
+    for copy in spans:
+        if numbers.setdefault(_identity(copy.source), len(sources)) == len(sources):
+            sources.append(by_slot(copy.source))
+    source_of = np.array([numbers[_identity(copy.source)] for copy in spans], dtype=np.int64)
     return CopyBatch(
-        source=by_slot(group[0].source),
-        source_slots=np.concatenate([copy.source_slots for copy in group]),
-        target_slots=np.concatenate([copy.target_slots for copy in group]),
-        source_positions=np.concatenate(
-            [copy.source_start + at for copy, at in zip(group, offsets, strict=True)]
-        ),
-        target_positions=np.concatenate(
-            [copy.target_start + at for copy, at in zip(group, offsets, strict=True)]
-        ),
+        sources=tuple(sources),
+        source_numbers=np.repeat(source_of, lengths),
+        source_slots=np.concatenate([copy.source_slots for copy in spans]),
+        target_slots=np.concatenate([copy.target_slots for copy in spans]),
+        source_positions=at + np.repeat(source_starts - before, lengths),
+        target_positions=at + np.repeat(target_starts - before, lengths),
     )
 
 
-def _check(batch: CopyBatch, destination: torch.Tensor, table: RotaryTable) -> None:
-    source = batch.source
+def _identity(source: torch.Tensor) -> tuple[int, torch.Size]:
+    return source.data_ptr(), source.shape
+
+
+def _check_source(source: torch.Tensor, destination: torch.Tensor, table: RotaryTable) -> None:
     if (
         source.shape[:2] != destination.shape[:2]
         or source.shape[3:] != destination.shape[3:]
@@ -138,14 +142,23 @@ def _check(batch: CopyBatch, destination: torch.Tensor, table: RotaryTable) -> N
         raise PlanError(
             f"span copies: rows rotate {table.rotary_dim} numbers, heads have {source.shape[-1]}"
         )
-    for name, slots, limit in (
-        ("source", batch.source_slots, source.shape[2]),
-        ("target", batch.target_slots, destination.shape[2]),
-    ):
-        if not 0 <= int(slots.min()) <= int(slots.max()) < limit:
-            raise PlanError(f"span copies: {name} slots in [0, {limit}) expected")
-    table.check_positions(0, int(max(batch.source_positions.max(), batch.target_positions.max())))
 
 
-def _share_memory(source: torch.Tensor, destination: torch.Tensor) -> bool:
-    return source.untyped_storage().data_ptr() == destination.untyped_storage().data_ptr()
+def _check_slots(batch: CopyBatch, destination: torch.Tensor) -> None:
+    rows = np.array([source.shape[2] for source in batch.sources])[batch.source_numbers]
+    if int(batch.source_slots.min()) < 0 or bool((batch.source_slots >= rows).any()):
+        raise PlanError(f"span copies: source slots in [0, {int(rows.min())}) expected")
+    slots = destination.shape[2]
+    if not 0 <= int(batch.target_slots.min()) <= int(batch.target_slots.max()) < slots:
+        raise PlanError(f"span copies: target slots in [0, {slots}) expected")
+    written = np.zeros(slots, dtype=bool)
+    written[batch.target_slots] = True
+    if int(np.count_nonzero(written)) != len(batch):
+        raise PlanError("span copies: a target slot is written twice")
+    pool = destination.untyped_storage().data_ptr()
+    for number, source in enumerate(batch.sources):
+        if source.untyped_storage().data_ptr() == pool:
+            read = batch.source_slots[batch.source_numbers == number]
+            # A view of part of the pool would count its slots from elsewhere.
+            if source.data_ptr() != destination.data_ptr() or bool(written[read].any()):
+                raise PlanError("span copies: a slot is read and written in one call")

@@ -22,25 +22,30 @@ Selector = slice | torch.Tensor
 def copy_batch(destination: torch.Tensor, batch: CopyBatch, table: RotaryTable) -> None:
     """Copy a checked batch into `destination`, [layers, 2, slots, kv_heads, head_dim]."""
     moves = batch.source_positions != batch.target_positions
-    for part, rotates in ((batch.part(~moves), False), (batch.part(moves), True)):
-        if not len(part):
+    for number, source in enumerate(batch.sources):
+        here = batch.source_numbers == number
+        _copy(destination, source, batch.part(here & ~moves), None)
+        _copy(destination, source, batch.part(here & moves), table)
+
+
+def _copy(
+    destination: torch.Tensor, source: torch.Tensor, part: CopyBatch, table: RotaryTable | None
+) -> None:
+    """Copy the tokens of one source, K rotated where there is a table."""
+    for start, end in _tiles(part):
+        rows = _selector(part.source_slots[start:end], destination.device)
+        target = _selector(part.target_slots[start:end], destination.device)
+        _store(destination[:, 1], target, source[:, 1, rows], dim=1)
+        if table is None:
+            _store(destination[:, 0], target, source[:, 0, rows], dim=1)
             continue
-        for start, end in _tiles(part):
-            source = _selector(part.source_slots[start:end], destination.device)
-            target = _selector(part.target_slots[start:end], destination.device)
-            values = batch.source[:, 1, source]
-            _store(destination[:, 1], target, values, dim=1)
-            if not rotates:
-                _store(destination[:, 0], target, batch.source[:, 0, source], dim=1)
-                continue
-            rows = table.differences(
-                _to_tensor(part.source_positions[start:end], destination.device),
-                _to_tensor(part.target_positions[start:end], destination.device),
-            )
-            cos, sin = full_rows(rows[0][:, None], rows[1][:, None], table.pairing)
-            for layer in range(destination.shape[0]):
-                keys = batch.source[layer, 0, source]
-                _rotate_into(destination[layer, 0], target, keys, cos, sin, table)
+        differences = table.differences(
+            _to_tensor(part.source_positions[start:end], destination.device),
+            _to_tensor(part.target_positions[start:end], destination.device),
+        )
+        cos, sin = full_rows(differences[0][:, None], differences[1][:, None], table.pairing)
+        for layer in range(destination.shape[0]):
+            _rotate_into(destination[layer, 0], target, source[layer, 0, rows], cos, sin, table)
 
 
 def _rotate_into(
@@ -75,6 +80,8 @@ def _store(slots: torch.Tensor, target: Selector, values: torch.Tensor, *, dim: 
 def _tiles(batch: CopyBatch) -> Iterator[tuple[int, int]]:
     """Cut a batch into tiles [start, end), at long runs' ends where it has them."""
     tokens = len(batch)
+    if not tokens:
+        return
     breaks = (np.diff(batch.source_slots) != 1) | (np.diff(batch.target_slots) != 1)
     edges = np.concatenate(([0], np.flatnonzero(breaks) + 1, [tokens]))
     if (edges.size - 1) * _MIN_RUN_TOKENS > tokens:

@@ -1,9 +1,9 @@
 """Copy donor spans into a request's own slots: gather, rotate K, scatter, many spans in one call.
 
 K is rotated in fp32 from the donor's position to the target's; a span that does
-not move is copied bit for bit; V is always copied. On a GPU one Triton launch a
-source does all layers and spans; elsewhere torch does, and that is the reference
-the kernel is held to.
+not move is copied bit for bit; V is always copied. On a GPU one Triton launch does
+all layers, spans and sources; elsewhere torch does, and that is the reference the
+kernel is held to.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from semblend.kv import torch_copy
 from semblend.kv.layout import PagedLayout, by_slot
 from semblend.kv.rotary_table import RotaryTable
-from semblend.kv.span_batch import CopyBatch, SpanCopy, flat_batches
+from semblend.kv.span_batch import CopyBatch, SpanCopy, flat_batch
 
 __all__ = ["Backend", "PagedLayout", "SpanCopy", "copy_spans"]
 
@@ -58,16 +58,16 @@ def copy_spans(
         If slots, positions, shapes or types do not fit. Nothing is written then.
     """
     destination = by_slot(pool)
-    batches = flat_batches(destination, [copy for copy in copies if len(copy)], table)
+    batch = flat_batch(destination, tuple(copies), table)
+    if batch is None:
+        return 0
     if table.cos.device != pool.device:
         table = table.to(pool.device)
     chosen = Backend(backend)
     if chosen is Backend.AUTO:
         chosen = Backend.TRITON if pool.is_cuda else Backend.TORCH
-    copy_batch = _copier(chosen)
-    for batch in batches:
-        copy_batch(destination, _on_device(batch, pool.device), table)
-    return sum(map(len, batches))
+    _copier(chosen)(destination, _on_device(batch, pool.device), table)
+    return len(batch)
 
 
 def _copier(backend: Backend) -> Callable[[torch.Tensor, CopyBatch, RotaryTable], None]:
@@ -80,20 +80,20 @@ def _copier(backend: Backend) -> Callable[[torch.Tensor, CopyBatch, RotaryTable]
 
 
 def _on_device(batch: CopyBatch, device: torch.device) -> CopyBatch:
-    """The batch with its source on `device`; from elsewhere only the needed rows travel."""
-    if batch.source.device == device:
+    """The batch with its sources on `device`; from elsewhere only the needed rows travel."""
+    if all(source.device == device for source in batch.sources):
         return batch
-    slots = batch.source_slots
-    low, high = int(slots.min()), int(slots.max()) + 1
-    if high - low <= 2 * slots.size:
-        return replace(
-            batch,
-            source=batch.source[:, :, low:high].to(device, non_blocking=True),
-            source_slots=slots - low,
-        )
-    rows = batch.source.index_select(2, torch.from_numpy(slots).to(batch.source.device))
-    return replace(
-        batch,
-        source=rows.to(device, non_blocking=True),
-        source_slots=np.arange(slots.size, dtype=np.int64),
-    )
+    sources, slots = list(batch.sources), batch.source_slots.copy()
+    for number, source in enumerate(batch.sources):
+        if source.device == device:
+            continue
+        here = batch.source_numbers == number
+        rows = slots[here]
+        low, high = int(rows.min()), int(rows.max()) + 1
+        if high - low <= 2 * rows.size:
+            wanted, slots[here] = source[:, :, low:high], rows - low
+        else:
+            chosen = torch.from_numpy(rows).to(source.device)
+            wanted, slots[here] = source.index_select(2, chosen), np.arange(rows.size)
+        sources[number] = wanted.to(device, non_blocking=True).contiguous()
+    return replace(batch, sources=tuple(sources), source_slots=slots)

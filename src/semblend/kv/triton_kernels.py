@@ -1,4 +1,4 @@
-"""Gather, rotate, scatter as one Triton kernel: one launch over all layers and spans of a source.
+"""Gather, rotate, scatter as one Triton kernel: one launch over all layers, spans and sources.
 
 The work is moving bytes, so the kernel is shaped for that. A program owns a tile
 of (token, head) rows: it reads slots, positions and rotary rows once, keeps them
@@ -46,40 +46,74 @@ DEFAULT_SHAPE = LaunchShape()
 
 def copy_batch(destination: torch.Tensor, batch: CopyBatch, table: RotaryTable) -> None:
     """Copy a checked batch into `destination`, [layers, 2, slots, kv_heads, head_dim]."""
-    launch(destination, batch.source, index_on(destination.device, batch), table)
+    launch(destination, prepare(destination.device, batch), table)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prepared:
+    """A batch as the kernel reads it."""
+
+    sources: tuple[torch.Tensor, ...]
+    index: torch.Tensor
+    """int64 on the device: by token source number, source slot, target slot, source position
+    and target position; then by source its distance from the first one, its layer stride
+    and its K-to-V stride, all in elements."""
+    tokens: int
+    alignment: int
+    """What every distance and stride is a multiple of: 16 allows 16-byte accesses."""
+
+
+def prepare(device: torch.device, batch: CopyBatch) -> Prepared:
+    """Put everything the kernel has to know into one transfer. Sources are on the device."""
+    first = batch.sources[0]
+    # Kernels take one pointer, so the other sources are reached by their distance from it.
+    shapes = np.array(
+        [
+            ((s.data_ptr() - first.data_ptr()) // s.element_size(), s.stride(0), s.stride(1))
+            for s in batch.sources
+        ],
+        dtype=np.int64,
+    )
+    arrays = (
+        batch.source_numbers,
+        batch.source_slots,
+        batch.target_slots,
+        batch.source_positions,
+        batch.target_positions,
+        *shapes.T,
+    )
+    index = torch.from_numpy(np.concatenate(arrays))
+    if device.type == "cuda":
+        index = index.pin_memory()
+    return Prepared(
+        sources=batch.sources,
+        index=index.to(device, non_blocking=True),
+        tokens=len(batch),
+        alignment=16 if not (shapes % 16).any() else 1,
+    )
 
 
 def launch(
     destination: torch.Tensor,
-    source: torch.Tensor,
-    index: torch.Tensor,
+    prepared: Prepared,
     table: RotaryTable,
     shape: LaunchShape = DEFAULT_SHAPE,
 ) -> None:
-    """Start the kernel on checked input that is all on one device.
-
-    Parameters
-    ----------
-    destination, source
-        [layers, 2, slots, kv_heads, head_dim], tokens contiguous.
-    index
-        From :func:`index_on`, int64 [4, tokens].
-    """
+    """Start the kernel on checked input that is all on one device."""
     layers, _, _, heads, head_dim = destination.shape
-    tokens, half = index.shape[1], table.rotary_dim // 2
-    grid = (triton.cdiv(tokens * heads, shape.rows), triton.cdiv(layers, shape.layers))
+    half = table.rotary_dim // 2
+    grid = (triton.cdiv(prepared.tokens * heads, shape.rows), triton.cdiv(layers, shape.layers))
     with _on(destination.device):
         _copy_rotate[grid](
-            source,
+            prepared.sources[0],
             destination,
             table.cos,
             table.sin,
-            index,
-            tokens,
+            prepared.index,
+            prepared.tokens,
+            len(prepared.sources),
             layers,
             shape.layers,
-            source.stride(0),
-            source.stride(1),
             destination.stride(0),
             destination.stride(1),
             heads=heads,
@@ -90,25 +124,9 @@ def launch(
             head_block=triton.next_power_of_2(head_dim),
             rest_block=triton.next_power_of_2(max(1, head_dim - 2 * half)),
             tile_rows=shape.rows,
+            alignment=prepared.alignment,
             num_warps=shape.warps,
         )
-
-
-def index_on(device: torch.device, batch: CopyBatch) -> torch.Tensor:
-    """Slots and positions in one transfer, int64, shape [4, tokens]."""
-    stacked = torch.from_numpy(
-        np.stack(
-            (
-                batch.source_slots,
-                batch.target_slots,
-                batch.source_positions,
-                batch.target_positions,
-            )
-        )
-    )
-    if device.type == "cuda":
-        return stacked.pin_memory().to(device, non_blocking=True)
-    return stacked.to(device)
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -132,10 +150,9 @@ def _copy_rotate(  # type: ignore[no-untyped-def]
     sin_table,
     index,
     tokens,
+    sources,
     layers,
     layers_each,
-    source_layer_stride,
-    source_kv_stride,
     target_layer_stride,
     target_kv_stride,
     heads: tl.constexpr,
@@ -146,16 +163,22 @@ def _copy_rotate(  # type: ignore[no-untyped-def]
     head_block: tl.constexpr,
     rest_block: tl.constexpr,
     tile_rows: tl.constexpr,
+    alignment: tl.constexpr,
 ):
     row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
     token = row // heads
     head = row % heads
     live = token < tokens
-    source_slot = tl.load(index + token, mask=live, other=0)
-    target_slot = tl.load(index + tokens + token, mask=live, other=0)
-    source_position = tl.load(index + 2 * tokens + token, mask=live, other=0)
-    target_position = tl.load(index + 3 * tokens + token, mask=live, other=0)
-    read = (source_slot * heads + head) * head_dim
+    number = tl.load(index + token, mask=live, other=0)
+    source_slot = tl.load(index + tokens + token, mask=live, other=0)
+    target_slot = tl.load(index + 2 * tokens + token, mask=live, other=0)
+    source_position = tl.load(index + 3 * tokens + token, mask=live, other=0)
+    target_position = tl.load(index + 4 * tokens + token, mask=live, other=0)
+    shapes = index + 5 * tokens + number
+    distance = tl.multiple_of(tl.load(shapes, mask=live, other=0), alignment)
+    layer_stride = tl.multiple_of(tl.load(shapes + sources, mask=live, other=0), alignment)
+    kv_stride = tl.multiple_of(tl.load(shapes + 2 * sources, mask=live, other=0), alignment)
+    read = distance + (source_slot * heads + head) * head_dim
     write = (target_slot * heads + head) * head_dim
 
     pair = tl.arange(0, half_block)
@@ -180,10 +203,10 @@ def _copy_rotate(  # type: ignore[no-untyped-def]
 
     first_layer = tl.program_id(1) * layers_each
     for layer in range(first_layer, min(first_layer + layers_each, layers)):
-        keys_in = source + tl.cast(layer, tl.int64) * source_layer_stride + read[:, None]
+        keys_in = source + (read + layer * layer_stride)[:, None]
         keys_out = target + tl.cast(layer, tl.int64) * target_layer_stride + write[:, None]
         # All loads of a layer stand before its stores, so that they are in flight together.
-        values = tl.load(keys_in + source_kv_stride + column[None, :], mask=head_mask)
+        values = tl.load(keys_in + kv_stride[:, None] + column[None, :], mask=head_mask)
         if head_dim > 2 * half:
             passed = tl.load(keys_in + rest[None, :], mask=rest_mask)
         if interleaved:
