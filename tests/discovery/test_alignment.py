@@ -204,7 +204,7 @@ def test_a_small_edit_leaves_a_window_alike_and_unrelated_text_is_not(seed, leng
 @given(seed=SEEDS)
 def test_common_words_alone_do_not_make_windows_alike(seed):
     rng = np.random.default_rng(seed)
-    assert edit_similarity(window(rng, 64), window(rng, 64)) < 0.75
+    assert edit_similarity(window(rng, 64), window(rng, 64)) < 0.4
     half = np.arange(64, dtype=np.int32)
     other = np.concatenate([half[:32], np.arange(1000, 1032, dtype=np.int32)])
     assert edit_similarity(half, other) == pytest.approx(0.5)
