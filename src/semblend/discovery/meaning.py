@@ -32,6 +32,10 @@ ALIGNED = 2
 FUZZY_RUN_TOKENS = 16
 """Shortest identical run that fuzzy alignment contributes."""
 QUEUE_LENGTH = 1024
+QUERY_WINDOWS = 16
+"""Windows a prompt is read through when it is looked up: fewer than a donor's, for time."""
+SEARCHED_VECTORS = 8
+"""Vectors of a prompt that the first search asks for; the comparison after it uses all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +114,12 @@ class MeaningIndex:
         index, embedder = self._index, self._embedder
         if index is None or embedder is None or not len(index):
             return []
-        prompt = embed_text(embedder, text)
+        prompt = embed_text(embedder, text, max_windows=QUERY_WINDOWS)
         if not len(prompt.windows):
             return []
         found: list[Similar] = []
-        for match in index.search(prompt.windows, CANDIDATES, namespace=namespace):
+        asked = prompt.condensed(SEARCHED_VECTORS).windows
+        for match in index.search(asked, CANDIDATES, namespace=namespace):
             vectors = index.get(match.donor_id, namespace=namespace)
             if vectors is None:  # evicted meanwhile
                 continue
