@@ -113,6 +113,25 @@ def test_time_is_limited_and_the_engine_is_told(scripted: ScriptedEngine, stream
         assert [view["state"] for view in state["requests"]] == ["timed_out"]
 
 
+def test_bodies_held_at_a_time_are_bounded(scripted: ScriptedEngine) -> None:
+    """Callers who send their bodies slowly cannot make the server hold any number of them."""
+    with running(scripted, max_concurrent=1, max_queued=0) as host:
+        address = httpx.URL(host.url)
+        held = []
+        for _ in range(1 + 0 + 16):
+            raw = socket.create_connection((address.host, address.port or 80))
+            raw.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+                b"content-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+            )
+            held.append(raw)
+        until(lambda: post(host).status_code == 503, "the server to be full")
+        assert httpx.get(f"{host.url}/health").status_code == 200
+        for raw in held:
+            raw.close()
+        until(lambda: post(host).status_code == 200, "the server to take requests again")
+
+
 def test_a_slow_body_is_given_up(scripted: ScriptedEngine) -> None:
     with running(scripted, body_timeout_s=0.05) as host:
         address = httpx.URL(host.url)

@@ -140,6 +140,12 @@ def test_a_long_prompt_says_how_long_it_may_be(app: Any) -> None:
     assert response.json()["error"]["code"] == "context_length_exceeded"
 
 
+def test_a_hopelessly_long_prompt_is_refused_before_it_is_tokenised(app: Any) -> None:
+    longest = max(map(len, app.state.desk.engine.tokenizer.get_vocab()))
+    response = text(app, {**TEXT, "prompt": "x" * (64 * longest + 1)})
+    refused(response, 400, "prompt", "characters", "at most 64 tokens")
+
+
 def test_an_unknown_model_is_not_found(app: Any) -> None:
     refused(chat(app, {**CHAT, "model": "gpt-4"}), 404, "model", MODEL_NAME)
     refused(call(app, "GET", "/v1/models/gpt-4"), 404, "model", MODEL_NAME)
@@ -152,6 +158,10 @@ def test_a_policy_is_the_servers_choice_unless_it_says_otherwise(app: Any) -> No
         ScriptedEngine(), ServeOptions(model_name=MODEL_NAME, allow_policy_override=True)
     )
     assert chat(free, body).status_code == 200
+    wrong = {**CHAT, "semblend": {"policy": "nonsense"}}
+    refused(chat(free, wrong), 400, "semblend.policy", "nonsense")
+    split = {**CHAT, "semblend": {"policy": "none\r\nset-cookie: a=b"}}
+    refused(chat(free, split), 400, "semblend.policy", "pattern")
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,13 @@ _PUBLIC = frozenset(
     {"/", "/health", "/health/live", "/health/ready", "/openapi.json", "/favicon.ico"}
 )
 
+_WATCHED = _PUBLIC | {"/metrics", "/semblend/state"}
+"""Routes that pages, probes and scrapers ask for all the time."""
+
+_SPARE_BODIES = 16
+"""Bodies held beyond those that may be inside or waiting; with the size limit this bounds
+the memory that callers can make us hold."""
+
 _SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -53,9 +60,11 @@ class Gate:
     ) -> None:
         self._app = app
         self._options = options
+        self._most_bodies = options.max_concurrent + options.max_queued + _SPARE_BODIES
         self._hosts = options.accepted_hosts
         self._authenticator = authenticator
         self._metrics = metrics
+        self._bodies = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection event stream."""
@@ -67,7 +76,11 @@ class Gate:
         scope.setdefault("state", {})["request_id"] = reply.request_id
         started = time.perf_counter()
         try:
-            await self._app(scope, await self._checked(scope, headers, receive), reply.send)
+            self._identify(scope, headers)
+            if scope["method"] in {"POST", "PUT", "PATCH"}:
+                await self._with_body(scope, headers, receive, reply.send)
+            else:
+                await self._app(scope, receive, reply.send)
         except ApiError as error:
             await reply.refuse(error, scope)
         except Exception as error:
@@ -76,8 +89,10 @@ class Gate:
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._metrics.responded(route, reply.status)
+            quiet = route in _WATCHED and reply.status < 400
             log(
                 "http",
+                level=logging.DEBUG if quiet else logging.INFO,
                 request_id=reply.request_id,
                 method=scope["method"] if scope["method"].isalpha() else "?",
                 route=route,
@@ -85,7 +100,7 @@ class Gate:
                 ms=round((time.perf_counter() - started) * 1000.0, 3),
             )
 
-    async def _checked(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
+    def _identify(self, scope: Scope, headers: Headers) -> None:
         if self._hosts is not None and _host(headers.get("host", "")) not in self._hosts:
             raise ApiError(
                 421,
@@ -97,8 +112,10 @@ class Gate:
         public = path in _PUBLIC or (path == "/metrics" and self._options.public_metrics)
         if not public:
             scope["state"]["caller"] = self._authenticator.identify(headers)
-        if scope["method"] not in {"POST", "PUT", "PATCH"}:
-            return receive
+
+    async def _with_body(
+        self, scope: Scope, headers: Headers, receive: Receive, send: Send
+    ) -> None:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             # Also what keeps other sites' pages out: a browser may post JSON only where it
@@ -109,8 +126,16 @@ class Gate:
                 param="content-type",
                 code="unsupported_media_type",
             )
-        body = await self._body(headers, receive)
-        return _replay(body, receive)
+        if self._bodies >= self._most_bodies:
+            raise ApiError(
+                503, "the server is full; try again", code="server_overloaded", retry_after_s=1
+            )
+        self._bodies += 1
+        try:
+            body = await self._body(headers, receive)
+            await self._app(scope, _replay(body, receive), send)
+        finally:
+            self._bodies -= 1
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
         limit = self._options.max_body_bytes

@@ -26,6 +26,8 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._vocabulary = len(tokenizer)
         self.max_prompt_tokens = max_prompt_tokens
+        longest = max((len(piece) for piece in tokenizer.get_vocab()), default=1)
+        self._max_characters = max_prompt_tokens * longest
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="semblend-tokenise")
 
     async def chat(self, messages: Sequence[Message]) -> TokenArray:
@@ -39,6 +41,7 @@ class PromptEncoder:
             )
         for index, message in enumerate(messages):
             _check_text(f"messages[{index}].content", message.text)
+        self._check_size("messages", sum(len(message.text) for message in messages))
         tokens = await self._on_thread(lambda: self._encode(self._render(messages)))
         return self._checked("messages", tokens)
 
@@ -56,6 +59,7 @@ class PromptEncoder:
         if isinstance(prompt, str):
             text = prompt
             _check_text("prompt", text)
+            self._check_size("prompt", len(text))
             return self._checked("prompt", await self._on_thread(lambda: self._encode(text)))
         return self._checked("prompt", prompt)
 
@@ -94,17 +98,24 @@ class PromptEncoder:
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    def _check_size(self, param: str, characters: int) -> None:
+        """Refuse what cannot fit however it is cut, before the tokenizer spends time on it."""
+        if characters > self._max_characters:
+            raise self._too_long(param, f"{characters} characters")
+
+    def _too_long(self, param: str, size: str) -> ApiError:
+        return ApiError(
+            400,
+            f"{param}: {size}, this server takes at most {self.max_prompt_tokens} tokens",
+            param=param,
+            code="context_length_exceeded",
+        )
+
     def _checked(self, param: str, tokens: Sequence[Any]) -> TokenArray:
         if len(tokens) == 0:
             raise ApiError(400, f"{param}: at least one token expected", param=param, code="empty")
         if len(tokens) > self.max_prompt_tokens:
-            raise ApiError(
-                400,
-                f"{param}: {len(tokens)} tokens, this server takes at most "
-                f"{self.max_prompt_tokens}",
-                param=param,
-                code="context_length_exceeded",
-            )
+            raise self._too_long(param, f"{len(tokens)} tokens")
         try:
             array = as_token_array(tokens, name=param)
         except InvalidTokensError as error:

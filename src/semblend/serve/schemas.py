@@ -76,7 +76,10 @@ class ReuseOptions(BaseModel):
     reuse: bool = Field(True, description="False computes the prompt cold.")
     donate: bool = Field(True, description="Whether this prompt may become a donor.")
     policy: str | None = Field(
-        None, max_length=64, description="A recompute policy, where the server allows a choice."
+        None,
+        max_length=64,
+        pattern=r"^[a-z0-9_=.,()+ ]+$",
+        description="A recompute policy, where the server allows a choice.",
     )
 
 

@@ -8,16 +8,17 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from semblend.core.errors import RequestError
+from semblend.core.errors import RequestError, SettingsError
 from semblend.core.tokens import TokenArray
 from semblend.engine.api import GenerationRequest, SamplingParams
+from semblend.planning.policies.base import policy_from_spec
 from semblend.serve.auth import Caller, checked_name
 from semblend.serve.dialects import ChatDialect, Dialect, TextDialect
 from semblend.serve.errors import ApiError
 from semblend.serve.exchange import Desk
 from semblend.serve.generation import Job, answer
 from semblend.serve.prompts import PromptEncoder
-from semblend.serve.schemas import ChatBody, CompletionBody, GenerationBody
+from semblend.serve.schemas import ChatBody, CompletionBody, GenerationBody, ReuseOptions
 
 _COMPLETION_TOKENS = 16
 """OpenAI's default length of a completion."""
@@ -78,15 +79,9 @@ class Service:
     ) -> Response:
         caller: Caller = http.state.caller
         template = http.headers.get("x-chat-template-id")
-        reuse = body.semblend
-        if reuse is not None and reuse.policy and not self.desk.options.allow_policy_override:
-            raise ApiError(
-                403,
-                "semblend.policy: this server chooses the policy itself; leave it out, or start "
-                "it with --allow-policy-override",
-                param="semblend.policy",
-                code="policy_override_not_allowed",
-            )
+        reuse = body.semblend or ReuseOptions()
+        if reuse.policy:
+            self._check_policy(reuse.policy)
         request = GenerationRequest(
             # Never the caller's own id: two tenants may choose the same one.
             request_id=engine_id,
@@ -97,9 +92,9 @@ class Service:
                 cache_salt=body.cache_salt,
             ),
             sampling=sampling,
-            reuse=reuse.reuse if reuse is not None else True,
-            donate=reuse.donate if reuse is not None else True,
-            policy=reuse.policy if reuse is not None else None,
+            reuse=reuse.reuse,
+            donate=reuse.donate,
+            policy=reuse.policy,
         )
         job = Job(
             request=request,
@@ -121,6 +116,25 @@ class Service:
                 param="model",
                 code="model_not_found",
             )
+
+    def _check_policy(self, policy: str) -> None:
+        if not self.desk.options.allow_policy_override:
+            raise ApiError(
+                403,
+                "semblend.policy: this server chooses the policy itself; leave it out, or start "
+                "it with --allow-policy-override",
+                param="semblend.policy",
+                code="policy_override_not_allowed",
+            )
+        try:
+            policy_from_spec(policy)
+        except SettingsError as error:
+            raise ApiError(
+                400,
+                f"semblend.policy: {error}",
+                param="semblend.policy",
+                code="invalid_value",
+            ) from error
 
     def _sampling(
         self, body: GenerationBody, max_tokens: int, top_logprobs: int | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -35,14 +36,14 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
     @router.get("/health", responses={503: {"model": Health}})
     async def health(response: Response) -> Health:
         """Whether the process lives and takes requests."""
-        state = _health(service)
+        state = await asyncio.to_thread(_health, service)
         response.status_code = 200 if state.ready else 503
         return state
 
     @router.get("/health/live")
     async def live() -> Health:
         """Whether the process answers at all: restart it when not."""
-        return _health(service)
+        return await asyncio.to_thread(_health, service)
 
     @router.get("/health/ready", responses={503: {"model": Health}})
     async def ready(response: Response) -> Health:
@@ -59,7 +60,7 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
         caller: Caller | None = getattr(request.state, "caller", None)
         if caller is not None and not caller.sees_all:
             raise ApiError(403, "an admin's API key is needed here", code="admin_only")
-        body, content_type = desk.metrics.render()
+        body, content_type = await asyncio.to_thread(desk.metrics.render)
         return Response(body, headers={"content-type": content_type})
 
     @router.get("/semblend/state", responses={400: {"model": ErrorReply}})
@@ -68,14 +69,14 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
     ) -> JSONResponse:
         """What the page draws: metadata of the caller's own requests after cursor `since`."""
         caller: Caller = request.state.caller
-        stats = desk.engine.stats() if caller.sees_all else None
+        stats = await asyncio.to_thread(desk.engine.stats) if caller.sees_all else None
         return JSONResponse(
             {
                 "server": {
                     "model": desk.options.model_name,
                     "version": version("semblend"),
                     "uptime_s": round(time.time() - service.started_at, 1),
-                    "status": _health(service).status,
+                    "status": "draining" if desk.admission.draining else "ok",
                     "max_prompt_tokens": service.encoder.max_prompt_tokens,
                     "started_at": service.started_at,
                     "now": time.time(),
