@@ -131,21 +131,15 @@ class RotarySpec:
 
     def _llama3_kept(self, unscaled: torch.Tensor) -> torch.Tensor:
         """Share of each frequency left as it is: 1 for short waves, 0 for long ones."""
-        context, low, high = (
-            self.original_max_positions,
-            self.low_freq_factor,
-            self.high_freq_factor,
-        )
-        if context is None or low is None or high is None:  # pragma: no cover - see __post_init__
-            raise UnsupportedRotaryError("llama3 parameters are incomplete")
+        context = self._stated("original_max_positions")
+        low, high = self._stated("low_freq_factor"), self._stated("high_freq_factor")
         turns = context * unscaled / (2 * torch.pi)
         return ((turns - low) / (high - low)).clamp(0.0, 1.0)
 
     def _yarn_kept(self) -> torch.Tensor:
         """Share of each frequency left as it is: 1 up to beta_fast turns, 0 from beta_slow on."""
-        if self.beta_fast is None or self.beta_slow is None:  # pragma: no cover
-            raise UnsupportedRotaryError("yarn parameters are incomplete")
-        first, last = self._yarn_index(self.beta_fast), self._yarn_index(self.beta_slow)
+        first = self._yarn_index(self._stated("beta_fast"))
+        last = self._yarn_index(self._stated("beta_slow"))
         if self.truncate:
             first, last = first.floor(), last.ceil()
         first, last = first.clamp(min=0), last.clamp(max=self.rotary_dim - 1)
@@ -155,13 +149,13 @@ class RotarySpec:
 
     def _yarn_index(self, turns: float) -> torch.Tensor:
         """The (fractional) pair that turns this often over the original context."""
-        log = torch.log(
-            torch.tensor(
-                [(self.original_max_positions or 1) / (turns * 2 * torch.pi), self.theta],
-                dtype=torch.float64,
-            )
-        )
+        wavelengths = self._stated("original_max_positions") / (turns * 2 * torch.pi)
+        log = torch.tensor([wavelengths, self.theta], dtype=torch.float64).log()
         return self.rotary_dim * log[0] / (2 * log[1])
+
+    def _stated(self, name: str) -> float:
+        """A parameter that `__post_init__` made sure of for this kind."""
+        return float(getattr(self, name))
 
 
 _NEEDED: dict[RotaryKind, tuple[str, ...]] = {
