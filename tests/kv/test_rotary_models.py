@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from semblend.core.errors import UnsupportedRotaryError
 from semblend.kv.rotary import (
@@ -132,3 +135,15 @@ def test_yarns_attention_factor_cancels_when_keys_move() -> None:
     keys = torch.randn(10, 2, 16)
     moved = table.rerotate(keys, torch.arange(10), torch.arange(10) + 50)
     torch.testing.assert_close(moved.norm(dim=-1), keys.norm(dim=-1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_the_bundled_model_passes_the_self_test_over_its_whole_context(dtype) -> None:
+    folder = Path(__file__).parents[2] / "models" / "semblend-reference-27m"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    spec = RotarySpec.from_config(model.config)
+    assert spec.max_positions == 8192
+    table = RotaryTable.from_model_rotary(
+        model.model.rotary_emb, spec.max_positions, pairing=spec.pairing, dtype=dtype
+    )
+    self_test(model, table)
