@@ -1,4 +1,4 @@
-"""Property tests here have no deadline: a busy machine is no failure."""
+"""Property tests have no deadline: a busy machine is no failure."""
 
 from __future__ import annotations
 
