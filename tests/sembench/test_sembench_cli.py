@@ -124,6 +124,10 @@ def test_audits_pass_and_fail_by_exit_code(folder, tmp_path):
     ("arguments", "named"),
     [
         (("build", "--output", "x.jsonl"), "--profile or --frozen"),
+        (
+            ("build", "--frozen", "fixture", "--datasets", "a", "b", "--output", "x.jsonl"),
+            "--datasets: --frozen builds",
+        ),
         (("build", "--profile", "longbench-v7", "--output", "x.jsonl"), "longbench-v7"),
         (
             ("build", "--profile", "fixture", "--transforms", "rag_reorder", "nonsense",

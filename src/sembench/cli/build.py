@@ -58,6 +58,14 @@ def build(
         raise UsageError("--profile or --frozen: expected one of the two")
     if frozen is not None:
         spec = load_spec(frozen)
+        for flag, given in (
+            ("--datasets", datasets),
+            ("--transforms", transforms),
+            ("--max-items-per-dataset", max_items_per_dataset),
+            ("--hf-revision", hf_revision),
+        ):
+            if given:
+                raise UsageError(f"{flag}: --frozen builds what its spec says and nothing else")
     else:
         spec = BuildSpec(
             name=output.name.split(".")[0],
