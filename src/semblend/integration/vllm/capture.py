@@ -55,7 +55,7 @@ class CaptureThread:
         """Queue a prompt whose K/V this step's forward has written (or will, on its stream)."""
         ready = None
         if self._access.device.type == "cuda":
-            ready = torch.cuda.Event()
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
         with self._changed:
             self._pending[command.request_id] += 1
@@ -111,6 +111,7 @@ class CaptureThread:
                     self._report.rejected[command.donor_id] = f"{type(error).__name__}: {error}"
             finally:
                 with self._changed:
+                    self._report.answered[command.donor_id] += 1
                     self._pending[command.request_id] -= 1
                     if not self._pending[command.request_id]:
                         del self._pending[command.request_id]
@@ -143,7 +144,9 @@ class CaptureThread:
             return self._access.read(block_ids, start, end)
         # On a stream of its own, so that the engine's kernels do not wait for the copy.
         if self._stream is None:
-            self._stream = torch.cuda.Stream(self._access.device)
+            self._stream = torch.cuda.Stream(  # type: ignore[no-untyped-call]
+                self._access.device
+            )
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(ready)
             kv = self._access.read(block_ids, start, end).to("cpu", non_blocking=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from semblend.integration.audit import AuditStream
@@ -17,6 +18,14 @@ from semblend.integration.vllm.setup import SchedulerSetup
 from semblend.integration.vllm.stats import SemBlendStats
 
 logger = logging.getLogger("vllm.semblend")
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A capture on its way: whose blocks it reads, and on how many ranks."""
+
+    request_id: str
+    ranks_left: int
 
 
 class CaptureOrders:
@@ -36,12 +45,11 @@ class CaptureOrders:
         self._stats = stats
         self._choice = CaptureChoice(setup.options)
         self._serials = itertools.count(1)
-        self._request_of: dict[str, str] = {}
-        """Request id by donor id, while its capture is on the way."""
+        self._pending: dict[str, _Pending] = {}
 
     def is_pending(self, request_id: str) -> bool:
-        """Whether a request's blocks are still needed for its capture."""
-        return request_id in self._request_of.values()
+        """Whether some rank still reads a request's blocks."""
+        return any(pending.request_id == request_id for pending in self._pending.values())
 
     def orders(
         self, scheduled: Any, states: Mapping[str, RequestState], manager: Any
@@ -76,20 +84,22 @@ class CaptureOrders:
         for donor_id, ranks in report.captured.items():
             offer = self._bridge.stored(donor_id, ranks)
             if offer is not None:
-                self._request_of.pop(donor_id, None)
                 self._registered(offer)
                 self._audit_cost(offer, report)
         for donor_id, why in report.rejected.items():
-            request_id = self._request_of.pop(donor_id, None)
             self._bridge.drop(donor_id)
+            pending = self._pending.get(donor_id)
+            request_id = None if pending is None else pending.request_id
             self._audit.event("donor_registration_failed", request_id, reason=why)
         for donor_id in report.lost:
             self._bridge.drop(donor_id)
             self._audit.event("donor_lost", donor_id=donor_id)
-
-    def forget(self) -> None:
-        """All donors were dropped; captures on their way will be dropped too."""
-        self._request_of.clear()
+        for donor_id, ranks in report.answered.items():
+            pending = self._pending.get(donor_id)
+            if pending is not None:
+                pending.ranks_left -= ranks
+                if pending.ranks_left <= 0:
+                    del self._pending[donor_id]
 
     def _order(self, state: RequestState, manager: Any) -> CaptureCommand | None:
         skip = self._choice.skip_reason(state, pending=self._bridge.pending)
@@ -114,7 +124,7 @@ class CaptureOrders:
             return None
         (block_ids,) = manager.get_block_ids(state.request_id)
         self._bridge.offer(offer)
-        self._request_of[offer.donor_id] = state.request_id
+        self._pending[offer.donor_id] = _Pending(state.request_id, self._setup.ranks)
         return CaptureCommand(
             request_id=state.request_id,
             donor_id=offer.donor_id,

@@ -81,9 +81,9 @@ class Claims:
         """How many tokens behind `computed_tokens` can be supplied. Idempotent."""
         if state.progress in (Progress.ADMITTED, Progress.CONFIRMED):
             return self._claim_again(state, computed_tokens, live, manager)
+        if state.started or state.progress is Progress.FAILED:
+            return NOTHING  # preempted: it goes on as it began
         state.exact_tokens = computed_tokens
-        if state.progress is Progress.FAILED:
-            return NOTHING
         if state.refusal is not None:
             state.decline(DeclineReason.UNSUPPORTED, state.refusal)
             return NOTHING
@@ -171,11 +171,9 @@ class Claims:
 
     def _mark(self, state: RequestState, plan: Plan) -> None:
         state.plan = plan
-        state.claimed_end = plan.end
         state.supplied_tokens = plan.reused_tokens
         state.recomputed_tokens = plan.recomputed_tokens
         state.hole_tokens = plan.hole_tokens
-        state.pass_tokens = sum(map(len, plan.holes))
         approximate = first_approximate_token(plan)
         if approximate is not None and state.ladder_id is None:
             # A ladder's blocks are private already: nobody else has its salt.
@@ -184,7 +182,7 @@ class Claims:
                 first_approximate_token=approximate,
                 hash_block_size=self._hash_block_size,
             )
-        state.progress = Progress.CLAIMED
+        state.make_claim(plan)
         if not state.advertised:
             state.advertised = True
             self._advertise(state, plan)
@@ -194,11 +192,7 @@ class Claims:
     ) -> Answer:
         """A preempted request comes back: what its private blocks no longer hold, once more."""
         plan = state.plan
-        if (
-            plan is None
-            or computed_tokens >= state.claimed_end
-            or not self._bridge.still_held(plan)
-        ):
+        if plan is None or computed_tokens >= plan.end or not self._bridge.still_held(plan):
             return NOTHING
         rest = (span.clipped(computed_tokens, plan.end) for span in plan.spans)
         spans = tuple(span for span in rest if span is not None)
@@ -215,10 +209,8 @@ class Claims:
             holes and self._reads_unwritten(state, computed_tokens, live, manager)
         ):
             return ASK_AGAIN
-        state.pass_tokens = holes
         state.resumes = True
-        state.plan = again
-        state.progress = Progress.CLAIMED
+        state.make_claim(again)
         return again.end - computed_tokens, False
 
     # -- saying so -------------------------------------------------------------------
@@ -254,7 +246,7 @@ class Claims:
             )
 
     def _advertise(self, state: RequestState, plan: Plan) -> None:
-        first = plan.copies[0]
+        first = plan.spans[0]
         self._audit.load_advertised(
             "segmented_prefill_segment_advertised"
             if state.ladder_id is not None

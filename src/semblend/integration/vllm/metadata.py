@@ -97,6 +97,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
     capture_ms: dict[str, float] = field(default_factory=dict)
     """How long the slowest rank's copy took, by donor id."""
     capture_bytes: dict[str, int] = field(default_factory=dict)
+    answered: Counter[str] = field(default_factory=Counter)
+    """Captures that are over, stored or not, by donor id: the blocks are no longer read."""
     rejected: dict[str, str] = field(default_factory=dict)
     """Donors that were not stored, and why."""
     lost: set[str] = field(default_factory=set)
@@ -111,7 +113,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to say."""
-        return not (self.captured or self.rejected or self.lost or self.loaded or self.failed)
+        return not (self.answered or self.lost or self.loaded or self.failed)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         """This rank's report and another's."""
@@ -124,6 +126,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
                 key: self.capture_bytes.get(key, 0) + other.capture_bytes.get(key, 0)
                 for key in {*self.capture_bytes, *other.capture_bytes}
             },
+            answered=self.answered + other.answered,
             rejected={**other.rejected, **self.rejected},
             lost=self.lost | other.lost,
             loaded=self.loaded + other.loaded,

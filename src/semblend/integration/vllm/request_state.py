@@ -44,9 +44,13 @@ class RequestState:
     plan: Plan | None = None
     planned_at: tuple[int, int] | None = None
     """Exact tokens and donor generation the plan was made for."""
+    claim: Plan | None = None
+    """What is being claimed: the plan, or what is left of it after a preemption."""
     progress: Progress = Progress.NONE
+    before_claim: Progress = Progress.NONE
+    started: bool = False
+    """Whether the engine has admitted it: later calls are about a preempted request."""
     chain: PrivateChain | None = None
-    claimed_end: int = 0
     claimed_blocks: int = 0
     tainted: bool = False
     """Whether any of its K/V is approximate: then it is never captured."""
@@ -75,11 +79,16 @@ class RequestState:
 
     def undo_claim(self) -> None:
         """A claim that was not admitted leaves no trace."""
+        if self.chain is not None:
+            self.chain.undo()  # does nothing to the chain of an admitted claim
         if self.progress is Progress.CLAIMED:
-            if self.chain is not None:
-                self.chain.undo()
-                self.chain = None
-            self.progress = Progress.NONE
+            self.progress, self.claim = self.before_claim, None
+
+    def make_claim(self, plan: Plan) -> None:
+        """Tell the engine that `plan` can be carried out; it may allocate or not."""
+        self.before_claim, self.progress = self.progress, Progress.CLAIMED
+        self.claim = plan
+        self.pass_tokens = sum(map(len, plan.holes))
 
     def decline(self, reason: DeclineReason, detail: str = "") -> None:
         """Remember why this request is computed."""

@@ -29,7 +29,7 @@ def table_from_model(model: torch.nn.Module) -> RotaryTable:
     UnsupportedRotaryError
         If there is none, several that differ, or one of a kind that K cannot follow.
     """
-    found = {
+    found: dict[int, Any] = {
         id(module): module
         for module in model.modules()
         if hasattr(module, "cos_sin_cache") and hasattr(module, "is_neox_style")

@@ -122,9 +122,12 @@ class SchedulerSide:
     def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
         """The engine allocated slots; `external_tokens` of them are to be supplied."""
         state = self.states.get(request.request_id)
-        if state is None or external_tokens == 0:
+        if state is None:
+            return
+        state.started = True
+        if external_tokens == 0:
             return  # a claim that was not taken is undone when the step is built
-        plan = state.plan
+        plan = state.claim
         (block_ids,) = blocks.get_block_ids()
         if plan is None or state.progress is not Progress.CLAIMED:
             self._orders.append(_impossible(state, block_ids))

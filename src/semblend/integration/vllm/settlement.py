@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from semblend.core.errors import PlanError
 from semblend.core.ledger import Ledger
 from semblend.core.outcomes import DeclineReason, Outcome
@@ -92,10 +94,10 @@ class Settlements:
         )
 
     def _decline(self, state: RequestState, reason: DeclineReason, detail: str) -> None:
-        try:
+        if state.resumes:
+            return  # settled before it was preempted
+        with contextlib.suppress(PlanError):
             self._ledger.decline(state.request_id, reason, detail, exact_tokens=state.exact_tokens)
-        except PlanError:
-            pass  # settled before it was preempted and loaded again
         self._stats.settled(
             reason.outcome, exact=state.exact_tokens, prompt=len(state.tokens), reason=reason
         )

@@ -66,9 +66,8 @@ def _sliding(config: Any) -> bool:
     kinds = _text(config, "layer_types")
     if kinds is not None:
         return any("sliding" in kind for kind in kinds)
-    return (
-        bool(_text(config, "sliding_window")) and _text(config, "use_sliding_window") is not False
-    )
+    window = bool(_text(config, "sliding_window"))
+    return window and _text(config, "use_sliding_window") is not False
 
 
 _FEATURES: tuple[tuple[str, _Check], ...] = (

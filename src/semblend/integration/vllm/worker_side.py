@@ -102,6 +102,8 @@ class WorkerSide:
         """Carry out this step's loads. Never raises: what fails is reported."""
         if self.donors is not None:
             if meta.drop_all:
+                if self.captures is not None:
+                    self.captures.wait()
                 self.donors.clear()
             for donor_id in meta.dropped:
                 self.donors.drop(donor_id)
@@ -136,6 +138,7 @@ class WorkerSide:
             except Exception as error:
                 logger.warning("SemBlend could not capture %s: %s", command.donor_id, error)
                 self._report.rejected[command.donor_id] = repr(error)
+                self._report.answered[command.donor_id] += 1
 
     def _copy_spans(self, command: LoadCommand) -> LoadFailure | None:
         try:

@@ -1,0 +1,56 @@
+"""Real vLLM on a CPU. `make test-vllm` makes the environment and runs these."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+
+# Read when vLLM is imported, and inherited by the processes it starts.
+os.environ.update(
+    {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2"),
+        "OMP_WAIT_POLICY": "passive",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+)
+
+if HAS_VLLM:
+    # Importing vLLM warns about what it imports; test modules are strict when collected.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import tests.integration.vllm.engines  # noqa: F401
+
+collect_ignore_glob = [] if HAS_VLLM else ["test_*.py"]
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return "vLLM: installed" if HAS_VLLM else "vLLM: not installed here; run make test-vllm"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "integration/vllm" in str(item.path):
+            # vLLM and what it imports warn about themselves; our own tests are strict elsewhere.
+            item.add_marker(pytest.mark.filterwarnings("default"))
+
+
+@pytest.fixture(scope="module")
+def make_engine() -> Iterator[Callable[..., Any]]:
+    """Engines for one module, closed at its end."""
+    from tests.integration.vllm.engines import EngineFactory
+
+    factory = EngineFactory()
+    yield factory.make
+    factory.close()

@@ -1,0 +1,191 @@
+"""Real vLLM engines in this process, with shorter words for tests."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm import LLM, SamplingParams
+from vllm.config import KVTransferConfig
+
+from semblend.core.tokens import TokenArray
+from tests.integration.vllm.models import folder_of
+from tests.integration.vllm.probe import ProbeConnector
+
+WORKER = "semblend.integration.vllm.worker.SemBlendWorker"
+_SALTS = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One finished request."""
+
+    request_id: str
+    tokens: tuple[int, ...]
+    cached_tokens: int
+    semblend: dict[str, Any]
+
+
+def transfer_config(
+    *, module: str = "tests.integration.vllm.probe", name: str = "ProbeConnector", **extra: Any
+) -> KVTransferConfig:
+    """What `--kv-transfer-config` would say."""
+    return KVTransferConfig(
+        kv_connector=name,
+        kv_connector_module_path=module,
+        kv_role="kv_both",
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config=extra,
+    )
+
+
+class Engine:
+    """One LLM and its two connectors."""
+
+    def __init__(self, model: str, *, engine: dict[str, Any] | None = None, **extra: Any) -> None:
+        extra.setdefault("mode", "segmented_experimental")
+        extra.setdefault("recompute_policy", "none")
+        extra.setdefault("min_prompt_tokens", 64)
+        settings: dict[str, Any] = {
+            "enforce_eager": True,
+            "dtype": "float32",
+            "max_model_len": 2048,
+            "kv_cache_memory_bytes": 32 << 20,
+            "block_size": 32,
+            "worker_cls": WORKER,
+            "skip_tokenizer_init": model != "reference",
+            "disable_log_stats": False,
+            "kv_transfer_config": transfer_config(**extra),
+        }
+        settings.update(engine or {})
+        self.llm = LLM(model=folder_of(model), **settings)
+        self.scheduler_connector = ProbeConnector.scheduler
+        self.worker_connector = ProbeConnector.worker
+
+    @property
+    def scheduler(self) -> Any:
+        return self.scheduler_connector.scheduler_side
+
+    @property
+    def worker(self) -> Any:
+        return self.worker_connector.worker_side
+
+    @property
+    def core(self) -> Any:
+        """vLLM's own scheduler."""
+        return self.llm.llm_engine.engine_core.engine_core.scheduler
+
+    def run(self, tokens: TokenArray, **options: Any) -> Answer:
+        """One request, alone, and everything it leaves to be stored."""
+        (answer,) = self.run_all([tokens], **options)
+        return answer
+
+    def run_all(self, prompts: list[TokenArray], **options: Any) -> list[Answer]:
+        """Several requests in one batch."""
+        salt = options.pop("salt", None)
+        hints = options.pop("hints", None)
+        parameters = self.sampling(hints=hints, **options)
+        inputs = [_prompt(prompt, salt) for prompt in prompts]
+        outputs = self.llm.generate(inputs, parameters, use_tqdm=False)
+        self.drain()
+        return [_answer(output) for output in outputs]
+
+    def cold(self, tokens: TokenArray, **options: Any) -> Answer:
+        """The same request computed without any reuse, exact or not, and not kept."""
+        return self.run(
+            tokens,
+            salt=f"cold-{next(_SALTS)}",
+            hints={"reuse": False, "capture": False},
+            **options,
+        )
+
+    def donate(self, tokens: TokenArray, **options: Any) -> Answer:
+        """Run a prompt cold so that it becomes a donor; the prefix cache forgets it."""
+        answer = self.run(tokens, hints={"reuse": False}, **options)
+        self.forget_prefixes()
+        return answer
+
+    @staticmethod
+    def sampling(*, hints: dict[str, Any] | None = None, **options: Any) -> SamplingParams:
+        options.setdefault("max_tokens", 6)
+        extra = None if hints is None else {"kv_transfer_params": {"semblend": hints}}
+        return SamplingParams(
+            temperature=0.0, ignore_eos=True, detokenize=False, extra_args=extra, **options
+        )
+
+    def drain(self) -> None:
+        """Let captures finish and blocks be freed, as an engine that goes on would."""
+        if self.worker.captures is not None:
+            self.worker.captures.wait()
+        core = self.llm.llm_engine.engine_core.engine_core
+        core.step_fn()
+        while core.scheduler.has_requests():
+            core.step_fn()
+
+    def forget_prefixes(self) -> None:
+        """Empty vLLM's own prefix cache; donors stay."""
+        assert self.llm.reset_prefix_cache()
+
+    def forget_donors(self) -> None:
+        """Forget all donors, on both sides."""
+        self.scheduler_connector.reset_cache()
+        self.drain()
+
+    def kv(self, answer: Answer, start: int, end: int) -> torch.Tensor:
+        """K/V of a request that just ran, [layers, 2, tokens, kv_heads, head_dim]."""
+        return self.scheduler_connector.kv_of(answer.request_id, start, end).clone()
+
+    def free_blocks(self) -> int:
+        return int(self.core.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def close(self) -> None:
+        from vllm.distributed import cleanup_dist_env_and_memory
+        from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm
+        ensure_kv_transfer_shutdown()
+        cleanup_dist_env_and_memory()
+        gc.collect()
+
+
+class EngineFactory:
+    """Makes engines one at a time: a second one closes the first."""
+
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+        self._made_with: tuple[Any, ...] | None = None
+
+    def make(self, model: str = "llama", **options: Any) -> Engine:
+        made_with = (model, repr(sorted(options.items(), key=lambda item: item[0])))
+        if self._engine is None or made_with != self._made_with:
+            self.close()
+            self._engine, self._made_with = Engine(model, **options), made_with
+        self._engine.scheduler_connector.rewrite_load = None
+        self._engine.scheduler.bridge.rewrite = None
+        return self._engine
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+
+def _prompt(tokens: TokenArray, salt: str | None) -> dict[str, Any]:
+    prompt: dict[str, Any] = {"prompt_token_ids": tokens.tolist()}
+    if salt is not None:
+        prompt["cache_salt"] = salt
+    return prompt
+
+
+def _answer(output: Any) -> Answer:
+    said = (output.kv_transfer_params or {}).get("semblend", {})
+    return Answer(
+        request_id=output.request_id,
+        tokens=tuple(output.outputs[0].token_ids),
+        cached_tokens=int(output.num_cached_tokens or 0),
+        semblend=said,
+    )

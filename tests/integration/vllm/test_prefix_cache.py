@@ -1,0 +1,167 @@
+"""The exact prefix cache stays exact: checked at the level of block hashes, not only of tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.vllm.models import joined, random_tokens
+
+BLOCK = 32
+DOCUMENT = random_tokens(420, seed=11)
+DONOR = joined(random_tokens(50, seed=12), DOCUMENT, random_tokens(20, seed=13))
+TARGET = joined(random_tokens(110, seed=14), DOCUMENT, random_tokens(33, seed=15))
+
+
+@pytest.fixture
+def engine(make_engine):
+    engine = make_engine("llama")
+    engine.forget_donors()
+    engine.forget_prefixes()
+    return engine
+
+
+def published(engine):
+    """Hashes under which some block of the exact prefix cache can be found now."""
+    pool = engine.core.kv_cache_manager.block_pool
+    return {block.block_hash[:32] for block in pool.blocks if block.block_hash is not None}
+
+
+def exact_hashes(engine, tokens):
+    """The hashes vLLM gives these tokens."""
+    answer = engine.cold(tokens, max_tokens=1)
+    del answer
+    from vllm.v1.request import Request
+
+    core = engine.llm.llm_engine.engine_core.engine_core
+    request = Request(
+        request_id="hashes",
+        prompt_token_ids=tokens.tolist(),
+        sampling_params=engine.sampling(),
+        pooling_params=None,
+        block_hasher=core.request_block_hasher,
+    )
+    return list(request.block_hashes)
+
+
+def test_approximate_blocks_are_never_found_under_exact_hashes(engine):
+    exact = exact_hashes(engine, TARGET)
+    engine.forget_prefixes()
+    engine.donate(DONOR)
+    warm = engine.run(TARGET)
+    first = engine.scheduler_connector.loads[-1].copies[0].target_start // BLOCK
+    known = published(engine)
+    assert all(bytes(h) in known for h in exact[:first]), "the exact head stays public"
+    assert not any(bytes(h) in known for h in exact[first:])
+    assert warm.semblend["approximate"]
+
+
+def test_an_exact_request_after_an_approximate_one_is_exact(engine):
+    cold = engine.cold(TARGET)
+    engine.donate(DONOR)
+    engine.run(TARGET)
+    exact = engine.run(TARGET, hints={"reuse": False})
+    assert exact.cached_tokens == 110 // BLOCK * BLOCK, "only the exact head is shared"
+    assert exact.tokens == cold.tokens
+    again = engine.run(TARGET, hints={"reuse": False})
+    assert again.cached_tokens > 500, "and what it computed is shared from then on"
+    assert again.tokens == cold.tokens
+
+
+def test_decoded_blocks_of_an_approximate_request_are_private_too(engine):
+    engine.donate(DONOR)
+    warm = engine.run(TARGET, max_tokens=80)
+    extended = joined(TARGET, random_tokens(0, seed=0))
+    continued = joined(extended, _array(warm.tokens[:-1]), random_tokens(8, seed=16))
+    cold = engine.cold(continued)
+    exact = engine.run(continued, hints={"reuse": False})
+    assert exact.cached_tokens == 110 // BLOCK * BLOCK
+    assert exact.tokens == cold.tokens
+
+
+def test_approximate_requests_are_never_donors(engine):
+    engine.donate(DONOR)
+    held = len(engine.worker.donors)
+    engine.run(TARGET)
+    assert len(engine.worker.donors) == held == 1
+    assert engine.scheduler.bridge.pipeline.stats().donors == 1
+
+
+def test_a_claim_that_is_not_admitted_leaves_no_trace(engine):
+    engine.donate(DONOR)
+    request = _waiting_request(engine, TARGET)
+    before = list(request.block_hashes)
+    claimed, is_async = engine.scheduler_connector.get_num_new_matched_tokens(request, 0)
+    assert claimed > 400
+    assert not is_async
+    assert request.block_hashes[:3] == before[:3]
+    assert not set(request.block_hashes[3:]) & set(before[3:])
+    assert engine.scheduler_connector.get_num_new_matched_tokens(request, 0)[0] == claimed
+    core = engine.llm.llm_engine.engine_core.engine_core
+    core.step_fn()  # a step in which the request is not admitted
+    assert request.block_hashes == before
+    engine.scheduler.request_finished(_finished(request))
+    assert not engine.scheduler.states
+
+
+def test_a_hit_on_blocks_nobody_has_written_waits_one_step(engine):
+    """D and C share an exact head; C is planned to reuse a document behind it."""
+    head = random_tokens(128, seed=20)
+    engine.donate(DONOR)
+    first = joined(head, random_tokens(40, seed=21))
+    second = joined(head, random_tokens(40, seed=22), DOCUMENT, random_tokens(20, seed=23))
+    alone = engine.run(second)
+    expected = engine.kv(alone, 0, 160)
+    engine.forget_prefixes()
+    states = engine.scheduler.states
+    waited = []
+    original = engine.scheduler.request_finished
+
+    def note(request):
+        waited.append(states[request.request_id].waited)
+        return original(request)
+
+    engine.scheduler.request_finished = note
+    try:
+        _, together = engine.run_all([first, second])
+    finally:
+        del engine.scheduler.request_finished
+    assert max(waited) == 1
+    assert together.tokens == alone.tokens
+    assert together.cached_tokens >= 128
+    got = engine.kv(together, 0, 160)
+    assert (got - expected).abs().max() < 1e-4
+
+
+def test_salted_requests_share_nothing_with_others(engine):
+    engine.run(DONOR, salt="tenant-a")
+    for salt in (None, "tenant-b", "tenant-a "[:-1] + "x"):
+        other = engine.run(TARGET, salt=salt, hints={"capture": False})
+        assert other.semblend["reason"] == "no_match"
+    same = engine.run(TARGET, salt="tenant-a")
+    assert same.semblend["outcome"] == "materialised"
+
+
+def _array(tokens):
+    import numpy as np
+
+    return np.array(tokens, dtype=np.int32)
+
+
+def _waiting_request(engine, tokens):
+    from vllm.v1.request import Request
+
+    core = engine.llm.llm_engine.engine_core.engine_core
+    return Request(
+        request_id="waiting-1",
+        prompt_token_ids=tokens.tolist(),
+        sampling_params=engine.sampling(),
+        pooling_params=None,
+        block_hasher=core.request_block_hasher,
+    )
+
+
+def _finished(request):
+    from vllm.v1.request import RequestStatus
+
+    request.status = RequestStatus.FINISHED_ABORTED
+    return request

@@ -1,0 +1,146 @@
+"""Batches, chunks, preemption and aborts: every request ends as if it had run alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.vllm.models import joined, random_tokens
+
+DOCUMENT = random_tokens(420, seed=31)
+DONOR = joined(random_tokens(50, seed=32), DOCUMENT, random_tokens(20, seed=33))
+
+
+def target(number: int, head: int = 70):
+    return joined(
+        random_tokens(head, seed=100 + number), DOCUMENT, random_tokens(30, seed=200 + number)
+    )
+
+
+@pytest.fixture
+def engine(make_engine):
+    engine = make_engine(
+        "llama", engine={"max_num_batched_tokens": 256, "kv_cache_memory_bytes": 6 << 20}
+    )
+    engine.forget_donors()
+    engine.forget_prefixes()
+    return engine
+
+
+def solo(engine, prompts, **options):
+    answers = []
+    for prompt in prompts:
+        engine.forget_prefixes()
+        answers.append(engine.run(prompt, hints={"capture": False}, **options))
+    engine.forget_prefixes()
+    return answers
+
+
+def test_a_batch_of_reusing_and_cold_requests_equals_solo_runs(engine):
+    engine.donate(DONOR)
+    prompts = [target(1), random_tokens(300, seed=301), target(2, head=90), target(3, head=10)]
+    alone = solo(engine, prompts)
+    together = engine.run_all(prompts, hints={"capture": False})
+    assert [a.tokens for a in together] == [a.tokens for a in alone]
+    assert [a.semblend["outcome"] for a in together] == [
+        "materialised",
+        "cold",
+        "materialised",
+        "materialised",
+    ]
+
+
+def test_identical_prompts_in_one_batch_equal_solo_runs(engine):
+    engine.donate(DONOR)
+    (alone,) = solo(engine, [target(4)])
+    together = engine.run_all([target(4)] * 3, hints={"capture": False})
+    assert {a.tokens for a in together} == {alone.tokens}
+
+
+def test_chunked_prefill_of_the_tail_equals_an_unchunked_one(engine):
+    engine.donate(DONOR)
+    long_tail = joined(target(5), random_tokens(600, seed=305))
+    warm = engine.run(long_tail, hints={"capture": False})
+    steps = [n for step in engine.scheduler_connector.steps[-20:] for n in step.values()]
+    assert max(steps) <= 256
+    engine.forget_prefixes()
+    engine.forget_donors()
+    # The oracle: what is computed behind the region depends on the region's K/V only.
+    cold = engine.cold(long_tail)
+    assert warm.semblend["outcome"] == "materialised"
+    assert len(warm.tokens) == len(cold.tokens)
+
+
+def test_holes_beyond_a_steps_budget_shorten_the_region(engine):
+    engine.donate(DONOR)
+    passage = random_tokens(120, seed=40)
+    engine.donate(joined(random_tokens(20, seed=41), passage))
+    prompt = joined(
+        random_tokens(100, seed=42),
+        DOCUMENT,
+        random_tokens(200, seed=43),
+        passage,
+        random_tokens(20, seed=44),
+    )
+    warm = engine.run(prompt, hints={"capture": False})
+    load = engine.scheduler_connector.loads[-1]
+    assert load.hole_tokens == 100 <= 256
+    assert load.end <= 100 + len(DOCUMENT)
+    assert warm.semblend["reused_tokens"] <= len(DOCUMENT)
+
+
+def test_requests_share_a_steps_hole_budget(engine):
+    engine.donate(DONOR)
+    prompts = [target(n, head=200) for n in (6, 7, 8)]
+    alone = solo(engine, prompts)
+    before = len(engine.scheduler_connector.loads)
+    together = engine.run_all(prompts, hints={"capture": False})
+    loads = engine.scheduler_connector.loads[before:]
+    assert len(loads) == 3
+    assert [a.tokens for a in together] == [a.tokens for a in alone]
+
+
+def test_preempted_requests_end_as_if_nothing_had_happened(engine):
+    engine.donate(DONOR)
+    prompts = [target(n, head=40 + n) for n in (9, 10, 11)]
+    alone = solo(engine, prompts, max_tokens=300)
+    together = engine.run_all(prompts, max_tokens=300, hints={"capture": False})
+    preemptions = sum(
+        engine.scheduler_connector.requests[
+            engine.scheduler_connector.internal(a.request_id)
+        ].num_preemptions
+        for a in together
+    )
+    assert preemptions > 0, "the pool was meant to be too small for all three"
+    assert [a.tokens for a in together] == [a.tokens for a in alone]
+
+
+def test_an_aborted_request_leaves_nothing_behind(engine):
+    engine.donate(DONOR)
+    free = engine.free_blocks()
+    llm = engine.llm.llm_engine
+    for steps in (0, 1, 2):
+        llm.add_request(
+            f"abort-{steps}",
+            {"prompt_token_ids": target(12).tolist()},
+            engine.sampling(max_tokens=50),
+        )
+        for _ in range(steps):
+            llm.step()
+        llm.abort_request([f"abort-{steps}"])
+        engine.drain()
+    assert not engine.scheduler.states
+    assert engine.free_blocks() == free
+    assert engine.scheduler.bridge.pipeline.ledger.totals().open_requests == 0
+    assert not engine.scheduler._unsettled
+
+
+def test_captured_prompts_of_one_token_requests_are_whole(engine):
+    """The request is over before its K/V is copied: its blocks must wait."""
+    prompts = [random_tokens(200, seed=400 + n) for n in range(6)]
+    engine.run_all(prompts, max_tokens=1)
+    assert engine.scheduler.bridge.pipeline.stats().donors == 6
+    engine.forget_prefixes()
+    for prompt in prompts:
+        warm = engine.run(prompt)
+        assert warm.cached_tokens == len(prompt) // 32 * 32
+        assert warm.tokens == engine.cold(prompt).tokens
