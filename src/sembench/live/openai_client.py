@@ -65,7 +65,10 @@ class OpenAIClient(StreamingClient):
         if prompt.cache_salt:
             body["cache_salt"] = prompt.cache_salt
         if self._route is Route.CHAT:
-            body["messages"] = [{"role": "user", "content": prompt.text}]
+            body["messages"] = [
+                {"role": role, "content": content}
+                for role, content in prompt.messages or (("user", prompt.text),)
+            ]
             if prompt.top_logprobs:
                 body |= {"logprobs": True, "top_logprobs": prompt.top_logprobs}
             return "/v1/chat/completions", body

@@ -17,6 +17,8 @@ class Prompt:
     max_tokens: int
     cache_salt: str = ""
     top_logprobs: int = 0
+    messages: tuple[tuple[str, str], ...] = ()
+    """A conversation as (role, content) instead of `text`; chat endpoints only."""
 
 
 class EngineClient(Protocol):

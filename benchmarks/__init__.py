@@ -1,0 +1,1 @@
+"""Benchmarks: one command a table, each figure beside what it depends on."""

@@ -1,0 +1,150 @@
+"""The endpoint under test: its flags, its client, and what a reader must know about it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from sembench.errors import EndpointError
+from sembench.live.identity import Caller
+from sembench.live.openai_client import OpenAIClient
+from sembench.live.prompt import Prompt
+from sembench.live.reply import Reply
+from sembench.live.verify import served_models, verify
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """The flags every benchmark of the suite has."""
+    flags = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    flags.add_argument("--base-url", required=True, help="OpenAI-compatible endpoint")
+    flags.add_argument("--model", help="model to ask for; left out, the first one served")
+    flags.add_argument("--api-key", default=os.environ.get("SEMBENCH_API_KEY", ""))
+    flags.add_argument("--tenant", default="", help="x-tenant-id, where the endpoint takes it")
+    flags.add_argument("--reset-url", action="append", default=[], help="POST that empties caches")
+    flags.add_argument("--samples", type=int, default=3, help="comparisons a case")
+    flags.add_argument("--max-tokens", type=int, default=8, help="tokens an answer may have")
+    flags.add_argument("--timeout-seconds", type=float, default=900.0)
+    flags.add_argument("--seed", type=int, default=0)
+    flags.add_argument("--backend", help="name of the backend, for the figures")
+    flags.add_argument("--cache-configuration", help="how its caches are set, for the figures")
+    flags.add_argument("--hardware", help="what it runs on, for the figures")
+    flags.add_argument("--min-speedup", type=float, help="target of every hit's speed-up")
+    flags.add_argument("--json", action="store_true", help="print one JSON object")
+    flags.add_argument("--output", type=Path, help="file for the JSON")
+    return flags
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """A verified endpoint. Every `salt` is a cache of its own; a reset URL empties all."""
+
+    flags: argparse.Namespace
+    client: OpenAIClient
+    model: str
+    reports: dict[str, bool]
+    _numbers: Any = field(default_factory=itertools.count)
+
+    @classmethod
+    async def open(cls, flags: argparse.Namespace) -> Self:
+        """Find the model and check that the endpoint answers."""
+        model = flags.model
+        if not model:
+            models = await served_models("gateway", flags.base_url, 30.0)
+            if not models:
+                raise EndpointError(f"{flags.base_url} does not say what it serves; give --model")
+            model = models[0]
+        client = OpenAIClient(
+            base_url=flags.base_url,
+            model=model,
+            caller=Caller(tenant=flags.tenant, api_key=flags.api_key),
+            timeout_seconds=flags.timeout_seconds,
+        )
+        try:
+            found = await verify(
+                engine="gateway",
+                base_url=flags.base_url,
+                client=client,
+                expect_model=None,
+                timeout_seconds=30.0,
+            )
+        except BaseException:
+            await client.close()
+            raise
+        return cls(flags=flags, client=client, model=model, reports=found.reports)
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self.client.close()
+
+    def new_salt(self, case: str) -> str:
+        """A salt that no request had before: an empty cache."""
+        return f"suite-{os.getpid()}-{self.flags.seed}-{case}-{next(self._numbers)}"
+
+    async def empty(self) -> None:
+        """Empty all caches, where there is a way to; else salts keep cases apart."""
+        for url in self.flags.reset_url:
+            await self.client.post(url)
+
+    async def ask(
+        self,
+        text: str = "",
+        *,
+        salt: str,
+        messages: tuple[tuple[str, str], ...] = (),
+        max_tokens: int | None = None,
+        top_logprobs: int = 0,
+    ) -> Reply:
+        """One request.
+
+        Raises
+        ------
+        EndpointError
+            If it is not answered: a table with holes would mislead.
+        """
+        reply = await self.client.complete(
+            Prompt(
+                request_id=f"suite-{next(self._numbers)}",
+                text=text,
+                messages=messages,
+                max_tokens=max_tokens or self.flags.max_tokens,
+                cache_salt="" if self.flags.reset_url else salt,
+                top_logprobs=top_logprobs,
+            )
+        )
+        if not reply.ok:
+            raise EndpointError(f"{self.flags.base_url}: {reply.error}")
+        return reply
+
+    def context(self, data: str) -> dict[str, Any]:
+        """What every figure depends on."""
+        local = any(host in self.flags.base_url for host in ("localhost", "127.0.0.1"))
+        machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs"
+        reported = [name for name, said in self.reports.items() if said]
+        return {
+            "model": self.model,
+            "backend": self.flags.backend or self.flags.base_url,
+            "cache_configuration": self.flags.cache_configuration
+            or f"not stated; answers report {', '.join(reported) or 'nothing'}",
+            "hardware": self.flags.hardware
+            or (f"this machine: {machine}" if local else "not stated"),
+            "data": data,
+            "isolation": "reset" if self.flags.reset_url else "cache_salt",
+            "backend_reports_semantic_reuse": self.reports["semantic_reuse"],
+        }
+
+
+def run(main: Any) -> int:
+    """Run an async main and turn typed errors into one line."""
+    try:
+        return int(asyncio.run(main))
+    except EndpointError as error:
+        print(f"error: {error}")
+        return 2

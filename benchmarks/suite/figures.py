@@ -1,0 +1,134 @@
+"""Figures with everything they depend on: the one shape each benchmark of the suite prints."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One figure. `value` is None where it could not be measured; `ok` None without a target."""
+
+    case: str
+    metric: str
+    value: float | None
+    unit: str
+    target: float | None
+    ok: bool | None
+    context_tokens: float | None
+    """Median prompt length as the backend counts it."""
+    samples: int
+    backend_confirmed: bool | None
+    """Whether the backend confirmed reuse in this case; None where it says nothing of reuse."""
+    interval: tuple[float, float] | None = None
+
+
+@dataclass(slots=True)
+class Figures:
+    """Collects rows under the context they share, and prints them."""
+
+    benchmark: str
+    context: Mapping[str, Any]
+    """Model, backend, cache configuration, hardware, data."""
+    command: str = field(
+        default_factory=lambda: shlex.join(
+            ["python", "-m", f"benchmarks.suite.{Path(sys.argv[0]).stem}", *sys.argv[1:]]
+        )
+    )
+    rows: list[Row] = field(default_factory=list)
+
+    def add(
+        self,
+        case: str,
+        metric: str,
+        value: float | None,
+        unit: str,
+        *,
+        context_tokens: float | None,
+        samples: int,
+        backend_confirmed: bool | None,
+        interval: tuple[float, float] | None = None,
+        at_least: float | None = None,
+        at_most: float | None = None,
+    ) -> None:
+        """Add a figure; the bound given is its target, and a figure that is missing misses it."""
+        target = at_least if at_least is not None else at_most
+        ok: bool | None = None
+        if target is not None:
+            ok = value is not None and (
+                value >= target if at_least is not None else value <= target
+            )
+        self.rows.append(
+            Row(
+                case=case,
+                metric=metric,
+                value=value,
+                unit=unit,
+                target=target,
+                ok=ok,
+                context_tokens=context_tokens,
+                samples=samples,
+                backend_confirmed=backend_confirmed,
+                interval=interval,
+            )
+        )
+
+    @property
+    def failed(self) -> bool:
+        """Whether a target is missed."""
+        return any(row.ok is False for row in self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The one JSON object of this benchmark."""
+        return {
+            "benchmark": self.benchmark,
+            "command": self.command,
+            "context": dict(self.context),
+            "rows": [asdict(row) for row in self.rows],
+        }
+
+    def show(self, *, as_json: bool, output: Path | None) -> int:
+        """Print (and write) the figures; the exit code is 1 where a target is missed."""
+        text = json.dumps(self.to_dict(), indent=None if as_json else 2)
+        if output is not None:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(text + "\n", encoding="utf-8")
+        if as_json:
+            print(text)
+        else:
+            console = Console()
+            console.print(_table(self.benchmark, self.rows))
+            for name, value in self.context.items():
+                console.print(f"[dim]{name}[/dim] {value}", highlight=False)
+        return int(self.failed)
+
+
+_CONFIRMED = {True: "confirmed", False: "not confirmed", None: "backend is silent"}
+
+
+def _table(title: str, rows: Sequence[Row]) -> Table:
+    table = Table(title=title)
+    for column in ("case", "metric", "value", "95 %", "context", "n", "reuse", "target"):
+        table.add_column(column, justify="left" if column in ("case", "metric") else "right")
+    for row in rows:
+        mark = {True: " ok", False: " [bold red]missed[/]", None: ""}[row.ok]
+        table.add_row(
+            row.case,
+            row.metric,
+            "not measured" if row.value is None else f"{row.value:.4g} {row.unit}".strip(),
+            "" if row.interval is None else f"{row.interval[0]:.3g} to {row.interval[1]:.3g}",
+            "" if row.context_tokens is None else f"{row.context_tokens:.0f}",
+            str(row.samples),
+            _CONFIRMED[row.backend_confirmed],
+            ("" if row.target is None else f"{row.target:g}") + mark,
+        )
+    return table

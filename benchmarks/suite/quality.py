@@ -1,0 +1,181 @@
+"""Perplexity ratio and judged quality per dataset, warm against cold.
+
+    python -m benchmarks.suite.quality --base-url http://localhost:8000 \\
+        --data path/to/longbench.jsonl --judge-command "python judge.py" --ppl-model models/…
+
+Perplexity is that of the endpoint's own log probabilities, and with `--ppl-model` that of
+the answer under a local model. A perplexity ratio near 1 does not show that answers are
+right: the table has answer accuracy and ROUGE-L beside it, and documents that differ from
+their donors in one fact ("edited") as a dataset of their own, with the donor's facts counted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.suite.documents import Case, case, document_of
+from benchmarks.suite.endpoint import Endpoint, parser, run
+from benchmarks.suite.figures import Figures
+from benchmarks.suite.judging import LocalModel, judge, local_model, perplexity
+from benchmarks.suite.pairs import Pair, confirmed, context_tokens
+from sembench import statistics
+from sembench.profiles import load_profile
+from sembench.quality import answer_recall, rouge_l, states_value
+from semblend.quality.documents import INSTRUCTIONS, DocumentWriter, Fact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """A donor's prompt, a target's, what is right and what would be a leak."""
+
+    donor: str
+    target: str
+    answers: tuple[str, ...]
+    leaked: str | None = None
+
+
+async def main(arguments: list[str]) -> int:
+    """Run the benchmark."""
+    flags = parser(__doc__ or "")
+    flags.add_argument("--length", type=int, default=1024, help="tokens of generated documents")
+    flags.add_argument("--data", type=Path, help="file or folder of LongBench-format JSONL")
+    flags.add_argument("--datasets", nargs="+", default=[], help="of the data; left out, all")
+    flags.add_argument("--max-chars", type=int, default=4000, help="of a document that are used")
+    flags.add_argument("--ppl-model", help="local model that scores answers")
+    flags.add_argument("--judge-command", help="reads {baseline, semblend} JSON, prints a score")
+    flags.add_argument("--max-ppl-ratio", type=float, help="target of the perplexity ratio")
+    chosen = flags.parse_args(arguments)
+    scorer = local_model(chosen.ppl_model)
+    endpoint = await Endpoint.open(chosen)
+    try:
+        data = f"generated documents; {chosen.data}" if chosen.data else "generated documents"
+        figures = Figures(benchmark="quality", context=endpoint.context(data))
+        for name, items in _datasets(chosen):
+            await _measure(endpoint, figures, name, items, scorer)
+    finally:
+        await endpoint.close()
+    return figures.show(as_json=chosen.json, output=chosen.output)
+
+
+def _datasets(flags: Any) -> Iterator[tuple[str, list[Item]]]:
+    yield "facts, moved", [_moved(flags, number) for number in range(flags.samples)]
+    yield "facts, edited", [_edited(flags, number) for number in range(flags.samples)]
+    if flags.data is None:
+        return
+    source = load_profile(
+        "longbench-v1",
+        datasets=tuple(flags.datasets),
+        data_dir=flags.data,
+        hf_revision=None,
+        records_per_dataset=flags.samples,
+        seed=flags.seed,
+    )
+    grouped: dict[str, list[Item]] = {}
+    for record in source.records():
+        document = record.context[: flags.max_chars]
+        question = record.input or "What is this text about?"
+        grouped.setdefault(record.dataset, []).append(
+            Item(
+                donor=f"{INSTRUCTIONS[0]}\n\n{document}\n\nQuestion: What is mentioned first?",
+                target=f"{INSTRUCTIONS[2]}\n\n{document}\n\nQuestion: {question}",
+                answers=record.answers,
+            )
+        )
+    for name in sorted(grouped):
+        yield name, grouped[name][: flags.samples]
+
+
+def _moved(flags: Any, number: int) -> Item:
+    document = document_of(DocumentWriter(flags.seed + number), flags.length)
+    target = case(document, instruction=number + 1, fact=number)
+    donor = case(document, instruction=number, fact=number + 1)
+    return Item(donor=donor.text, target=target.text, answers=(target.answer,))
+
+
+def _edited(flags: Any, number: int) -> Item:
+    """The donor's document states other values for two facts: the hard case."""
+    writer = DocumentWriter(flags.seed + 1000 + number)
+    document = document_of(writer, flags.length)
+    asked, other = document.facts[0], document.facts[1]
+    exchanged: dict[Fact, Fact] = {
+        asked: Fact(attribute=asked.attribute, subject=asked.subject, value=other.value),
+        other: Fact(attribute=other.attribute, subject=other.subject, value=asked.value),
+    }
+    target: Case = case(document, instruction=number, fact=0)
+    donor = case(document.with_facts(exchanged), instruction=number, fact=0)
+    return Item(donor=donor.text, target=target.text, answers=(asked.value,), leaked=other.value)
+
+
+async def _measure(
+    endpoint: Endpoint, figures: Figures, name: str, items: list[Item], scorer: LocalModel | None
+) -> None:
+    flags = endpoint.flags
+    pairs: list[Pair] = []
+    for item in items:
+        await endpoint.empty()
+        salt = endpoint.new_salt("cold")
+        cold = await endpoint.ask(item.target, salt=salt, top_logprobs=5)
+        await endpoint.empty()
+        salt = endpoint.new_salt("warm")
+        await endpoint.ask(item.donor, salt=salt, max_tokens=1)
+        warm = await endpoint.ask(item.target, salt=salt, top_logprobs=5)
+        pairs.append(Pair(cold=cold, warm=warm))
+
+    shared: dict[str, Any] = {
+        "context_tokens": context_tokens([pair.warm for pair in pairs]),
+        "backend_confirmed": confirmed(pairs),
+    }
+
+    def add(metric: str, values: list[float], *, at_most: float | None = None) -> None:
+        interval = statistics.bootstrap_mean(values)
+        figures.add(
+            name,
+            metric,
+            None if interval is None else interval.value,
+            "",
+            samples=len(values),
+            interval=None if interval is None else (interval.low, interval.high),
+            at_most=at_most,
+            **shared,
+        )
+
+    ratios = [
+        after / before
+        for pair in pairs
+        if (before := perplexity(pair.cold)) and (after := perplexity(pair.warm))
+    ]
+    add("ppl_ratio", ratios, at_most=flags.max_ppl_ratio)
+    if scorer is not None:
+        add("ppl_ratio_local_model", list(_local_ratios(scorer, items, pairs)))
+    add("rouge_l_warm_vs_cold", [rouge_l(pair.warm.text, pair.cold.text) for pair in pairs])
+    both = list(zip(items, pairs, strict=True))
+    for metric, which in (("cold_accuracy", "cold"), ("warm_accuracy", "warm")):
+        scores = [answer_recall(getattr(pair, which).text, item.answers) for item, pair in both]
+        add(metric, [score for score in scores if score is not None])
+    leaks = [float(states_value(pair.warm.text, item.leaked)) for item, pair in both if item.leaked]
+    if leaks:
+        add("donor_fact_leak_rate", leaks)
+    if flags.judge_command:
+        add(
+            "judge_score",
+            [
+                judge(flags.judge_command, baseline=pair.cold.text, semblend=pair.warm.text)
+                for pair in pairs
+            ],
+        )
+
+
+def _local_ratios(scorer: LocalModel, items: list[Item], pairs: list[Pair]) -> Iterator[float]:
+    for item, pair in zip(items, pairs, strict=True):
+        before = scorer.perplexity(item.target, pair.cold.text)
+        after = scorer.perplexity(item.target, pair.warm.text)
+        if before and after:
+            yield after / before
+
+
+if __name__ == "__main__":
+    sys.exit(run(main(sys.argv[1:])))
