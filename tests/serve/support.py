@@ -53,7 +53,8 @@ def running(engine: ServedEngine, **options: Any) -> Iterator[Running]:
     )
     app = create_app(engine, settings)
     server = make_server(app, settings)
-    listener = socket.socket()
+    # With the protocol named, as the loop itself does: else no TCP_NODELAY, and 40 ms a request.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     port = listener.getsockname()[1]
 
