@@ -96,8 +96,7 @@ def test_a_claim_that_is_not_admitted_leaves_no_trace(engine):
     assert request.block_hashes[:3] == before[:3]
     assert not set(request.block_hashes[3:]) & set(before[3:])
     assert engine.scheduler_connector.get_num_new_matched_tokens(request, 0)[0] == claimed
-    core = engine.llm.llm_engine.engine_core.engine_core
-    core.step_fn()  # a step in which the request is not admitted
+    engine.core.schedule()  # a step in which the request is not admitted
     assert request.block_hashes == before
     engine.scheduler.request_finished(_finished(request))
     assert not engine.scheduler.states

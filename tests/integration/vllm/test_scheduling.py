@@ -99,21 +99,6 @@ def test_requests_share_a_steps_hole_budget(engine):
     assert [a.tokens for a in together] == [a.tokens for a in alone]
 
 
-def test_preempted_requests_end_as_if_nothing_had_happened(engine):
-    engine.donate(DONOR)
-    prompts = [target(n, head=40 + n) for n in (9, 10, 11)]
-    alone = solo(engine, prompts, max_tokens=300)
-    together = engine.run_all(prompts, max_tokens=300, hints={"capture": False})
-    preemptions = sum(
-        engine.scheduler_connector.requests[
-            engine.scheduler_connector.internal(a.request_id)
-        ].num_preemptions
-        for a in together
-    )
-    assert preemptions > 0, "the pool was meant to be too small for all three"
-    assert [a.tokens for a in together] == [a.tokens for a in alone]
-
-
 def test_an_aborted_request_leaves_nothing_behind(engine):
     engine.donate(DONOR)
     free = engine.free_blocks()
@@ -144,3 +129,22 @@ def test_captured_prompts_of_one_token_requests_are_whole(engine):
         warm = engine.run(prompt)
         assert warm.cached_tokens == len(prompt) // 32 * 32
         assert warm.tokens == engine.cold(prompt).tokens
+
+
+def test_preempted_requests_end_as_if_nothing_had_happened(make_engine):
+    blocks = 62
+    engine = make_engine(
+        "llama", engine={"max_model_len": 1024, "kv_cache_memory_bytes": blocks * 32 * 1536}
+    )
+    engine.donate(DONOR)
+    prompts = [target(n, head=40 + n) for n in (9, 10, 11)]
+    alone = solo(engine, prompts, max_tokens=200)
+    together = engine.run_all(prompts, max_tokens=200, hints={"capture": False})
+    preemptions = sum(
+        engine.scheduler_connector.requests[
+            engine.scheduler_connector.internal(a.request_id)
+        ].num_preemptions
+        for a in together
+    )
+    assert preemptions > 0, "the pool was meant to be too small for all three"
+    assert [a.tokens for a in together] == [a.tokens for a in alone]

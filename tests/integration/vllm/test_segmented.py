@@ -1,4 +1,4 @@
-"""Segmented prefill inside vLLM: exact where it must be, and what the mathematics says elsewhere."""
+"""Segmented prefill in vLLM: exact where it must be, what the mathematics says elsewhere."""
 
 from __future__ import annotations
 

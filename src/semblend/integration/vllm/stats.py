@@ -116,7 +116,7 @@ class SemBlendStats(KVConnectorStats):
 
 
 class SemBlendPromMetrics(KVConnectorPromMetrics):
-    """The counters in vLLM's /metrics, under names that all SemBlend servers share."""
+    """The counters in vLLM's /metrics, named as vLLM names its connectors' metrics."""
 
     def __init__(
         self,
@@ -127,16 +127,18 @@ class SemBlendPromMetrics(KVConnectorPromMetrics):
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._tokens = self._counter(
-            "semblend:tokens", "Prompt tokens by where their K/V came from.", "source"
+            "vllm:semblend_tokens", "Prompt tokens by where their K/V came from.", "source"
         )
-        self._requests = self._counter("semblend:requests", "Requests by outcome.", "outcome")
-        self._declines = self._counter("semblend:declines", "Requests not reused, why.", "reason")
+        self._requests = self._counter("vllm:semblend_requests", "Requests by outcome.", "outcome")
+        self._declines = self._counter(
+            "vllm:semblend_declines", "Requests not reused, why.", "reason"
+        )
         self._counts = {
-            name: self._counter(f"semblend:{name}", text) for name, text in _PLAIN.items()
+            name: self._counter(f"vllm:semblend_{name}", text) for name, text in _PLAIN.items()
         }
         self._seconds = {
             name: self._histogram_cls(
-                name=f"semblend:{name}_seconds",
+                name=f"vllm:semblend_{name}_seconds",
                 documentation=text,
                 buckets=list(_SECONDS),
                 labelnames=labelnames,
