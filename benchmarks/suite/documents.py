@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from semblend.quality.documents import INSTRUCTIONS, Document, DocumentWriter
 
-TOKENS_PER_WORD = 1.6
+TOKENS_PER_WORD = 1.35
 """Of the reference model's tokenizer on this prose; figures state the backend's own count."""
-_SENTENCES = 8
+_SENTENCES = 5
 _FACTS = 6
 
 LONG_INSTRUCTION = (

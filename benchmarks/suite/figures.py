@@ -112,23 +112,30 @@ class Figures:
         return int(self.failed)
 
 
-_CONFIRMED = {True: "confirmed", False: "not confirmed", None: "backend is silent"}
-
-
 def _table(title: str, rows: Sequence[Row]) -> Table:
+    """One line a case, one column a metric, as the documents' own tables are."""
+    metrics = list(dict.fromkeys(row.metric for row in rows))
     table = Table(title=title)
-    for column in ("case", "metric", "value", "95 %", "context", "n", "reuse", "target"):
-        table.add_column(column, justify="left" if column in ("case", "metric") else "right")
-    for row in rows:
-        mark = {True: " ok", False: " [bold red]missed[/]", None: ""}[row.ok]
+    for column in ("case", "context", *metrics, "reuse"):
+        table.add_column(column, justify="left" if column == "case" else "right")
+    for case in dict.fromkeys(row.case for row in rows):
+        own = {row.metric: row for row in rows if row.case == case}
+        lengths = [row.context_tokens for row in own.values() if row.context_tokens is not None]
+        said = [row.backend_confirmed for row in own.values() if row.backend_confirmed is not None]
+        reuse = ("confirmed" if any(said) else "none") if said else "not stated"
         table.add_row(
-            row.case,
-            row.metric,
-            "not measured" if row.value is None else f"{row.value:.4g} {row.unit}".strip(),
-            "" if row.interval is None else f"{row.interval[0]:.3g} to {row.interval[1]:.3g}",
-            "" if row.context_tokens is None else f"{row.context_tokens:.0f}",
-            str(row.samples),
-            _CONFIRMED[row.backend_confirmed],
-            ("" if row.target is None else f"{row.target:g}") + mark,
+            case,
+            f"{lengths[0]:.0f}" if lengths else "",
+            *(_cell(own.get(metric)) for metric in metrics),
+            reuse,
         )
     return table
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    if row.value is None:
+        return "not measured"
+    text = f"{row.value:.4g} {row.unit}".strip()
+    return f"[bold red]{text}[/] (target {row.target:g})" if row.ok is False else text
