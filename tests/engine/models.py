@@ -42,9 +42,30 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def plain_model(architecture: str) -> Any:
+ROPE_KINDS: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default", "rope_theta": 1e5},
+    "linear": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 1e4,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+    },
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+    },
+}
+
+
+def plain_model(architecture: str, **config_changes: Any) -> Any:
     """A fresh model with random weights that depend on nothing but its name."""
     name, changes = ARCHITECTURES[architecture]
+    changes = {**changes, **config_changes}
     config = getattr(transformers, f"{name}Config")(**{**_SHAPE, **changes})
     torch.manual_seed(len(architecture))
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()

@@ -10,12 +10,20 @@ from semblend.core.errors import DonorError
 from semblend.core.plan import Hole, Plan, Span
 from semblend.core.tokens import TokenArray
 from semblend.engine.materialise import load_spans
-from semblend.engine.model import LoadedModel
+from semblend.engine.model import LoadedModel, wrap_model
 from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
 from semblend.engine.segmented import compute, runs_of_plan
 from tests.engine.donors import DonorShelf, cold_kv, hand_plan, make_pool, make_table
-from tests.engine.models import ARCHITECTURES, plain_kv, plain_logits, random_tokens, tiny
+from tests.engine.models import (
+    ARCHITECTURES,
+    ROPE_KINDS,
+    plain_kv,
+    plain_logits,
+    plain_model,
+    random_tokens,
+    tiny,
+)
 from tests.oracles.attention import move_keys, segmented_forward
 
 FIRST, SECOND = random_tokens(60, 11), random_tokens(50, 12)
@@ -121,6 +129,27 @@ def test_reuse_that_does_not_move_equals_cold(architecture: str) -> None:
     assert (logits - plain_logits(plain, tokens)).abs().max() <= 1e-4
     assert (pool.read(table, 0, 52) - plain_kv(plain, tokens)).abs().max() <= 1e-4
     assert torch.equal(pool.read(table, 0, 40), cold_kv(model, FIRST)[:, :, :40])
+
+
+@pytest.mark.parametrize("kind", ROPE_KINDS)
+def test_layer_zero_of_a_moved_span_is_what_cold_computes_there(kind: str) -> None:
+    """K/V of layer 0 depends on token and position alone, so moving it must be exact."""
+    model = wrap_model(plain_model("llama-gqa", rope_parameters=ROPE_KINDS[kind]), name=kind)
+    tokens, plan = target_and_plan()
+    _, pool, table = run_plan(model, shelf_for(model), tokens, plan)
+    moved, cold = pool.read(table, 0, len(tokens))[0], cold_kv(model, tokens)[0]
+    assert (moved - cold).abs().max() <= 1e-5 * cold.abs().max()
+
+
+def test_bfloat16_answers_as_plain_bfloat16() -> None:
+    plain = plain_model("qwen3").bfloat16()
+    model = wrap_model(plain_model("qwen3").bfloat16(), name="half")
+    tokens, plan = target_and_plan([Hole(9, 44), Hole(47, 87)])  # all of it computed
+    logits, _, _ = run_plan(model, shelf_for(model), tokens, plan)
+    expected = plain_logits(plain, tokens)
+    exact = segmented_forward(plain, tokens).logits[-1]
+    # Both round; ours must not be further from the truth than plain bfloat16 is.
+    assert (logits - exact).abs().max() <= 2 * (expected - exact).abs().max()
 
 
 def test_recomputing_every_reused_token_equals_cold() -> None:

@@ -150,7 +150,7 @@ def _segment(
     out, lse = parts[0]
     for other, other_lse in parts[1:]:
         out, lse = merge(out, lse, other, other_lse)
-    return out.permute(2, 0, 1, 3).reshape(length, heads, dim)
+    return out.permute(2, 0, 1, 3).reshape(length, heads, dim).to(queries.dtype)
 
 
 def _past(
@@ -174,10 +174,11 @@ def merge(
     """Attention over two disjoint sets of keys from attention over each.
 
     Outputs are [..., head_dim], log-sum-exps [...]. softmax over the union weighs
-    the second by exp(other_lse) / (exp(lse) + exp(other_lse)), which is a sigmoid.
+    the second by exp(other_lse) / (exp(lse) + exp(other_lse)), which is a sigmoid. In
+    float32, whatever the model computes in: parts are rounded once, not at every merge.
     """
-    weight = torch.sigmoid(other_lse - lse).unsqueeze(-1).to(out.dtype)
-    return torch.lerp(out, other, weight), torch.logaddexp(lse, other_lse)
+    weight = torch.sigmoid(other_lse - lse).float().unsqueeze(-1)
+    return torch.lerp(out.float(), other.float(), weight), torch.logaddexp(lse, other_lse)
 
 
 def flash(
