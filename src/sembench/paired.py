@@ -83,12 +83,40 @@ def summarise(rows: Sequence[RequestRow]) -> dict[str, Any]:
         "cold_quality_pass_rate": _share([row.cold_quality_pass for row in pairs]),
         "warm_quality_pass_rate": _share([row.quality_pass for row in pairs]),
         **integrity(rows),
+        **audited(rows),
+    }
+
+
+def audited(rows: Sequence[RequestRow]) -> dict[str, Any]:
+    """What the engine's own audit says beside what the manifest expects; null without either."""
+    placed = [
+        row.audit_boundary_tokens == row.expected_span_target_start
+        for row in rows
+        if row.audit_boundary_tokens is not None and row.expected_span_target_start is not None
+    ]
+    wanted = [
+        row for row in rows if row.expected_semantic and row.audit_materialized_tokens is not None
+    ]
+    supplied = [row for row in wanted if row.expected_supplied_tokens]
+    expected = sum(row.expected_supplied_tokens or 0 for row in supplied)
+    materialised = sum(row.audit_materialized_tokens or 0 for row in supplied)
+    mechanisms = Counter(row.audit_mechanism for row in rows if row.audit_mechanism is not None)
+    return {
+        "boundary_alignment_rate": _share(placed),
+        "materialized_reuse_rate": _share([bool(row.audit_materialized_tokens) for row in wanted]),
+        "materialized_reuse_token_rate": materialised / expected if expected else None,
+        "mechanisms": dict(sorted(mechanisms.items())) or None,
     }
 
 
 def integrity(rows: Sequence[RequestRow]) -> dict[str, Any]:
     """Leaks, poison and unconfirmed claims: what makes a fast result worthless."""
-    probes = [row.donor_fact_leak for row in rows if row.donor_fact_leak is not None]
+    # A model that states the wrong value cold as well is wrong, not leaking.
+    probes = [
+        row.donor_fact_leak and not row.cold_donor_fact_leak
+        for row in rows
+        if row.donor_fact_leak is not None
+    ]
     repeats = [row.repeat_contaminated for row in rows if row.repeat_contaminated is not None]
     claims = [row.claimed_reuse_tokens for row in rows if row.claimed_reuse_tokens is not None]
     negatives = [row for row in rows if row.negative_control]

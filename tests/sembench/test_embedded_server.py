@@ -129,7 +129,14 @@ def result(server: str, manifest: Path, tmp_path_factory: pytest.TempPathFactory
         *("run-live-gateway", "--manifest", manifest, "--output", output),
         *("--gateway-url", server, "--model", MODEL.name, "--tokenizer", MODEL),
         *("--paired", "--isolate-by-salt", "--contamination-check", "--capture-logprobs"),
-        *("--warmup-requests", 1, "--metrics-url", f"{server}/metrics"),
+        *(
+            "--recipient-max-tokens",
+            24,
+            "--warmup-requests",
+            1,
+            "--metrics-url",
+            f"{server}/metrics",
+        ),
     )
     assert done.exit_code == 0, done.output
     return output

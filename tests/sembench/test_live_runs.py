@@ -80,6 +80,19 @@ def test_an_engines_exact_hits_never_exceed_what_the_manifest_explains(
         assert row["fuzzy_confirmed_tokens"] == 0
 
 
+def test_items_do_not_serve_one_another_unless_told_to(manifest: Path, tmp_path: Path) -> None:
+    apart, together = tmp_path / "apart.json", tmp_path / "together.json"
+    with mock_engine() as url:
+        assert gateway(manifest, apart, url).exit_code == 0
+        assert gateway(manifest, together, url, "--no-isolate-by-salt").exit_code == 0
+    assert load_json(apart)["config"]["isolation"] == "salt"
+    assert load_json(together)["config"]["isolation"] == "none"
+    # A negative control's own document was served before, by other items of the manifest.
+    rate = "negative_control_backend_confirmed_rate"
+    assert load_json(apart)["aggregate"][rate] == 0.0
+    assert load_json(together)["aggregate"][rate] > 0.5
+
+
 @pytest.mark.parametrize("how", ["reset", "salt"])
 def test_a_pair_has_a_cold_half_that_was_cold(manifest: Path, tmp_path: Path, how: str) -> None:
     output = tmp_path / "r.json"
@@ -323,7 +336,7 @@ def test_flags_that_spoil_a_comparison_are_refused_with_their_own_exit_code(
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--paired",),
+        ("--paired", "--no-isolate-by-salt"),
         ("--paired", "--arm", "warm", "--isolate-by-salt"),
         ("--reset-url", "http://x", "--concurrency", 2),
         ("--min-donor-gap-requests", 2, "--concurrency", 2),

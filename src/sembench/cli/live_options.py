@@ -96,10 +96,13 @@ MaxConsecutiveErrors = Annotated[
     ),
 ]
 IsolateBySalt = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--isolate-by-salt",
-        help="Give every item and arm a cache_salt of its own instead of emptying caches.",
+        "--isolate-by-salt/--no-isolate-by-salt",
+        help=(
+            "Give every item and arm a cache_salt of its own, so that items do not serve one "
+            "another; left out, wherever there is no --reset-url and the endpoint takes a salt."
+        ),
     ),
 ]
 

@@ -38,7 +38,7 @@ def run_live_gateway(
     donor_max_tokens: Annotated[int, typer.Option(min=1, help="Tokens a donor generates.")] = 1,
     recipient_max_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens a recipient generates.")
-    ] = 24,
+    ] = 256,
     timeout_seconds: Annotated[float, typer.Option(min=0.001, help="Per request.")] = 900.0,
     quality_threshold: live.QualityThreshold = PASS_THRESHOLD,
     post_donor_delay_ms: live.PostDonorDelay = 0.0,
@@ -55,7 +55,7 @@ def run_live_gateway(
     reset_url: Annotated[
         list[str] | None, typer.Option(help="Posted to, to empty caches; repeatable.")
     ] = None,
-    isolate_by_salt: live.IsolateBySalt = False,
+    isolate_by_salt: live.IsolateBySalt = None,
     contamination_check: live.ContaminationCheck = False,
     capture_logprobs: live.CaptureLogprobs = False,
     top_logprobs_num: live.TopLogprobs = 8,
@@ -81,11 +81,6 @@ def run_live_gateway(
     flags = live.engine_flags(
         engine_serve_command, engine_serve_command_file, engine_env, require=require_phase0_flags
     )
-    if paired and not (reset_url or isolate_by_salt):
-        raise UsageError(
-            "--paired: the arms need empty caches; give --reset-url (vLLM: "
-            "…/reset_prefix_cache, SGLang: …/flush_cache) or --isolate-by-salt"
-        )
     if reset_url and (concurrency > 1 or min_donor_gap_requests):
         raise UsageError(
             "--reset-url empties the caches of every item in flight; with --concurrency or "
@@ -113,36 +108,6 @@ def run_live_gateway(
         baseline_id=baseline_id,
     )
     caller = Caller(tenant=tenant, template=template, tokenizer=encoder.name, api_key=api_key)
-    options = ReplayOptions(
-        run_id=run.run_id,
-        arm=arm,
-        paired=paired,
-        donor_max_tokens=donor_max_tokens,
-        recipient_max_tokens=recipient_max_tokens,
-        post_donor_delay_ms=post_donor_delay_ms,
-        cooldown_ms=cooldown_ms,
-        top_logprobs=top_logprobs_num if capture_logprobs else 0,
-        isolate_by_salt=isolate_by_salt,
-        contamination_check=contamination_check,
-    )
-    plan = LivePlan(
-        manifest=manifest,
-        output=output,
-        run=run,
-        config={**config, "tokenizer": encoder.name},
-        arm=Arm.WARM if paired else arm,
-        paired=paired,
-        max_items=max_items,
-        resume=resume,
-        warmup_requests=warmup_requests,
-        concurrency=concurrency,
-        min_donor_gap_requests=min_donor_gap_requests,
-        metrics_urls=metrics_url or (),
-        flags=flags,
-        connector_audit=connector_audit,
-        throughput_output=throughput_output,
-        max_consecutive_errors=max_consecutive_errors,
-    )
 
     async def go() -> dict[str, Any]:
         async with contextlib.AsyncExitStack() as stack:
@@ -168,12 +133,54 @@ def run_live_gateway(
                 for url in reset_url or ():
                     await gateway.post(url)
 
+            salted = bool(isolate_by_salt)
             if not skip_verify:
                 found = await verify(
                     engine="gateway", base_url=gateway_url, client=gateway, expect_model=model
                 )
                 for warning in found.warnings:
                     typer.echo(f"warning: {warning}", err=True)
+                if isolate_by_salt is None and not reset_url:
+                    salted = found.reports["takes_cache_salt"]
+            if paired and not (reset_url or salted):
+                raise UsageError(
+                    "--paired: the arms need empty caches; give --reset-url (vLLM: "
+                    "…/reset_prefix_cache, SGLang: …/flush_cache) or --isolate-by-salt"
+                )
+            options = ReplayOptions(
+                run_id=run.run_id,
+                arm=arm,
+                paired=paired,
+                donor_max_tokens=donor_max_tokens,
+                recipient_max_tokens=recipient_max_tokens,
+                post_donor_delay_ms=post_donor_delay_ms,
+                cooldown_ms=cooldown_ms,
+                top_logprobs=top_logprobs_num if capture_logprobs else 0,
+                isolate_by_salt=salted,
+                contamination_check=contamination_check,
+            )
+            plan = LivePlan(
+                manifest=manifest,
+                output=output,
+                run=run,
+                config={
+                    **config,
+                    "tokenizer": encoder.name,
+                    "isolation": "reset" if reset_url else "salt" if salted else "none",
+                },
+                arm=Arm.WARM if paired else arm,
+                paired=paired,
+                max_items=max_items,
+                resume=resume,
+                warmup_requests=warmup_requests,
+                concurrency=concurrency,
+                min_donor_gap_requests=min_donor_gap_requests,
+                metrics_urls=metrics_url or (),
+                flags=flags,
+                connector_audit=connector_audit,
+                throughput_output=throughput_output,
+                max_consecutive_errors=max_consecutive_errors,
+            )
             replayer = Replayer(
                 recipient=gateway,
                 donors=workers,

@@ -67,6 +67,7 @@ async def verify(
         "semantic_reuse": reply.reused_tokens is not None,
         "route": reply.route is not None,
         "worker": reply.worker_id is not None,
+        "takes_cache_salt": await _takes_salt(client),
     }
     if not reports["cached_tokens"]:
         warnings.append(
@@ -80,6 +81,19 @@ async def verify(
         reports=reports,
         warnings=tuple(warnings),
     )
+
+
+async def _takes_salt(client: EngineClient) -> bool:
+    """Whether a request with a `cache_salt` is answered; whether it is honoured, cold arms show."""
+    reply = await client.complete(
+        Prompt(
+            request_id="sembench-verify-salt",
+            text="Say ready. Are you ready?",
+            max_tokens=2,
+            cache_salt="sembench-verify",
+        )
+    )
+    return reply.ok
 
 
 async def served_models(engine: str, base_url: str, timeout_seconds: float) -> list[str]:
