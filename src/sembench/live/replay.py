@@ -137,8 +137,11 @@ class Replayer:
             extra=gap,
         )
 
-    async def warm_up(self, count: int) -> None:
+    async def warm_up(self, count: int, *, words: int = 0) -> None:
         """Send `count` requests that are not measured: connections, kernels and pages get ready.
+
+        They are as long as the first prompt (`words`) and ask for what it asks for, because
+        engines compile per shape; their text is numbers, which no donor or recipient holds.
 
         Raises
         ------
@@ -157,9 +160,10 @@ class Replayer:
                             position=number,
                         )
                     ),
-                    text=f"Warm-up request number {number}. Say ready.",
-                    max_tokens=1,
+                    text=_numbers(number, words),
+                    max_tokens=min(2, self._options.recipient_max_tokens),
                     cache_salt="sembench-warmup" if self._options.isolate_by_salt else "",
+                    top_logprobs=self._options.top_logprobs,
                 )
             )
             for number in range(count)
@@ -213,6 +217,11 @@ class Replayer:
         if not self._options.isolate_by_salt:
             return ""
         return f"{self._options.run_id}-{item.item_id}-{arm}"
+
+
+def _numbers(start: int, words: int) -> str:
+    counted = " ".join(str(start * 1_000_003 + number * 7919) for number in range(words))
+    return f"Warm-up request number {start}. {counted} Say ready. Are you ready?"
 
 
 async def _sleep_ms(milliseconds: float) -> None:

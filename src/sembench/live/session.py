@@ -80,7 +80,7 @@ async def run_live(plan: LivePlan, replayer: Replayer) -> dict[str, Any]:
         environment=environment(),
         resume=plan.resume,
     ) as writer:
-        await replayer.warm_up(plan.warmup_requests)
+        await replayer.warm_up(plan.warmup_requests, words=_first_words(plan))
         started = time.perf_counter()
         measured = 0
         with progress_bar() as bar:
@@ -114,6 +114,12 @@ async def run_live(plan: LivePlan, replayer: Replayer) -> dict[str, Any]:
     if plan.throughput_output is not None:
         _write_throughput(plan.throughput_output, rows, measured, seconds, plan.concurrency)
     return head
+
+
+def _first_words(plan: LivePlan) -> int:
+    first = next(read_manifest(plan.manifest, max_items=1), None)
+    # Numbers are several tokens each; a third as many of them is about as long.
+    return 0 if first is None else len(first.recipient_prompt.split()) // 3
 
 
 def _remaining(plan: LivePlan, writer: ResultWriter) -> Iterator[Numbered]:
