@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,9 @@ from semblend.kv.segments import Segment, SegmentKey
 
 logger = logging.getLogger("vllm.semblend")
 
+_IDLE_WAIT_S = 0.005
+"""A new request that arrives meanwhile waits no longer than this."""
+_READ_BYTES = 64 << 20
 _WAIT_S = 30.0
 """Longest wait for a copy of blocks that are about to be overwritten; copies take far less."""
 
@@ -75,6 +79,14 @@ class CaptureThread:
             )
         if not done:
             raise TimeoutError(f"K/V of {request_ids} was not copied in {_WAIT_S} s")
+
+    def wait_a_little(self, request_ids: set[str]) -> None:
+        """Give way to the copy of these requests' blocks: there is nothing else to do."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not all(self._pending[request_id] for request_id in request_ids),
+                timeout=_IDLE_WAIT_S,
+            )
 
     def wait(self) -> None:
         """Wait until everything submitted so far is stored. For tests and benchmarks."""
@@ -128,16 +140,35 @@ class CaptureThread:
         keys = SegmentKey.chain(command.share_key, command.tokens, edges)
         self._donors.claim(command.donor_id, command.tokens, keys)
         copied = 0
-        for key in keys:
-            if key in tiers:
-                continue
-            kv = self._read(command.block_ids, key.start, key.start + key.length, job.ready)
+        for batch in self._batches([key for key in keys if key not in tiers]):
+            start, end = batch[0].start, batch[-1].start + batch[-1].length
+            kv = self._read(command.block_ids, start, end, job.ready)
             copied += kv.nbytes
-            if tiers.put(Segment(key=key, kv=kv)) is None:
-                raise CapacityError("no tier has room for it")
+            for key in batch:
+                part = kv[:, :, key.start - start : key.start - start + key.length]
+                if tiers.put(Segment(key=key, kv=part.contiguous())) is None:
+                    raise CapacityError("no tier has room for it")
         if not self._donors.is_whole(command.donor_id):
             raise CapacityError("it was evicted while it was stored")
         return copied
+
+    def _batches(self, keys: list[SegmentKey]) -> Iterator[list[SegmentKey]]:
+        """Neighbouring segments, as many as are read at once.
+
+        Few large reads: each needs the interpreter's lock, which the engine's thread holds.
+        """
+        most = max(SEGMENT_TOKENS, _READ_BYTES // self._access.token_bytes)
+        batch: list[SegmentKey] = []
+        for key in keys:
+            if batch and (
+                key.start != batch[-1].start + batch[-1].length
+                or key.start + key.length - batch[0].start > most
+            ):
+                yield batch
+                batch = []
+            batch.append(key)
+        if batch:
+            yield batch
 
     def _read(self, block_ids: tuple[int, ...], start: int, end: int, ready: Any) -> torch.Tensor:
         if ready is None:

@@ -76,6 +76,8 @@ class ConnectorMeta(KVConnectorMetadata):
     preempted: list[str] = field(default_factory=list)
     """Requests whose blocks are about to be overwritten."""
     drop_all: bool = False
+    idle: bool = False
+    """Whether this step computes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

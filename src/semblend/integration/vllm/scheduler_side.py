@@ -177,6 +177,7 @@ class SchedulerSide:
             held=self._newly_held,
             preempted=sorted(scheduled.preempted_req_ids or ()),
             drop_all=self._drop_all,
+            idle=scheduled.total_num_scheduled_tokens == 0,
         )
         self._orders, self._newly_held, self._drop_all = [], [], False
         self.stats.count("donors_dropped", len(meta.dropped))

@@ -132,6 +132,9 @@ class WorkerSide:
         self._held.update(meta.held)
         if self.captures is None:
             return
+        if meta.idle and self._held:
+            # The engine steps on until the blocks are freed; spinning would starve the copy.
+            self.captures.wait_a_little(self._held)
         for command in meta.captures:
             try:
                 self.captures.submit(command)
