@@ -77,8 +77,8 @@ def demo(
         raise typer.Exit(2) from None
     console.print(_table(comparisons))
     console.print(
-        "Reused and computed tokens add up to the prompt; recomputed ones are computed although "
-        "they could be reused. 'same' is the cold answer, 'donor's fact' what must never happen: "
+        "Reused and computed tokens add up to the prompt; those in brackets could be reused and "
+        "are computed for quality. 'same' is the cold answer, 'donor's fact' what must never happen: "
         "the naive row shows why the default policy recomputes behind edits. No certificate is "
         "loaded; every warm answer is marked uncertified.\n"
     )
@@ -167,23 +167,28 @@ def _fastest(answers: list[Answer]) -> Answer:
 
 
 def _table(comparisons: list[Comparison]) -> Table:
-    table = Table(title="time to first token, cold and warm", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = Table(
+        title="time to first token, cold and warm",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
     table.add_column("scenario", no_wrap=True)
-    for column in ("cold", "warm", "sooner", "reused", "recomp.", "computed"):
+    for column in ("cold", "warm", "sooner", "reused", "computed"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("answer", no_wrap=True)
     styles = {"same": "green", "differs": "yellow", "donor's fact": "bold red"}
     for item in comparisons:
         cold, warm = item.cold.report, item.warm.report
         reused = warm.outcome is Outcome.MATERIALISED
+        recomputed = f" ({warm.recomputed_tokens})" if warm.recomputed_tokens else ""
         table.add_row(
             item.scenario.name,
             f"{cold.ttft_ms:.0f} ms",
             f"{warm.ttft_ms:.0f} ms",
             f"[bold]{item.ratio:.1f}x[/]" if reused else f"[dim]{item.ratio:.1f}x[/]",
             str(warm.reused_tokens),
-            str(warm.recomputed_tokens),
-            str(warm.computed_tokens),
+            f"{warm.computed_tokens}{recomputed}",
             f"[{styles[item.verdict]}]{item.verdict}[/]",
         )
     return table

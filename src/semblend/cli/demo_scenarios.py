@@ -96,13 +96,13 @@ def make_demo(seed: int) -> Demo:
                 policy="none",
             ),
             Scenario(
-                name="control: unseen",
-                what="nobody has read it: nothing to reuse",
+                name="unseen document",
+                what="control: nobody has read it: nothing to reuse",
                 prompt=_prompt(2, unseen.text, unseen.facts[1]),
             ),
             Scenario(
-                name="control: other tenant",
-                what="known to one tenant, asked by another: nothing is shared",
+                name="other tenant",
+                what="control: known to one tenant, asked by another: nothing is shared",
                 prompt=_prompt(2, first.text, first.facts[3]),
                 tenant="somebody-else",
             ),
