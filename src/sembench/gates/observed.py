@@ -1,7 +1,7 @@
 """What the gates look at, computed anew from a result's rows and the engines' own summaries.
 
-The aggregate a file carries is not trusted: it is recomputed, and a file whose
-aggregate says something else fails (`aggregate_consistent`).
+The aggregate a file carries is not trusted: it is recomputed, and a file of our own
+version whose aggregate says something else fails (`aggregate_consistent`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sembench.calibration import Calibration
 from sembench.engine_events import EngineSummary
 from sembench.live.identity import our_id_in
 from sembench.live.prometheus import semantic_tokens as counted_tokens
-from sembench.results import RequestRow, Result
+from sembench.results import RESULT_VERSION, RequestRow, Result
 
 Observed = dict[str, float | bool | None]
 _CHECKED = (
@@ -58,7 +58,9 @@ def observe(
         "propagation_contamination_rate": pairs["propagation_contamination_rate"],
         "unconfirmed_claim_rate": _unconfirmed_claims(result, summaries),
         **_against_noise(pairs["warm_vs_cold_rouge_l_mean"], calibration),
-        "aggregate_consistent": _consistent(result.aggregate, aggregate) if rows else True,
+        "aggregate_consistent": _consistent(result.aggregate, aggregate)
+        if rows and result.result_version == RESULT_VERSION
+        else None,
     }
 
 

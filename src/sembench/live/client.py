@@ -6,13 +6,14 @@ A client turns one prompt into one :class:`Reply`. Whatever goes wrong on the wa
 
 from __future__ import annotations
 
-import time
+import asyncio
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 import httpx
 
+from sembench.clock import current_clock
 from sembench.errors import EndpointError
 from sembench.live.identity import ROUTE_HEADERS, WORKER_HEADERS, Caller
 from sembench.live.prompt import Prompt
@@ -20,6 +21,8 @@ from sembench.live.reply import Reply
 from sembench.live.stream import Arrival, StreamError, arrivals, http_error
 
 CONNECT_SECONDS = 10.0
+CONTROL_PAUSES_SECONDS = (0.05, 0.2, 0.5, 1.0)
+_FINAL_STATUS = frozenset({401, 403, 404, 405, 501})
 _MISSHAPEN = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What reading a field raises when a server's event is not shaped as its protocol says."""
 
@@ -44,6 +47,7 @@ class StreamingClient:
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._caller = caller
+        self._clock = current_clock()
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(timeout_seconds, connect=CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
@@ -74,7 +78,7 @@ class StreamingClient:
         first: float | None = None
         error: str | None = None
         response_headers = httpx.Headers()
-        started = time.perf_counter()
+        started = self._clock.now()
         try:
             async with self._http.stream(
                 "POST", self.base_url + path, json=body, headers=headers
@@ -88,7 +92,7 @@ class StreamingClient:
             error = str(problem)
         except httpx.HTTPError as problem:
             error = f"{type(problem).__name__}: {problem}".rstrip(": ")
-        latency = (time.perf_counter() - started) * 1000.0
+        latency = (self._clock.now() - started) * 1000.0
         try:
             reply = reader.reply(prompt.request_id)
         except _MISSHAPEN as problem:
@@ -108,7 +112,7 @@ class StreamingClient:
     async def _read(self, response: httpx.Response, reader: Reader) -> float | None:
         first: float | None = None
         arrival: Arrival
-        async for arrival in arrivals(response):
+        async for arrival in arrivals(response, self._clock):
             try:
                 has_content = reader.take(arrival.data)
             except _MISSHAPEN as problem:
@@ -120,19 +124,26 @@ class StreamingClient:
     async def post(self, path: str) -> httpx.Response:
         """Post an empty body to a control path.
 
+        An engine that still finishes a request refuses to empty its cache (SGLang: HTTP 400),
+        so a refusal is tried again for a moment.
+
         Raises
         ------
         EndpointError
-            If the endpoint cannot be reached or refuses.
+            If the endpoint cannot be reached, or keeps refusing.
         """
         url = path if "://" in path else self.base_url + path
-        try:
-            response = await self._http.post(url)
-        except httpx.HTTPError as error:
-            raise EndpointError(f"POST {url}: {type(error).__name__} {error}") from error
-        if response.status_code >= 400:
-            raise EndpointError(f"POST {url}: {http_error(response.status_code, response.content)}")
-        return response
+        for pause in (*CONTROL_PAUSES_SECONDS, None):
+            try:
+                response = await self._http.post(url)
+            except httpx.HTTPError as error:
+                raise EndpointError(f"POST {url}: {type(error).__name__} {error}") from error
+            if response.status_code < 400:
+                return response
+            if pause is None or response.status_code in _FINAL_STATUS:
+                break
+            await asyncio.sleep(pause)
+        raise EndpointError(f"POST {url}: {http_error(response.status_code, response.content)}")
 
     def reader(self) -> Reader:
         """A fresh reader of this protocol's events."""

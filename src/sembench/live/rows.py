@@ -174,24 +174,37 @@ def contaminated(item: ManifestItem, warm: Reply, repeat: Reply, cold: Reply | N
 
     By its own numbers: a prompt of n tokens of which r were reused leaves at most
     n − r tokens that an exact cache may hold. By its answer: the repeat reports
-    more exact tokens than the warm request did and no longer answers as cold did.
-    None where neither can be told.
+    more exact tokens than the warm request did and is no longer right where cold
+    was. None where neither can be told; never where nothing was reused, because
+    then whatever is cached was computed exactly.
     """
     if not (warm.ok and repeat.ok):
         return None
+    if warm.reused_tokens == 0:
+        return False
     numbers: bool | None = None
     if warm.reused_tokens is not None and repeat.exact_tokens is not None and warm.prompt_tokens:
-        numbers = (
-            warm.reused_tokens > 0 and repeat.exact_tokens > warm.prompt_tokens - warm.reused_tokens
-        )
+        numbers = repeat.exact_tokens > warm.prompt_tokens - warm.reused_tokens
     answers: bool | None = None
     if cold is not None and cold.ok:
         grew = (repeat.cached_tokens or 0) > (warm.exact_tokens or 0) and not repeat.reused_tokens
-        changed = quality.rouge_l(repeat.text, cold.text) < SAME_ANSWER_ROUGE
-        leaked = leak(item, repeat) is True and leak(item, cold) is not True
-        answers = grew and (changed or leaked)
+        answers = grew and _worse(item, repeat, cold)
     known = [verdict for verdict in (numbers, answers) if verdict is not None]
     return any(known) if known else None
+
+
+def _worse(item: ManifestItem, repeat: Reply, cold: Reply) -> bool:
+    """Whether the repeat leaks, or fails where cold passes; without answers, is another text.
+
+    Two runs of a real engine differ a little, so that a different wording alone is no proof.
+    """
+    if leak(item, repeat) is True and leak(item, cold) is not True:
+        return True
+    before = quality.answer_recall(cold.text, item.answers)
+    after = quality.answer_recall(repeat.text, item.answers)
+    if before is None or after is None:
+        return quality.rouge_l(repeat.text, cold.text) < SAME_ANSWER_ROUGE
+    return before >= quality.PASS_THRESHOLD > after
 
 
 def mean_kl(cold: Reply, warm: Reply) -> float | None:

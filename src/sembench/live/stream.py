@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+
+from sembench.clock import Clock
 
 DONE = "[DONE]"
 
@@ -20,13 +21,13 @@ class StreamError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """One event and when it came, on :func:`time.perf_counter`'s clock."""
+    """One event and when it came."""
 
     data: dict[str, Any]
     at: float
 
 
-async def arrivals(response: httpx.Response) -> AsyncIterator[Arrival]:
+async def arrivals(response: httpx.Response, clock: Clock) -> AsyncIterator[Arrival]:
     """The JSON events of a stream.
 
     Raises
@@ -36,7 +37,7 @@ async def arrivals(response: httpx.Response) -> AsyncIterator[Arrival]:
         stream, or an end without the end mark.
     """
     async for line in response.aiter_lines():
-        at = time.perf_counter()
+        at = clock.now()
         if not line.startswith("data:"):
             continue
         payload = line[len("data:") :].strip()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -43,7 +42,7 @@ class MockServer:
     async def complete(self, request: Request, protocol: Protocol) -> Response:
         """Answer one completion in the protocol's words."""
         number = next(self._numbers)
-        started = time.perf_counter()
+        started = self.settings.clock.now()
         try:
             turn = protocol.read(await request.json())
         except ValueError as error:
@@ -132,14 +131,18 @@ class Answer:
     def _times(self) -> dict[str, float]:
         return {
             "prefill_ms": self._admission.prefill_ms,
-            "total_ms": (time.perf_counter() - self._started) * 1000.0,
+            "total_ms": (self._server.settings.clock.now() - self._started) * 1000.0,
         }
 
+    async def _work(self, milliseconds: float) -> None:
+        if milliseconds > 0:
+            await self._server.settings.clock.sleep(milliseconds / 1000.0)
+
     async def _tokens(self) -> AsyncIterator[Token]:
-        await _sleep_ms(self._admission.prefill_ms)
+        await self._work(self._admission.prefill_ms)
         for position, text in enumerate(pieces(self._admission.answer, self._turn.max_tokens)):
             if position:
-                await _sleep_ms(self._server.settings.decode_ms_per_token)
+                await self._work(self._server.settings.decode_ms_per_token)
             self._server.counters.generation_tokens += 1
             yield Token(text=text, top_logprobs=fake_top_logprobs(text, self._turn.top_logprobs))
 
@@ -196,8 +199,3 @@ def create_app(settings: MockSettings) -> FastAPI:
     app.add_api_route("/get_model_info", model_info, methods=["GET"])
     app.add_api_route("/get_server_info", server_info, methods=["GET"])
     return app
-
-
-async def _sleep_ms(milliseconds: float) -> None:
-    if milliseconds > 0:
-        await asyncio.sleep(milliseconds / 1000.0)

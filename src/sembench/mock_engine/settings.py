@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from sembench.clock import Clock, MachineClock
 from sembench.errors import UsageError
 
 
@@ -74,6 +75,8 @@ class MockSettings:
     log_path: Path | None = None
     log_format: LogFormat = LogFormat.VLLM
     audit_path: Path | None = None
+    clock: Clock = field(default_factory=MachineClock)
+    """What simulated compute is slept on; a virtual clock makes it free of the machine."""
 
     def __post_init__(self) -> None:
         for name in ("block_size", "min_span_tokens", "max_donors", "prefix_cache_blocks"):
