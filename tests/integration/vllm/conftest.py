@@ -47,10 +47,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module")
-def make_engine() -> Iterator[Callable[..., Any]]:
-    """Engines for one module, closed at its end."""
+def engines() -> Iterator[Any]:
+    """This process's one engine at a time, closed at the module's end."""
     from tests.integration.vllm.engines import EngineFactory
 
     factory = EngineFactory()
-    yield factory.make
+    yield factory
     factory.close()
+
+
+@pytest.fixture
+def make_engine(engines: Any) -> Callable[..., Any]:
+    """Makes an engine, or hands out the one there is if it was made alike."""
+    return engines.make

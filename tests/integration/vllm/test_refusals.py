@@ -1,0 +1,235 @@
+"""What was not proven is refused by name: at start, or for one request."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from vllm.engine.arg_utils import EngineArgs
+
+from semblend.core.errors import SettingsError
+from semblend.integration.vllm.connector_v1 import SemBlendConnectorV1
+from semblend.integration.vllm.options import ConnectorOptions
+from semblend.integration.vllm.support import (
+    UnsupportedEngineError,
+    cache_refusals,
+    engine_refusals,
+    layer_refusals,
+    version_refusals,
+)
+from tests.integration.vllm.engines import WORKER, Engine, transfer_config
+from tests.integration.vllm.models import folder_of, joined, random_tokens
+
+OPTIONS = ConnectorOptions(mode="segmented_experimental")
+
+
+@pytest.fixture(scope="module")
+def config():
+    """A real configuration of a supported engine."""
+    return EngineArgs(
+        model=folder_of("llama"),
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        dtype="float32",
+        max_model_len=1024,
+        block_size=32,
+        worker_cls=WORKER,
+        kv_transfer_config=transfer_config(mode="segmented_experimental"),
+    ).create_engine_config()
+
+
+def changed(config, path, value):
+    """The configuration with one attribute changed, the original left alone."""
+    copied = copy.copy(config)
+    target = copied
+    *parents, name = path.split(".")
+    for parent in parents:
+        child = copy.copy(getattr(target, parent))
+        object.__setattr__(target, parent, child)
+        target = child
+    object.__setattr__(target, name, value)
+    return copied
+
+
+def test_a_supported_engine_is_not_refused(config):
+    assert engine_refusals(config, OPTIONS) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        ("parallel_config.pipeline_parallel_size", 2, "pipeline parallelism"),
+        ("parallel_config.data_parallel_size", 2, "data parallelism"),
+        ("parallel_config.decode_context_parallel_size", 2, "decode context parallelism"),
+        ("parallel_config.prefill_context_parallel_size", 2, "prefill context parallelism"),
+        ("parallel_config.enable_dbo", True, "dual batch overlap"),
+        ("speculative_config", object(), "speculative decoding"),
+        ("cache_config.cache_dtype", "fp8", "quantised K/V cache"),
+        ("cache_config.kv_sharing_fast_prefill", True, "cross-layer K/V sharing"),
+        ("kv_transfer_config.kv_load_failure_policy", "fail", "kv_load_failure_policy"),
+        ("kv_transfer_config.kv_role", "kv_producer", "kv_role"),
+        ("parallel_config.worker_cls", "vllm.v1.worker.cpu_worker.CPUWorker", "worker class"),
+        ("model_config.runner_type", "pooling", "pooling models"),
+        ("model_config.hf_text_config.sliding_window", 128, "sliding-window"),
+        ("model_config.hf_text_config.attention_chunk_size", 128, "chunked local attention"),
+        ("model_config.hf_text_config.attn_logit_softcapping", 30.0, "soft-capping"),
+        ("model_config.hf_text_config.num_kv_shared_layers", 2, "cross-layer K/V sharing"),
+        ("model_config.hf_text_config.kv_lora_rank", 64, "MLA"),
+        ("model_config.hf_config.architectures", ["SomeForCausalLM"], "architecture Some"),
+        ("model_config.is_encoder_decoder", True, "encoder-decoder"),
+        (
+            "model_config.hf_text_config.rope_parameters",
+            {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+            "dynamic NTK",
+        ),
+        (
+            "model_config.hf_text_config.rope_parameters",
+            {"rope_type": "longrope", "rope_theta": 1e4},
+            "longrope",
+        ),
+        (
+            "model_config.hf_text_config.rope_parameters",
+            {"rope_type": "default", "mrope_section": [1, 1], "rope_theta": 1e4},
+            "M-RoPE",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_engine_with_an_unproven_feature_is_refused_by_name(config, path, value, named):
+    refusals = engine_refusals(changed(config, path, value), OPTIONS)
+    assert any(named in str(refusal) for refusal in refusals), list(map(str, refusals))
+
+
+def test_hybrid_caches_are_refused_by_name(config):
+    import torch
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        SlidingWindowSpec,
+    )
+
+    shape = {"block_size": 32, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
+    full = KVCacheGroupSpec(["layer.0"], FullAttentionSpec(**shape))
+    windowed = KVCacheGroupSpec(["layer.1"], SlidingWindowSpec(**shape, sliding_window=64))
+    chunked = KVCacheGroupSpec(["layer.0"], FullAttentionSpec(**shape, attention_chunk_size=64))
+
+    def named(*groups):
+        config = KVCacheConfig(num_blocks=4, kv_cache_tensors=[], kv_cache_groups=list(groups))
+        return " ".join(map(str, cache_refusals(config)))
+
+    assert named(full) == ""
+    assert "2 K/V cache groups" in named(full, windowed)
+    assert "SlidingWindowSpec" in named(windowed)
+    assert "chunked" in named(chunked)
+
+
+def test_unproven_attention_layers_are_refused_by_name(make_engine):
+    engine = make_engine("llama")
+    layers = engine.worker.access.layers
+    assert layer_refusals(layers) == []
+    first = copy.copy(layers[0])
+    first.impl = copy.copy(first.impl)
+    first.impl.sinks = object()
+    first.impl.alibi_slopes = object()
+    assert {str(r) for r in layer_refusals([first])} == {"attention sinks", "ALiBi positions"}
+
+
+def test_unknown_versions_are_refused_by_name():
+    assert version_refusals("0.32.0") == []
+    (refusal,) = version_refusals("0.40.0")
+    assert "vLLM 0.40.0" in str(refusal)
+
+
+def test_a_refused_engine_does_not_start_and_says_why(engines):
+    engines.close()
+    with pytest.raises(UnsupportedEngineError, match=r"worker class.*--worker-cls"):
+        Engine("llama", engine={"worker_cls": "auto"})
+
+
+def test_discovery_runs_where_loading_is_refused(make_engine):
+    engine = make_engine("llama", mode="discovery_only", engine={"worker_cls": "auto"})
+    assert engine.run(random_tokens(100, seed=1)).semblend["outcome"] == "cold"
+
+
+def test_wrong_keys_and_values_are_refused_with_what_would_be_right():
+    with pytest.raises(SettingsError, match="did you mean min_similarity"):
+        ConnectorOptions.from_extra_config({"min_similarty": 0.5})
+    with pytest.raises(SettingsError, match="mode = 'segmentd'"):
+        ConnectorOptions.from_extra_config({"mode": "segmentd"})
+    with pytest.raises(SettingsError, match="donor_folder"):
+        ConnectorOptions.from_extra_config({"disk_donor_bytes": 1 << 20})
+
+
+# -- one request -----------------------------------------------------------------------
+
+DOCUMENT = random_tokens(420, seed=91)
+DONOR = joined(random_tokens(50, seed=92), DOCUMENT, random_tokens(20, seed=93))
+TARGET = joined(random_tokens(110, seed=94), DOCUMENT, random_tokens(33, seed=95))
+
+
+def test_requests_that_cannot_be_served_are_computed_and_say_why(make_engine):
+    engine = make_engine("llama", min_prompt_tokens=66)
+    engine.donate(DONOR)
+    cold = engine.cold(TARGET)
+    plain = engine.run(TARGET, prompt_logprobs=1)
+    assert plain.tokens == cold.tokens
+    assert plain.semblend["reason"] == "unsupported"
+    assert plain.semblend["detail"] == "skip_reading_prefix_cache"
+    assert plain.cached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "named"),
+    [
+        ("lora_request", object(), "lora"),
+        ("mm_features", [object()], "multimodal"),
+        ("prompt_embeds", object(), "prompt_embeds"),
+        ("pooling_params", object(), "pooling"),
+        ("resumable", True, "streaming_session"),
+        ("skip_reading_prefix_cache", True, "skip_reading_prefix_cache"),
+    ],
+)
+def test_an_unservable_request_is_refused_by_name(make_engine, attribute, value, named):
+    from vllm.v1.request import Request
+
+    from semblend.integration.vllm.support import request_refusal
+
+    engine = make_engine("llama", min_prompt_tokens=66)
+    request = Request(
+        request_id="r-1",
+        prompt_token_ids=TARGET.tolist(),
+        sampling_params=engine.sampling(),
+        pooling_params=None,
+    )
+    assert request_refusal(request) is None
+    setattr(request, attribute, value)
+    assert request_refusal(request) == named
+    assert engine.scheduler_connector.get_num_new_matched_tokens(request, 0) == (0, False)
+    engine.scheduler.states.clear()
+
+
+def test_the_connector_is_never_a_child_of_another(engines):
+    """A MultiConnector's other children would save approximate K/V under exact keys."""
+    from vllm.config import KVTransferConfig
+
+    engines.close()
+    child = {
+        "kv_connector": "ProbeConnector",
+        "kv_connector_module_path": "tests.integration.vllm.probe",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"mode": "segmented_experimental"},
+    }
+    multi = KVTransferConfig(
+        kv_connector="MultiConnector",
+        kv_role="kv_both",
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config={"connectors": [child, {**child}]},
+    )
+    with pytest.raises(UnsupportedEngineError, match="MultiConnector"):
+        Engine("llama", engine={"kv_transfer_config": multi})
+
+
+def test_the_public_class_is_what_the_documents_name():
+    assert SemBlendConnectorV1.__module__ == "semblend.integration.vllm.connector_v1"
