@@ -31,6 +31,12 @@ def parser(description: str) -> argparse.ArgumentParser:
     flags.add_argument("--reset-url", action="append", default=[], help="POST that empties caches")
     flags.add_argument("--samples", type=int, default=3, help="comparisons a case")
     flags.add_argument("--max-tokens", type=int, default=8, help="tokens an answer may have")
+    flags.add_argument(
+        "--post-donor-delay-ms",
+        type=float,
+        default=500.0,
+        help="pause after donors: engines register them off the request path",
+    )
     flags.add_argument("--timeout-seconds", type=float, default=900.0)
     flags.add_argument("--seed", type=int, default=0)
     flags.add_argument("--backend", help="name of the backend, for the figures")
@@ -92,6 +98,10 @@ class Endpoint:
         """Empty all caches, where there is a way to; else salts keep cases apart."""
         for url in self.flags.reset_url:
             await self.client.post(url)
+
+    async def settle(self) -> None:
+        """Wait until the donors just served can be found."""
+        await asyncio.sleep(self.flags.post_donor_delay_ms / 1000.0)
 
     async def ask(
         self,

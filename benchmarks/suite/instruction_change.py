@@ -49,6 +49,7 @@ async def _measure(endpoint: Endpoint, figures: Figures) -> None:
         await endpoint.empty()
         salt = endpoint.new_salt("warm")
         await endpoint.ask(donor.text, salt=salt, max_tokens=1)
+        await endpoint.settle()
         pair = Pair(cold=cold, warm=await endpoint.ask(target.text, salt=salt))
         pairs.append(pair)
         right.append(

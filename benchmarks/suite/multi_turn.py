@@ -14,6 +14,7 @@ from benchmarks.suite.documents import case, document_of
 from benchmarks.suite.endpoint import Endpoint, parser, run
 from benchmarks.suite.figures import Figures
 from benchmarks.suite.pairs import Pair, add_reuse, add_speedup, add_time, confirmed
+from sembench.live.reply import Reply
 from semblend.quality.documents import DocumentWriter
 
 Messages = tuple[tuple[str, str], ...]
@@ -55,7 +56,10 @@ async def _measure(endpoint: Endpoint, figures: Figures) -> None:
         # The same prompts once more: warm in one cache, in order; each cold in one of its own.
         await endpoint.empty()
         salt = endpoint.new_salt("dialogue")
-        warm = [await endpoint.ask(salt=salt, messages=messages) for messages in prompts]
+        warm: list[Reply] = []
+        for messages in prompts:
+            warm.append(await endpoint.ask(salt=salt, messages=messages))
+            await endpoint.settle()
         for turn, messages in enumerate(prompts):
             await endpoint.empty()
             cold = await endpoint.ask(salt=endpoint.new_salt("cold"), messages=messages)

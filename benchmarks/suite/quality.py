@@ -122,6 +122,7 @@ async def _measure(
         await endpoint.empty()
         salt = endpoint.new_salt("warm")
         await endpoint.ask(item.donor, salt=salt, max_tokens=1)
+        await endpoint.settle()
         warm = await endpoint.ask(item.target, salt=salt, top_logprobs=5)
         pairs.append(Pair(cold=cold, warm=warm))
 

@@ -55,11 +55,13 @@ async def _length(endpoint: Endpoint, figures: Figures, length: int) -> None:
         for _ in range(flags.unrelated):
             other = case(document_of(writer, length), instruction=sample + 2, fact=0)
             await endpoint.ask(other.text, salt=salt, max_tokens=1)
+        await endpoint.settle()
         misses.append(Pair(cold=cold, warm=await endpoint.ask(target.text, salt=salt)))
 
         await endpoint.empty()
         salt = endpoint.new_salt("hit")
         await endpoint.ask(donor.text, salt=salt, max_tokens=1)
+        await endpoint.settle()
         hits.append(Pair(cold=cold, warm=await endpoint.ask(target.text, salt=salt)))
 
     name = f"{length} tokens"

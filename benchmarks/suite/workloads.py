@@ -87,6 +87,7 @@ async def _dataset(endpoint: Endpoint, records: list[SourceRecord]) -> list[Pair
     prompts = [_prompts(record, endpoint.flags.max_chars) for record in records]
     for donor, _ in prompts:
         await endpoint.ask(donor, salt=salt, max_tokens=1)
+    await endpoint.settle()
     warm = [await endpoint.ask(target, salt=salt) for _, target in prompts]
     pairs: list[Pair] = []
     for (_, target), served in zip(prompts, warm, strict=True):
@@ -115,6 +116,7 @@ async def _conversations(endpoint: Endpoint, dialogues: Iterator[Messages]) -> l
         ends = [at + 1 for at, (role, _) in enumerate(messages) if role == "user"]
         for end in ends:
             served.append((messages[:end], await endpoint.ask(salt=salt, messages=messages[:end])))
+            await endpoint.settle()
     for prompt, warm in served:
         await endpoint.empty()
         cold = await endpoint.ask(salt=endpoint.new_salt("cold"), messages=prompt)

@@ -47,7 +47,8 @@ ROW = {
 
 def suite(name: str, url: str, *more: object, code: int = 0) -> dict[str, Any]:
     """Run a benchmark as its command does, in this process, so that it shares our clock."""
-    flags = ["--base-url", url, "--samples", 2, "--json", *SMALL[name], *more]
+    shared = ("--samples", 2, "--post-donor-delay-ms", 0, "--json")
+    flags = ["--base-url", url, *shared, *SMALL[name], *more]
     module = importlib.import_module(f"benchmarks.suite.{name}")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
