@@ -31,6 +31,7 @@ from semblend.core.tokens import TokenArray, TokenIds, as_token_array
 from semblend.discovery.donor_store import DonorStore, Lookup
 from semblend.discovery.meaning import MeaningIndex, Similar
 from semblend.discovery.runs import DonorRun
+from semblend.planning.boundaries import Boundaries
 from semblend.planning.cost import CostModel
 from semblend.planning.planner import Planner, PlanRequest
 from semblend.planning.policies.base import RecomputePolicy, policy_from_spec
@@ -77,6 +78,7 @@ class SemBlendPipeline:
         *,
         cost: CostModel | None = None,
         certified_policy: str | None = None,
+        boundaries: Boundaries | None = None,
     ) -> None:
         """Build the pipeline; settings default to the environment's.
 
@@ -85,6 +87,8 @@ class SemBlendPipeline:
         certified_policy
             The recompute policy that the model's quality certificate names. Without
             it plans are for discovery only, unless the settings allow otherwise.
+        boundaries
+            Where sentences end in the model's token ids, for policies that look at that.
         """
         self.settings = Settings.from_env() if settings is None else settings
         self.ledger = Ledger()
@@ -101,6 +105,7 @@ class SemBlendPipeline:
             settings=self.settings,
             cost=CostModel() if cost is None else cost,
             donor_tokens=self._store.donor_tokens,
+            boundaries=boundaries,
         )
 
     # -- donors ------------------------------------------------------------------

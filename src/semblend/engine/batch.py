@@ -82,6 +82,8 @@ def build_batch(
     what an earlier one writes.
     """
     device = pool.data.device
+    # A GPU gathers faster than it launches: there only a table in one piece is read in place.
+    most_runs = MAX_RUNS if device.type == "cpu" else 1
     segments: list[Segment] = []
     writes: list[tuple[int, int, int]] = []
     logit_rows: list[int] = []
@@ -90,7 +92,7 @@ def build_batch(
         visible = run.end if len(run.tokens) == 1 else run.start
         past = run.table.runs(0, visible)
         gather = None
-        if len(past) > MAX_RUNS:
+        if len(past) > most_runs:
             gather = torch.from_numpy(run.table.slots(0, visible)).to(device)
         segments.append(Segment(row=row, length=len(run.tokens), past=past, gather=gather))
         offset = row

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from semblend.core.plan import Evidence, Hole, Plan, Span, merge_holes
+from semblend.core.plan import Evidence, Plan
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray
 from semblend.discovery.meaning import FUZZY_RUN_TOKENS
 from semblend.discovery.runs import DonorRun
 from semblend.planning.blocks import region_end, to_whole_blocks
+from semblend.planning.boundaries import Boundaries
 from semblend.planning.cost import CostModel
 from semblend.planning.cover import best_cover
 from semblend.planning.edits import classify
 from semblend.planning.gates import GateContext, first_refusal
-from semblend.planning.policies.base import RecomputePolicy, RecomputeRequest
+from semblend.planning.policies.base import RecomputePolicy
+from semblend.planning.recompute import with_policy
 
 SINK_TOKENS = 4
 """The first tokens of a request collect attention that belongs nowhere; their K/V is
@@ -46,6 +48,8 @@ class Planner:
     settings: Settings
     cost: CostModel
     donor_tokens: Callable[[str], TokenArray | None]
+    boundaries: Boundaries | None = None
+    """Where sentences end, for policies that recompute up to there."""
 
     def plan(self, request: PlanRequest) -> Plan:
         """The best plan for the request, refused with a reason where a gate says so."""
@@ -81,33 +85,17 @@ class Planner:
             namespace=request.namespace,
             prompt_tokens=size,
             spans=tuple(spans),
-            recompute=self._recompute(request, spans, end),
             end=end if spans else 0,
             exact_tokens=request.exact_tokens,
             policy=request.policy.spec,
             evidence=request.evidence,
         )
+        if spans:
+            plan = with_policy(plan, request.tokens, request.policy, self.boundaries)
         plan = replace(plan, cost=self.cost.estimate(plan))
         context = GateContext(settings=self.settings, cost=self.cost, certified=request.certified)
         refusal = first_refusal(plan, context)
         return plan if refusal is None else plan.declined(*refusal)
-
-    def _recompute(self, request: PlanRequest, spans: Sequence[Span], end: int) -> tuple[Hole, ...]:
-        """The policy's runs, merged and clipped to the spans: outside them all is computed."""
-        if not spans:
-            return ()
-        wanted = merge_holes(
-            request.policy.runs(
-                RecomputeRequest(tokens=request.tokens, spans=tuple(spans), end=end)
-            )
-        )
-        clipped: list[Hole] = []
-        for run in wanted:
-            for span in spans:
-                low, high = max(run.start, span.target_start), min(run.end, span.target_end)
-                if low < high:
-                    clipped.append(Hole(low, high))
-        return merge_holes(clipped)
 
 
 def _without_sinks(runs: Sequence[DonorRun]) -> list[DonorRun]:

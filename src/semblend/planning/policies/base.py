@@ -4,22 +4,31 @@ A policy says which tokens inside reused spans are computed anyway, for quality.
 To add one: a file of about 40 lines with one frozen dataclass that is decorated
 with :func:`register_policy`. From then on it is in the test matrix, on the
 leaderboard and in the docs by itself.
+
+Most policies look at tokens and spans alone. One that has to see what the model does
+with the borrowed K/V is *dynamic*: once the spans are in place, the engine hands it
+a :class:`Probe` and asks for more runs.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib
 import pkgutil
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from semblend.core.errors import SettingsError
 from semblend.core.plan import Hole, Span
 from semblend.core.tokens import TokenArray
+from semblend.planning.boundaries import Boundaries
+
+Scores = npt.NDArray[np.float64]
+"""One number a prompt token, shape [prompt_tokens]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +39,26 @@ class RecomputeRequest:
     """Target token ids, shape [prompt_tokens]."""
     spans: tuple[Span, ...]
     end: int
+    boundaries: Boundaries | None = None
+    """Where sentences end; None where no tokenizer is known."""
+    taken: tuple[Hole, ...] = ()
+    """For dynamic policies: runs that are recomputed already."""
+
+
+class Probe(Protocol):
+    """What an engine can tell once a plan's spans are in place. Each call costs compute."""
+
+    def tail_attention(self) -> Scores:
+        """Attention mass the tail's last queries put on each token at the middle layers."""
+        ...
+
+    def deviation(self, layers: int) -> Scores:
+        """Relative deviation of each token's borrowed K/V from cold, over the first layers."""
+        ...
+
+    def edit_attention(self, layers: int) -> Scores:
+        """Attention mass each token of the region puts on what no span covers."""
+        ...
 
 
 class RecomputePolicy(ABC):
@@ -40,10 +69,23 @@ class RecomputePolicy(ABC):
     """
 
     name: ClassVar[str]
+    grid: ClassVar[tuple[str, ...]] = ()
+    """Specs that certificates and the leaderboard try, from cheap to dear; empty: the default."""
+    ordered: ClassVar[bool] = True
+    """Whether later entries of the grid recompute more of the same, so quality may not fall."""
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the policy wants a probe."""
+        return False
 
     @abstractmethod
     def runs(self, request: RecomputeRequest) -> list[Hole]:
         """Runs to recompute, in target positions."""
+
+    def probed_runs(self, request: RecomputeRequest, probe: Probe) -> list[Hole]:
+        """Further runs, chosen with the spans in place. Called for dynamic policies."""
+        return []
 
     @property
     def spec(self) -> str:
@@ -81,29 +123,33 @@ def known_policies() -> dict[str, type[RecomputePolicy]]:
     return dict(sorted(POLICIES.items()))
 
 
-_CALL = re.compile(r"^(?P<name>[a-z_]+)(?:\((?P<arguments>.*)\))?$")
-
-
 def policy_from_spec(spec: str) -> RecomputePolicy:
-    """Build a policy from text such as ``none``, ``span_head(8)`` or ``random(0.1)``.
+    """Build a policy from text such as ``none``, ``span_head(8) + query_attention(0.1)``.
 
     Raises
     ------
     SettingsError
         Naming the policies there are, or the arguments this one takes.
     """
-    known = known_policies()
-    match = _CALL.match(spec.strip())
-    if match is None or match["name"] not in known:
-        raise SettingsError(f"recompute policy {spec!r}: known are {', '.join(known)}")
-    cls = known[match["name"]]
-    try:
-        arguments: tuple[Any, ...] = (
-            ast.literal_eval(f"({match['arguments']},)") if match["arguments"] else ()
-        )
-        return cls(*arguments)
-    except (TypeError, ValueError, SyntaxError) as error:
-        takes = ", ".join(f.name for f in fields(cls))  # type: ignore[arg-type]
-        raise SettingsError(
-            f"recompute policy {spec!r}: {match['name']} takes ({takes}): {error}"
-        ) from error
+    from semblend.planning.policies.specs import parse
+
+    return parse(spec, known_policies())
+
+
+def share(value: float, *, of: str) -> float:
+    """Check an argument that is a share of the reusable tokens."""
+    if not 0.0 <= value <= 1.0:
+        raise SettingsError(f"{of} must be in [0, 1], got {value}")
+    return value
+
+
+def count(value: int, *, of: str, least: int = 1) -> int:
+    """Check an argument that counts tokens."""
+    if value < least:
+        raise SettingsError(f"{of} must be {least} or more, got {value}")
+    return value
+
+
+def reusable_tokens(spans: Sequence[Span]) -> int:
+    """Tokens inside spans."""
+    return sum(span.length for span in spans)

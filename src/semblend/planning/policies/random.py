@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,6 +19,9 @@ BLOCK_TOKENS = 32
 @dataclass(frozen=True, slots=True)
 class RandomBlocks(RecomputePolicy):
     """`ratio` of the blocks of 32 tokens, chosen by `seed`: the same plan, the same blocks."""
+
+    grid: ClassVar[tuple[str, ...]] = tuple(f"random({r})" for r in (0.1, 0.2, 0.4))
+    ordered: ClassVar[bool] = False
 
     ratio: float = 0.1
     seed: int = 0

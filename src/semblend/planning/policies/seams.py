@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from semblend.core.errors import SettingsError
 from semblend.core.plan import Hole, SpanKind
@@ -13,6 +14,8 @@ from semblend.planning.policies.base import RecomputePolicy, RecomputeRequest, r
 @dataclass(frozen=True, slots=True)
 class Seams(RecomputePolicy):
     """`tokens` on each side of every span's edges that lie inside the region."""
+
+    grid: ClassVar[tuple[str, ...]] = tuple(f"seams({n})" for n in (4, 16))
 
     tokens: int = 8
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from semblend.core.errors import SettingsError
 from semblend.core.plan import Hole, SpanKind
@@ -17,6 +18,8 @@ class SpanHead(RecomputePolicy):
     A fixed minimum per span: a share of the span's length starves short spans
     (docs/concepts.md). The idea of a static head is EPIC's (arXiv 2410.15332).
     """
+
+    grid: ClassVar[tuple[str, ...]] = tuple(f"span_head({n})" for n in (1, 4, 8, 16, 32))
 
     tokens: int = 8
 

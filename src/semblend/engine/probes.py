@@ -1,0 +1,161 @@
+"""What dynamic policies ask of the engine: attention and deviation, over borrowed K/V.
+
+A probe runs some first layers and stops there. The tail's probe writes into the request's
+own pages, only where the prefill will write again; the others compute every token, and
+do that in a pool of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from semblend.core.plan import Plan
+from semblend.core.tokens import TokenArray
+from semblend.engine.batch import ComputeRun, LayerHook
+from semblend.engine.model import LoadedModel
+from semblend.engine.pages import PageTable
+from semblend.engine.pool import PagedPool
+from semblend.engine.segmented import compute, runs_of_plan
+from semblend.planning.policies.base import Scores
+
+TAIL_QUERIES = 64
+"""The question stands at the end; queries before the last 64 of a long tail are not asked."""
+
+ROWS_AT_ONCE = 256
+"""Bounds the attention weights held at a time: rows x heads x keys."""
+
+
+class _EnoughLayersError(Exception):
+    """Raised inside a pass when the layers asked for are done."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PoolProbe:
+    """Probes for one request whose copies are in place."""
+
+    model: LoadedModel
+    pool: PagedPool
+    table: PageTable
+    tokens: TokenArray
+    plan: Plan
+    computed: float = field(default=0.0, init=False)
+    """What the probes cost, in tokens computed through all layers."""
+
+    def tail_attention(self) -> Scores:
+        """Attention mass of the tail's last queries on each token, middle layers, all heads."""
+        layers = self.model.kv_shape.layers
+        watched = range(layers // 3, max(layers // 3 + 1, 2 * layers // 3))
+        size = len(self.tokens)
+        asked = min(TAIL_QUERIES, size - self.plan.end)
+        runs = runs_of_plan(self.plan, self.tokens, self.table)
+        slots = torch.from_numpy(self.table.slots(0, size)).to(self.pool.data.device)
+        mass = torch.zeros(size, dtype=torch.float64)
+
+        def watch(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+            if layer in watched:
+                keys = self.pool.keys(layer).index_select(0, slots)
+                weights = attention_weights(query[-asked:], keys, first=size - asked)
+                mass.add_(weights.sum(dim=(0, 1)).double().cpu())
+            if layer == watched[-1]:
+                raise _EnoughLayersError
+
+        self._pass(self.pool, runs, watch, layers=watched[-1] + 1)
+        return mass.numpy()
+
+    def deviation(self, layers: int) -> Scores:
+        """Mean relative deviation of each token's K and V over layers 1 to `layers` - 1.
+
+        Those layers are computed for all tokens, exactly as cold. Layer 0 never deviates.
+        """
+        layers = min(layers, self.model.kv_shape.layers)
+        pool, table, hook = self._scratch(layers)
+        self._pass(pool, self._all_tokens(table), hook, layers=layers)
+        size = len(self.tokens)
+        cold = pool.read(table, 0, size)[1:]
+        borrowed = _read_layers(self.pool, self.table, size, layers)[1:]
+        norm = torch.linalg.vector_norm(cold.flatten(3).float(), dim=-1).clamp(min=1e-9)
+        difference = torch.linalg.vector_norm((borrowed - cold).flatten(3).float(), dim=-1)
+        scores = (difference / norm).mean(dim=(0, 1)).double().cpu().numpy()
+        copied = np.zeros(size, dtype=np.bool_)
+        for span in self.plan.copies:
+            copied[span.target_start : span.target_end] = True
+        result: Scores = np.where(copied, scores, 0.0)
+        return result
+
+    def edit_attention(self, layers: int) -> Scores:
+        """Attention mass each token puts on tokens no span covers, over layers up to `layers`."""
+        layers = min(layers, self.model.kv_shape.layers)
+        size = len(self.tokens)
+        device = self.pool.data.device
+        changed = torch.zeros(size, device=device)
+        for gap in self.plan.gaps:
+            changed[gap.start : gap.end] = 1.0
+        pool, table, stop = self._scratch(layers)
+        mass = torch.zeros(size, dtype=torch.float64)
+
+        def watch(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+            if layer:
+                for start in range(0, size, ROWS_AT_ONCE):
+                    end = min(size, start + ROWS_AT_ONCE)
+                    weights = attention_weights(query[start:end], key[:end], first=start)
+                    looked = weights @ changed[:end]
+                    mass[start:end] += looked.amax(dim=0).double().cpu()
+            stop(layer, query, key, value)
+
+        self._pass(pool, self._all_tokens(table), watch, layers=layers)
+        return mass.numpy()
+
+    def _pass(
+        self, pool: PagedPool, runs: list[ComputeRun], hook: LayerHook, *, layers: int
+    ) -> None:
+        rows = sum(len(run.tokens) for run in runs)
+        self.computed += rows * layers / self.model.kv_shape.layers
+        try:
+            compute(self.model, pool, runs, hook=hook)
+        except _EnoughLayersError:
+            return
+
+    def _scratch(self, layers: int) -> tuple[PagedPool, PageTable, LayerHook]:
+        """A pool for this prompt's first layers, and the hook that ends the pass there."""
+        shape = replace(self.model.kv_shape, layers=layers)
+        size = len(self.tokens)
+        pool = PagedPool(
+            shape,
+            capacity_bytes=shape.token_bytes * size,
+            page_size=1,
+            device=self.pool.data.device,
+        )
+        table = PageTable(pages=pool.allocator.allocate(size), page_size=1)
+
+        def stop(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+            if layer == layers - 1:
+                raise _EnoughLayersError
+
+        return pool, table, stop
+
+    def _all_tokens(self, table: PageTable) -> list[ComputeRun]:
+        return [ComputeRun(tokens=self.tokens, start=0, table=table)]
+
+
+def attention_weights(query: torch.Tensor, keys: torch.Tensor, *, first: int) -> torch.Tensor:
+    """Causal attention weights of query rows at positions `first` on: [heads, rows, keys].
+
+    `query` is [rows, query_heads, head_dim], `keys` [keys, kv_heads, head_dim], both rotated.
+    The scale is the usual one; scores only rank blocks, so a model's own matters little.
+    """
+    rows, heads, dim = query.shape
+    groups = heads // keys.shape[1]
+    grouped = query.view(rows, keys.shape[1], groups, dim).permute(1, 2, 0, 3).float()
+    scores = grouped @ keys.permute(1, 2, 0)[:, None].float() * dim**-0.5
+    positions = torch.arange(keys.shape[0], device=keys.device)
+    hidden = positions[None] > torch.arange(first, first + rows, device=keys.device)[:, None]
+    weights: torch.Tensor = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    return weights.flatten(0, 1)
+
+
+def _read_layers(pool: PagedPool, table: PageTable, size: int, layers: int) -> torch.Tensor:
+    slots = torch.from_numpy(table.slots(0, size)).to(pool.data.device)
+    return pool.by_slot[:layers].index_select(2, slots)

@@ -1,0 +1,69 @@
+"""A ceiling over another policy: what would cost too much is not reused at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from semblend.core.plan import Hole, Span, merge_holes
+from semblend.planning.policies.base import (
+    Probe,
+    RecomputePolicy,
+    RecomputeRequest,
+    register_policy,
+    share,
+)
+from semblend.planning.policies.none import NoRecompute
+
+
+@register_policy("budget")
+@dataclass(frozen=True, slots=True)
+class Budget(RecomputePolicy):
+    """`policy`, declining spans until what is left costs at most `ratio` of their tokens.
+
+    The spans with the largest recomputed share go first, whole: text edited so densely has
+    little to reuse, and its K/V is the least to be trusted. The budget binds what is known
+    before the probe; a dynamic policy's own ratio comes on top.
+    """
+
+    grid: ClassVar[tuple[str, ...]] = (
+        "budget(edit_dependents(1, 8) + span_head(4), 0.15)",
+        "budget(edit_dependents(1, 8) + span_head(8), 0.15)",
+        "budget(edit_dependents(1, 8) + span_head(8) + query_attention(0.05, 32, True), 0.15)",
+    )
+
+    policy: RecomputePolicy = field(default_factory=NoRecompute)
+    ratio: float = 0.15
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.policy, RecomputePolicy):
+            raise TypeError(f"a policy expected, got {self.policy!r}")
+        share(self.ratio, of="budget: ratio")
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the policy inside is."""
+        return self.policy.dynamic
+
+    def runs(self, request: RecomputeRequest) -> list[Hole]:
+        """The policy's runs, and whole spans where those are too much."""
+        wanted = merge_holes(self.policy.runs(request))
+        price = {span: _overlap(span, wanted) for span in request.spans}
+        kept = sorted(request.spans, key=lambda span: price[span] / span.length)
+        spent, length = sum(price.values()), sum(span.length for span in kept)
+        declined: list[Hole] = []
+        while kept and spent > self.ratio * length:
+            span = kept.pop()
+            spent, length = spent - price[span], length - span.length
+            declined.append(Hole(span.target_start, span.target_end))
+        return [*wanted, *declined]
+
+    def probed_runs(self, request: RecomputeRequest, probe: Probe) -> list[Hole]:
+        """The policy's."""
+        return self.policy.probed_runs(request, probe)
+
+
+def _overlap(span: Span, runs: tuple[Hole, ...]) -> int:
+    return sum(
+        max(0, min(run.end, span.target_end) - max(run.start, span.target_start)) for run in runs
+    )

@@ -1,0 +1,95 @@
+"""Recompute what refers back to a changed place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from semblend.core.plan import Hole, SpanKind
+from semblend.planning.boundaries import Flags
+from semblend.planning.policies.base import (
+    Probe,
+    RecomputePolicy,
+    RecomputeRequest,
+    count,
+    register_policy,
+    reusable_tokens,
+    share,
+)
+from semblend.planning.policies.blocks import best_blocks
+
+PROBED_LAYERS = 3
+ATTENTION_BLOCK = 16
+
+
+@register_policy("edit_dependents")
+@dataclass(frozen=True, slots=True)
+class EditDependents(RecomputePolicy):
+    """Behind every edit: the rest of its sentence and `margin` tokens more.
+
+    `sentences` counts how many sentence ends are passed; 0 goes on to the end of the
+    paragraph. Where no boundary is known within `limit` tokens, the limit is the end. With a
+    `referring` share, blocks that attend most to edited places (whatever the distance) are
+    recomputed too. Moved spans are left to other policies: combine with `span_head`.
+    """
+
+    grid: ClassVar[tuple[str, ...]] = (
+        "edit_dependents(1, 1)",
+        "edit_dependents(1, 8)",
+        "edit_dependents(2, 8)",
+        "edit_dependents(0, 8)",
+        "edit_dependents(1, 8, 96, 0.05)",
+    )
+    ordered: ClassVar[bool] = False
+
+    sentences: int = 1
+    margin: int = 8
+    limit: int = 96
+    referring: float = 0.0
+
+    def __post_init__(self) -> None:
+        count(self.sentences, of="edit_dependents: sentences", least=0)
+        count(self.margin, of="edit_dependents: margin")
+        count(self.limit, of="edit_dependents: limit")
+        share(self.referring, of="edit_dependents: referring")
+
+    @property
+    def dynamic(self) -> bool:
+        """Only where attention to edited places is asked for."""
+        return self.referring > 0
+
+    def runs(self, request: RecomputeRequest) -> list[Hole]:
+        """From each edit to its semantic boundary, at least the margin."""
+        ends = self._ends(request)
+        runs: list[Hole] = []
+        for span in request.spans:
+            if span.kind is SpanKind.BEHIND_EDIT:
+                stop = self._boundary(ends, span.target_start) + self.margin
+                runs.append(Hole(span.target_start, min(span.target_end, stop)))
+        return runs
+
+    def probed_runs(self, request: RecomputeRequest, probe: Probe) -> list[Hole]:
+        """The blocks behind edits whose tokens attend to edited places."""
+        spans = [span for span in request.spans if span.kind is SpanKind.BEHIND_EDIT]
+        budget = self.referring * reusable_tokens(request.spans)
+        if not spans or budget < 1:
+            return []
+        scores = probe.edit_attention(PROBED_LAYERS)
+        return best_blocks(request, spans, scores, budget=budget, size=ATTENTION_BLOCK)
+
+    def _ends(self, request: RecomputeRequest) -> Flags | None:
+        if request.boundaries is None:
+            return None
+        if self.sentences:
+            return request.boundaries.sentence_ends(request.tokens)
+        return request.boundaries.paragraph_ends(request.tokens)
+
+    def _boundary(self, ends: Flags | None, start: int) -> int:
+        """First position after the boundary; the limit where none is near."""
+        if ends is None:
+            return start + self.limit
+        nearest = np.flatnonzero(ends[start : start + self.limit])
+        wanted = max(1, self.sentences)
+        return start + (int(nearest[wanted - 1]) + 1 if len(nearest) >= wanted else self.limit)

@@ -1,0 +1,53 @@
+"""Policies as text: ``name``, ``name(argument, ...)`` and ``one + other``, nested at will."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import fields
+
+from semblend.core.errors import SettingsError
+from semblend.planning.policies.base import RecomputePolicy
+from semblend.planning.policies.both import Both
+
+Known = Mapping[str, type[RecomputePolicy]]
+
+
+def parse(spec: str, known: Known) -> RecomputePolicy:
+    """Read a policy's text; nothing in it is ever executed."""
+    try:
+        body = ast.parse(spec.strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        raise SettingsError(f"recompute policy {spec!r}: known are {', '.join(known)}") from None
+    return _policy(body, spec, known)
+
+
+def _policy(node: ast.expr, spec: str, known: Known) -> RecomputePolicy:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return Both(_policy(node.left, spec, known), _policy(node.right, spec, known))
+    call = node.func if isinstance(node, ast.Call) else node
+    if not isinstance(call, ast.Name) or call.id not in known:
+        raise SettingsError(f"recompute policy {spec!r}: known are {', '.join(known)}")
+    cls = known[call.id]
+    takes = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    try:
+        if not isinstance(node, ast.Call):
+            return cls()
+        given = [_value(argument, spec, known) for argument in node.args]
+        named = {word.arg or "**": _value(word.value, spec, known) for word in node.keywords}
+        return cls(*given, **named)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, SettingsError) and str(error).startswith("recompute policy"):
+            raise
+        raise SettingsError(
+            f"recompute policy {spec!r}: {call.id} takes ({', '.join(takes)}): {error}"
+        ) from error
+
+
+def _value(node: ast.expr, spec: str, known: Known) -> object:
+    """An argument: a plain value, or a policy."""
+    if isinstance(node, (ast.Name, ast.BinOp)) or (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in known
+    ):
+        return _policy(node, spec, known)
+    return ast.literal_eval(node)

@@ -1,0 +1,51 @@
+"""Applying a policy to spans: before anything is loaded, and again once it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from semblend.core.plan import Hole, Plan, Span, merge_holes
+from semblend.core.tokens import TokenArray
+from semblend.planning.boundaries import Boundaries
+from semblend.planning.policies.base import Probe, RecomputePolicy, RecomputeRequest
+
+
+def inside_spans(runs: Iterable[Hole], spans: Sequence[Span]) -> tuple[Hole, ...]:
+    """Runs merged and clipped to the spans: outside them all is computed anyway."""
+    clipped: list[Hole] = []
+    for run in merge_holes(runs):
+        for span in spans:
+            low, high = max(run.start, span.target_start), min(run.end, span.target_end)
+            if low < high:
+                clipped.append(Hole(low, high))
+    return merge_holes(clipped)
+
+
+def with_policy(
+    plan: Plan, tokens: TokenArray, policy: RecomputePolicy, boundaries: Boundaries | None = None
+) -> Plan:
+    """The same spans under another policy, so far as it can say without a probe."""
+    runs = policy.runs(
+        RecomputeRequest(tokens=tokens, spans=plan.spans, end=plan.end, boundaries=boundaries)
+    )
+    return replace(plan, recompute=inside_spans(runs, plan.spans), policy=policy.spec)
+
+
+def probed(
+    plan: Plan,
+    tokens: TokenArray,
+    policy: RecomputePolicy,
+    probe: Probe,
+    boundaries: Boundaries | None = None,
+) -> Plan:
+    """The plan with the runs a dynamic policy adds once the spans are in place."""
+    request = RecomputeRequest(
+        tokens=tokens,
+        spans=plan.spans,
+        end=plan.end,
+        boundaries=boundaries,
+        taken=plan.recompute,
+    )
+    runs = (*plan.recompute, *policy.probed_runs(request, probe))
+    return replace(plan, recompute=inside_spans(runs, plan.spans))

@@ -1,0 +1,108 @@
+"""One thing to measure: prompts that were read before, a prompt now, and what is right."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from semblend.core.tokens import TokenArray
+from semblend.quality.documents import Fact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A prompt as a chat: an instruction, earlier turns, a body and a question."""
+
+    instruction: str
+    body: str
+    question: str
+    turns: tuple[tuple[str, str], ...] = ()
+    """Earlier questions and answers about the same body."""
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The chat; the body stands in front of the first question."""
+        questions = [*(question for question, _ in self.turns), self.question]
+        chat = [{"role": "system", "content": self.instruction}]
+        for number, question in enumerate(questions):
+            text = f"Question: {question}"
+            chat.append(
+                {"role": "user", "content": f"{self.body}\n\n{text}" if number == 0 else text}
+            )
+            if number < len(self.turns):
+                chat.append({"role": "assistant", "content": self.turns[number][1]})
+        return chat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A measurement as text, made by a workload."""
+
+    workload: str
+    kind: str
+    number: int
+    target: Ask
+    donors: tuple[Ask, ...]
+    answer: str
+    leaked: tuple[str, ...] = ()
+    """Answers that would betray a donor's fact."""
+    edits: int = 0
+    depth: str = ""
+    """Where the asked value stands in its span: head, middle or deep."""
+    continuation: str = ""
+    """Text to judge the next tokens on instead of an answer."""
+
+    @property
+    def case_id(self) -> str:
+        """Its name, stable across runs."""
+        return f"{self.workload}/{self.kind}/{self.number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Item:
+    """A case as token ids."""
+
+    case: Case
+    tokens: TokenArray
+    donors: tuple[TokenArray, ...]
+    answer_ids: TokenArray
+    """What is forced behind the prompt: the right answer and the end, or the continuation."""
+
+
+def encode(tokenizer: Any, ask: Ask) -> TokenArray:
+    """The prompt's token ids, up to where the assistant begins."""
+    text = tokenizer.apply_chat_template(ask.messages, add_generation_prompt=True, tokenize=False)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return np.asarray(ids, dtype=np.int32)
+
+
+def to_item(case: Case, tokenizer: Any) -> Item:
+    """Tokenise a case."""
+    text = case.continuation or f" {case.answer}"
+    answer = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not case.continuation:
+        answer = [*answer, tokenizer.eos_token_id]
+    return Item(
+        case=case,
+        tokens=encode(tokenizer, case.target),
+        donors=tuple(encode(tokenizer, donor) for donor in case.donors),
+        answer_ids=np.asarray(answer, dtype=np.int32),
+    )
+
+
+def data_fingerprint(items: Iterable[Item]) -> str:
+    """A content hash of everything the model is shown."""
+    digest = hashlib.sha256()
+    for item in items:
+        for tokens in (item.tokens, *item.donors, item.answer_ids):
+            digest.update(len(tokens).to_bytes(4, "little") + tokens.tobytes())
+    return digest.hexdigest()[:32]
+
+
+def other_values(facts: Sequence[Fact], right: str) -> tuple[str, ...]:
+    """Values of a donor's facts that are wrong here."""
+    return tuple(dict.fromkeys(fact.value for fact in facts if fact.value != right))

@@ -1,0 +1,222 @@
+"""Carrying plans out on the engine's own pieces, many at once, without a server.
+
+The spans of an item are loaded once. A policy's table points to them wherever it copies and
+to slots of its own wherever it computes, so that any number of policies are judged in
+one pass over shared donor K/V.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from semblend.core.namespace import Namespace
+from semblend.core.plan import Hole, Plan
+from semblend.core.settings import EmbedderKind, Settings
+from semblend.core.tokens import TokenArray
+from semblend.engine.batch import ComputeRun, build_batch
+from semblend.engine.boundaries import boundaries_of
+from semblend.engine.materialise import DonorKv, DonorPiece, load_spans
+from semblend.engine.model import LoadedModel
+from semblend.engine.pages import PageIds, PageTable
+from semblend.engine.pool import PagedPool
+from semblend.engine.probes import PoolProbe
+from semblend.engine.segmented import plan_runs
+from semblend.pipeline import SemBlendPipeline
+from semblend.planning.policies.base import RecomputePolicy
+from semblend.planning.recompute import probed, with_policy
+from semblend.quality.items import Item
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trial:
+    """One prompt with pages, ready to be continued by `forced` tokens."""
+
+    item: Item
+    plan: Plan | None
+    """None is cold."""
+    table: PageTable
+    forced: TokenArray
+    probe_tokens: float = 0.0
+    """What the policy's probe cost, in tokens through all layers."""
+
+    def runs(self) -> list[ComputeRun]:
+        """Everything this trial computes, the forced tokens behind its tail."""
+        size = len(self.item.tokens)
+        text = np.concatenate((self.item.tokens, self.forced[:-1])).astype(np.int32)
+        holes = (Hole(0, size),) if self.plan is None else plan_runs(self.plan)
+        holes = (*holes[:-1], Hole(holes[-1].start, len(text)))
+        return [
+            ComputeRun(tokens=text[h.start : h.end], start=h.start, table=self.table) for h in holes
+        ]
+
+
+SPARE_TOKENS = 16
+"""Slots behind the forced tokens, for an answer that turns out longer."""
+
+
+class Lab:
+    """A model, a pool of slots and a pipeline to measure with. One item's spans at a time."""
+
+    def __init__(self, model: LoadedModel, *, capacity_tokens: int = 65_536) -> None:
+        self.model = model
+        self.boundaries = boundaries_of(model.tokenizer)
+        self.pool = PagedPool(
+            model.kv_shape,
+            capacity_bytes=model.kv_shape.token_bytes * capacity_tokens,
+            page_size=1,
+            device=model.device,
+        )
+        self._pipeline = SemBlendPipeline(
+            Settings(
+                embedder=EmbedderKind.NONE,
+                allow_uncertified=True,
+                recompute_policy="none",
+                namespace_secret="quality",
+            ),
+            boundaries=self.boundaries,
+        )
+        self._namespace = Namespace.of(model=model.name)
+
+    @contextmanager
+    def slots(self, count: int) -> Iterator[PageIds]:
+        """Slots for a while."""
+        pages = self.pool.allocator.allocate(count)
+        try:
+            yield pages
+        finally:
+            self.pool.allocator.release(pages)
+
+    def spans_of(self, item: Item) -> Plan:
+        """What discovery finds and marks, under no policy."""
+        names = [f"{item.case.case_id}#{number}" for number in range(len(item.donors))]
+        for name, tokens in zip(names, item.donors, strict=True):
+            self._pipeline.register_donor(name, tokens, self._namespace)
+        try:
+            return self._pipeline.plan(item.tokens, self._namespace)
+        finally:
+            for name in names:
+                self._pipeline.evict(name)
+
+    def load(self, item: Item, plan: Plan, pages: PageIds) -> PageTable:
+        """Compute the donors in use exactly, and copy the plan's spans into `pages`."""
+        table = PageTable(pages=pages, page_size=1)
+        load_spans(
+            plan,
+            item.tokens,
+            table=table,
+            pool=self.pool,
+            rotary=self.model.rotary,
+            donors=_Donors(self, item, plan),
+        )
+        return table
+
+    def trial(
+        self,
+        item: Item,
+        spans: Plan,
+        loaded: PageTable,
+        policy: RecomputePolicy,
+        forced: TokenArray,
+        take: list[PageIds],
+    ) -> Trial:
+        """A policy over loaded spans; its slots are added to `take` for the caller to free."""
+        plan = with_policy(spans, item.tokens, policy, self.boundaries)
+        table = self._table(item, plan, loaded, len(forced), take)
+        if not policy.dynamic:
+            return Trial(item=item, plan=plan, table=table, forced=forced)
+        probe = PoolProbe(
+            model=self.model, pool=self.pool, table=table, tokens=item.tokens, plan=plan
+        )
+        plan = probed(plan, item.tokens, policy, probe, self.boundaries)
+        table = self._table(item, plan, loaded, len(forced), take)
+        return Trial(item=item, plan=plan, table=table, forced=forced, probe_tokens=probe.computed)
+
+    def cold(self, item: Item, forced: TokenArray, take: list[PageIds]) -> Trial:
+        """The same prompt without any reuse."""
+        pages = self.pool.allocator.allocate(len(item.tokens) + len(forced) + SPARE_TOKENS)
+        take.append(pages)
+        return Trial(item=item, plan=None, table=PageTable(pages=pages, page_size=1), forced=forced)
+
+    def logits(self, trials: Sequence[Trial]) -> list[torch.Tensor]:
+        """One pass; for each trial the logits that predict its forced tokens, [forced, vocab]."""
+        runs: list[ComputeRun] = []
+        rows: list[int] = []
+        row = 0
+        for trial in trials:
+            mine = trial.runs()
+            runs.extend(mine)
+            row += sum(len(run.tokens) for run in mine)
+            rows.extend(range(row - len(trial.forced), row))
+        batch = build_batch(self.pool, runs)
+        wanted = torch.tensor(rows, dtype=torch.int64, device=self.model.device)
+        logits = self.model.forward(replace(batch, logit_rows=wanted))
+        return list(torch.split(logits, [len(trial.forced) for trial in trials]))
+
+    def greedy(self, trial: Trial, limit: int) -> list[int]:
+        """Up to `limit` greedy tokens, the end not included; the prompt's K/V must be computed."""
+        size = len(trial.item.tokens)
+        answer: list[int] = []
+        first = ComputeRun(
+            tokens=trial.item.tokens[-1:], start=size - 1, table=trial.table, wants_logits=True
+        )
+        run = first
+        while True:
+            chosen = int(self.model.forward(build_batch(self.pool, [run]))[0].argmax())
+            if chosen in self.model.eos_token_ids or len(answer) >= limit:
+                return answer
+            answer.append(chosen)
+            position = size + len(answer) - 1
+            if position >= trial.table.capacity_tokens:
+                return answer
+            run = ComputeRun(
+                tokens=np.asarray([chosen], dtype=np.int32),
+                start=position,
+                table=trial.table,
+                wants_logits=True,
+            )
+
+    def close(self) -> None:
+        """Stop the pipeline's thread."""
+        self._pipeline.close()
+
+    def _table(
+        self, item: Item, plan: Plan, loaded: PageTable, forced: int, take: list[PageIds]
+    ) -> PageTable:
+        """Loaded slots where the plan copies, slots of its own everywhere else."""
+        size = len(item.tokens) + forced + SPARE_TOKENS
+        own = np.ones(size, dtype=np.bool_)
+        for span in plan.copies:
+            own[span.target_start : span.target_end] = False
+        pages = np.empty(size, dtype=np.int32)
+        kept = np.flatnonzero(~own)
+        pages[kept] = loaded.pages[kept]
+        fresh = self.pool.allocator.allocate(int(own.sum()))
+        take.append(fresh)
+        pages[own] = fresh
+        return PageTable(pages=pages, page_size=1)
+
+
+class _Donors:
+    """Computes a donor's K/V when it is asked for, in slots that are free again afterwards."""
+
+    def __init__(self, lab: Lab, item: Item, plan: Plan) -> None:
+        self._lab = lab
+        self._tokens = {
+            f"{item.case.case_id}#{number}": tokens for number, tokens in enumerate(item.donors)
+        }
+
+    @contextmanager
+    def lease(self, donor_id: str, start: int, end: int) -> Iterator[DonorKv]:
+        """The donor's K/V up to `end`, computed cold."""
+        lab, tokens = self._lab, self._tokens[donor_id]
+        with lab.slots(end) as pages:
+            table = PageTable(pages=pages, page_size=1)
+            run = ComputeRun(tokens=tokens[:end], start=0, table=table)
+            lab.model.forward(build_batch(lab.pool, [run]))
+            kv = lab.pool.read(table, 0, end)
+            yield DonorKv(tokens=tokens, pieces=(DonorPiece(start=0, kv=kv),))

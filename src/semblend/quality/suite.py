@@ -1,0 +1,116 @@
+"""What is measured, and the file it is collected in: one JSON line a record, resumable."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from semblend.core.errors import SerialisationError
+from semblend.quality import controls, edited, workloads
+from semblend.quality.items import Case, Item, to_item
+from semblend.quality.lab import Lab
+from semblend.quality.measure import Record, measure
+from semblend.quality.reading import reading_cases
+
+Progress = Callable[[str, int, int], None]
+"""(workload, items done, items there are)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """Items of one workload under some policies."""
+
+    workload: str
+    items: int
+    specs: tuple[str, ...]
+    lengths: tuple[int, ...] = workloads.LENGTHS
+    first: int = 0
+    """Number of the first item: cells of one workload may follow each other."""
+
+    data: Path | None = None
+    """For real text: where it is read from."""
+
+    def cases(self, seed: int) -> Iterator[Case]:
+        """Its items, lengths in turn."""
+        if self.data is not None:
+            yield from reading_cases(self.data, seed=seed, items=self.items)
+            return
+        make = workloads.WORKLOADS[self.workload]
+        for number in range(self.first, self.first + self.items):
+            yield make(seed, number, self.lengths[number % len(self.lengths)])
+
+
+KINDS_OF_EDITS = tuple(f"edited_{kind}" for kind in edited.EDITS)
+KINDS_OF_CONTROLS = tuple(f"control_{kind}" for kind in controls.CONTROLS)
+
+
+class Records:
+    """A file of records. Lines that a crash cut short are dropped when it is read again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._done = {(r.case_id, r.policy) for r in read_records([path])} if path.exists() else ()
+
+    def missing(self, case: Case, specs: Sequence[str]) -> list[str]:
+        """Policies this case has no record of yet."""
+        return [spec for spec in specs if (case.case_id, spec) not in self._done]
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Append, so that what is there survives a crash."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            for record in records:
+                file.write(json.dumps(record.to_dict(), sort_keys=True) + "\n")
+
+
+def read_records(paths: Sequence[Path]) -> list[Record]:
+    """All records of some files, the first of each (case, policy).
+
+    Raises
+    ------
+    SerialisationError
+        If a whole line is not a record.
+    """
+    found: dict[tuple[str, str], Record] = {}
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        for number, line in enumerate(text.split("\n")[:-1], 1):
+            try:
+                data: dict[str, Any] = json.loads(line)
+                record = Record(**data)
+            except (TypeError, ValueError) as error:
+                raise SerialisationError(f"{path}:{number}: not a record: {error}") from error
+            found.setdefault((record.case_id, record.policy), record)
+    return list(found.values())
+
+
+def run_cells(
+    lab: Lab,
+    cells: Sequence[Cell],
+    records: Records,
+    *,
+    seed: int,
+    shard: tuple[int, int] = (0, 1),
+    progress: Progress = lambda workload, done, total: None,
+) -> None:
+    """Measure what the file does not hold yet. A shard (i, n) takes every n-th item."""
+    part, parts = shard
+    for cell in cells:
+        for done, case in enumerate(cell.cases(seed)):
+            progress(cell.workload, done, cell.items)
+            if case.number % parts != part:
+                continue
+            specs = records.missing(case, cell.specs)
+            if specs:
+                records.add(measure(lab, to_item(case, lab.model.tokenizer), specs))
+        progress(cell.workload, cell.items, cell.items)
+
+
+def items_of(cells: Sequence[Cell], seed: int, tokenizer: Any) -> Iterator[Item]:
+    """All items, for the data's fingerprint."""
+    for cell in cells:
+        for case in cell.cases(seed):
+            yield to_item(case, tokenizer)

@@ -1,0 +1,162 @@
+"""Moved text: what retrieval, agents and chats do to documents an engine has read."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from semblend.quality.documents import INSTRUCTIONS, Document, DocumentWriter, Fact
+from semblend.quality.items import Ask, Case
+from semblend.quality.prose import paragraph
+
+SENTENCES = 8
+PARAGRAPH_TOKENS = 150
+"""Of the bundled model's tokenizer; lengths are aimed at, and measured in tokens afterwards."""
+
+LENGTHS = (1024, 2048, 4096, 7400)
+"""Prompt lengths that items of a workload take turns in."""
+
+Workload = Callable[[int, int, int], Case]
+"""(seed, number of the item, tokens aimed at) to a case."""
+
+WORKLOADS: dict[str, Workload] = {}
+
+
+def workload(name: str) -> Callable[[Workload], Workload]:
+    """Make a workload known by name."""
+
+    def add(make: Workload) -> Workload:
+        WORKLOADS[name] = make
+        return make
+
+    return add
+
+
+def writer_for(name: str, seed: int, number: int) -> tuple[DocumentWriter, random.Random]:
+    """A writer and a source of choices of this item's own."""
+    rng = random.Random(f"semblend-quality-{name}-{seed}-{number}")
+    return DocumentWriter(rng.randrange(2**31)), rng
+
+
+def document_of(
+    writer: DocumentWriter, tokens: int, *, facts: Sequence[Fact] | int = 4
+) -> Document:
+    """A document of about so many tokens."""
+    paragraphs = max(2, round((tokens - 60) / PARAGRAPH_TOKENS))
+    return writer.document(paragraphs=paragraphs, sentences=SENTENCES, facts=facts)
+
+
+def instructions(rng: random.Random) -> tuple[str, str]:
+    """Two different instructions: the donor's and the target's."""
+    first, second = rng.sample(INSTRUCTIONS, 2)
+    return first, second
+
+
+@workload("instruction")
+def instruction_change(seed: int, number: int, tokens: int) -> Case:
+    """The same document behind another instruction, with another question."""
+    writer, rng = writer_for("instruction", seed, number)
+    document = document_of(writer, tokens)
+    before, now = instructions(rng)
+    read, asked = rng.sample(document.facts, 2)
+    return Case(
+        workload="instruction",
+        kind="instruction",
+        number=number,
+        target=Ask(instruction=now, body=document.text, question=asked.question),
+        donors=(Ask(instruction=before, body=document.text, question=read.question),),
+        answer=asked.value,
+        leaked=(read.value,),
+    )
+
+
+@workload("reordered")
+def reordered(seed: int, number: int, tokens: int) -> Case:
+    """The passages of one document in another order."""
+    writer, rng = writer_for("reordered", seed, number)
+    document = document_of(writer, tokens)
+    before, now = instructions(rng)
+    passages = list(document.passages)
+    rng.shuffle(passages)
+    read, asked = rng.sample(document.facts, 2)
+    return Case(
+        workload="reordered",
+        kind="reordered",
+        number=number,
+        target=Ask(instruction=now, body="\n\n".join(passages), question=asked.question),
+        donors=(Ask(instruction=before, body=document.text, question=read.question),),
+        answer=asked.value,
+        leaked=(read.value,),
+    )
+
+
+@workload("composed")
+def composed(seed: int, number: int, tokens: int) -> Case:
+    """Four passages, each read in another request, behind one question."""
+    writer, rng = writer_for("composed", seed, number)
+    documents = [document_of(writer, tokens // 2, facts=2) for _ in range(4)]
+    before, now = instructions(rng)
+    parts: list[str] = []
+    for document in documents:
+        half = max(1, len(document.passages) // 2)
+        parts.extend(document.passages[:half])
+    chosen = rng.choice(documents)
+    asked = chosen.facts[0]
+    return Case(
+        workload="composed",
+        kind="composed",
+        number=number,
+        target=Ask(instruction=now, body="\n\n".join(parts), question=asked.question),
+        donors=tuple(
+            Ask(instruction=before, body=d.text, question=d.facts[-1].question) for d in documents
+        ),
+        answer=asked.value,
+        leaked=tuple(d.facts[-1].value for d in documents),
+    )
+
+
+@workload("multi_turn")
+def multi_turn(seed: int, number: int, tokens: int) -> Case:
+    """A conversation goes on behind another system message."""
+    writer, rng = writer_for("multi_turn", seed, number)
+    document = document_of(writer, tokens)
+    before, now = instructions(rng)
+    first, second, asked = rng.sample(document.facts, 3)
+    return Case(
+        workload="multi_turn",
+        kind="multi_turn",
+        number=number,
+        target=Ask(
+            instruction=now,
+            body=document.text,
+            question=asked.question,
+            turns=((first.question, f" {first.value}"), (second.question, f" {second.value}")),
+        ),
+        donors=(
+            Ask(
+                instruction=before,
+                body=document.text,
+                question=second.question,
+                turns=((first.question, f" {first.value}"),),
+            ),
+        ),
+        answer=asked.value,
+        leaked=(first.value, second.value),
+    )
+
+
+@workload("continuation")
+def continuation(seed: int, number: int, tokens: int) -> Case:
+    """The same document behind another instruction; judged on how prose goes on."""
+    writer, rng = writer_for("continuation", seed, number)
+    document = document_of(writer, tokens)
+    before, now = instructions(rng)
+    return Case(
+        workload="continuation",
+        kind="continuation",
+        number=number,
+        target=Ask(instruction=now, body=document.text, question="How does the text go on?"),
+        donors=(Ask(instruction=before, body=document.text, question=document.facts[0].question),),
+        answer="",
+        continuation=" " + " ".join(paragraph(rng, 3)),
+    )
