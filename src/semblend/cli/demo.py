@@ -14,7 +14,7 @@ from rich.progress import track
 from rich.table import Table
 
 from semblend.cli.demo_report import write_report
-from semblend.cli.demo_scenarios import Prompt, Scenario, make_demo
+from semblend.cli.demo_scenarios import Demo, Prompt, Scenario, make_demo
 from semblend.core.errors import SemBlendError
 from semblend.core.outcomes import Outcome
 from semblend.core.settings import EmbedderKind, Settings
@@ -66,21 +66,22 @@ def demo(
         "results/demo.html"
     ),
     rounds: Annotated[int, typer.Option(help="Times each arm is run; the fastest counts.")] = 2,
+    paragraphs: Annotated[int, typer.Option(help="Length of the documents.", min=4)] = 20,
     seed: Annotated[int, typer.Option(help="Seed of the documents.")] = 7,
 ) -> None:
     """Read a few documents, then ask for them again: cold and warm, side by side."""
     console = Console()
     try:
-        comparisons = _run(model, rounds, seed, console)
+        comparisons = _run(model, make_demo(seed, paragraphs), rounds, console)
     except SemBlendError as error:
         Console(stderr=True).print(f"[bold red]error:[/] {error}")
         raise typer.Exit(2) from None
     console.print(_table(comparisons))
     console.print(
         "Reused and computed tokens add up to the prompt; those in brackets could be reused and "
-        "are computed for quality. 'same' is the cold answer, 'donor's fact' what must never happen: "
-        "the naive row shows why the default policy recomputes behind edits. No certificate is "
-        "loaded; every warm answer is marked uncertified.\n"
+        "are computed for quality. 'same' is the cold answer, 'donor's fact' what must never "
+        "happen: the naive row shows why the default policy recomputes behind edits. No "
+        "certificate is loaded; every warm answer is marked uncertified.\n"
     )
     write_report(report, comparisons)
     console.print(f"report: [bold]{report}[/]")
@@ -90,7 +91,7 @@ def demo(
         raise typer.Exit(1)
 
 
-def _run(model: str, rounds: int, seed: int, console: Console) -> list[Comparison]:
+def _run(model: str, scenes: Demo, rounds: int, console: Console) -> list[Comparison]:
     from semblend.engine.engine import EmbeddedEngine
 
     with console.status(f"loading {model}"):
@@ -99,7 +100,6 @@ def _run(model: str, rounds: int, seed: int, console: Console) -> list[Compariso
             options=EngineOptions(),
             settings=Settings(embedder=EmbedderKind.NONE, allow_uncertified=True),
         )
-    scenes = make_demo(seed)
     with engine:
         for number, prompt in enumerate(
             track(scenes.read, "reading documents", console=console, transient=True)

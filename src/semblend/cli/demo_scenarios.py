@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from semblend.quality.documents import INSTRUCTIONS, Document, DocumentWriter, Fact
 
-PARAGRAPHS, SENTENCES = 20, 9
-"""About 3,500 tokens of the bundled model's tokenizer a document."""
+SENTENCES = 9
+"""In a paragraph; twenty paragraphs are about 3,400 tokens of the bundled model's tokenizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +49,16 @@ class Demo:
     scenarios: tuple[Scenario, ...]
 
 
-def make_demo(seed: int) -> Demo:
+def make_demo(seed: int, paragraphs: int) -> Demo:
     """Documents and scenarios. The same seed makes the same demo."""
     writer = DocumentWriter(seed)
     documents = [
-        writer.document(paragraphs=PARAGRAPHS, sentences=SENTENCES, facts=6) for _ in range(4)
+        writer.document(paragraphs=paragraphs, sentences=SENTENCES, facts=6) for _ in range(4)
     ]
     read = tuple(_prompt(0, document.text, document.facts[0]) for document in documents)
     first = documents[0]
     exchanged, asked = _exchange_subjects(first)
-    unseen = writer.document(paragraphs=PARAGRAPHS, sentences=SENTENCES, facts=6)
+    unseen = writer.document(paragraphs=paragraphs, sentences=SENTENCES, facts=6)
     return Demo(
         read=read,
         scenarios=(
@@ -116,7 +116,8 @@ def _prompt(instruction: int, body: str, fact: Fact) -> Prompt:
 
 def _reordered(document: Document) -> str:
     passages = document.passages
-    return "\n\n".join((*passages[12:], *passages[5:12], *passages[:5]))
+    third = len(passages) // 3
+    return "\n\n".join((*passages[2 * third :], *passages[third : 2 * third], *passages[:third]))
 
 
 def _composed(documents: Sequence[Document]) -> str:

@@ -1,0 +1,70 @@
+"""The demo shows what it says: reuse where there is some, and never a donor's fact by default."""
+
+import html
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from semblend.cli import demo
+from semblend.cli.demo_report import write_report
+from semblend.cli.demo_scenarios import make_demo
+from semblend.core.outcomes import Outcome
+
+MODEL = Path(__file__).parent.parent / "models" / "semblend-reference-27m"
+
+
+@pytest.fixture(scope="module")
+def comparisons():
+    scenes = make_demo(seed=7, paragraphs=8)
+    return {
+        item.scenario.name: item for item in demo._run(str(MODEL), scenes, 1, Console(quiet=True))
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["new instruction", "longer instruction", "reordered passages", "four donors"]
+)
+def test_moved_documents_are_reused_and_answered_the_same(comparisons, name):
+    item = comparisons[name]
+    assert item.warm.report.outcome is Outcome.MATERIALISED
+    assert item.warm.report.reused_tokens > 0.75 * item.warm.report.prompt_tokens
+    assert item.verdict == "same"
+    assert item.cold.text == item.scenario.prompt.fact.value
+
+
+def test_an_edited_copy_never_answers_with_the_donors_fact_by_default(comparisons):
+    item = comparisons["edited copy"]
+    assert item.warm.text == item.cold.text == item.scenario.prompt.fact.value
+
+
+def test_naive_reuse_of_an_edited_copy_does_so_the_check_can_fail(comparisons):
+    assert comparisons["edited copy, naive"].verdict == "donor's fact"
+
+
+@pytest.mark.parametrize("name", ["unseen document", "other tenant"])
+def test_controls_stay_cold(comparisons, name):
+    report = comparisons[name].warm.report
+    assert report.outcome is Outcome.COLD
+    assert report.reused_tokens == 0
+
+
+def test_token_counts_add_up(comparisons):
+    for item in comparisons.values():
+        report = item.warm.report
+        assert (
+            report.exact_tokens + report.reused_tokens + report.computed_tokens
+            == report.prompt_tokens
+        )
+        assert report.strip[0].start == 0
+        assert report.strip[-1].end == report.prompt_tokens
+
+
+def test_the_report_is_one_page_that_loads_nothing(comparisons, tmp_path):
+    path = tmp_path / "made" / "demo.html"
+    write_report(path, list(comparisons.values()))
+    page = path.read_text()
+    for name in comparisons:
+        assert html.escape(name) in page
+    assert not re.search(r"(src|href)=|url\(|@import", page)
