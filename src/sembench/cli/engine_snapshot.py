@@ -18,7 +18,7 @@ from sembench.snapshots import read_snapshot, with_window
 def engine_snapshot(
     metrics_url: Annotated[list[str], typer.Option(help="Prometheus page, repeatable.")],
     output: Annotated[Path, typer.Option(help="Snapshot file to write.")],
-    timeout_seconds: Annotated[float, typer.Option(min=0.001)] = 15.0,
+    timeout_seconds: Annotated[float, typer.Option(min=0.001, help="Per page.")] = 15.0,
 ) -> None:
     """Write all counters of the engines as they are now."""
     require_http()

@@ -12,9 +12,9 @@ from sembench.mock_engine import Cheat, Fault, LogFormat, MockSettings
 
 def mock_engine(
     host: Annotated[str, typer.Option(help="Address to bind to.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to bind to.")] = 8000,
     model: Annotated[str, typer.Option(help="Model name it goes by.")] = "mock-model",
-    block_size: Annotated[int, typer.Option(min=1)] = 16,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens in a block.")] = 16,
     prefix_cache: Annotated[bool, typer.Option(help="Keep an exact prefix cache.")] = True,
     semantic: Annotated[bool, typer.Option(help="Find and reuse spans of earlier prompts.")] = True,
     discovery_only: Annotated[
@@ -24,9 +24,13 @@ def mock_engine(
     router: Annotated[
         bool, typer.Option("--router", help="Answer with a route header, as a gateway does.")
     ] = False,
-    prefill_ms_per_token: Annotated[float, typer.Option(min=0)] = 0.05,
-    decode_ms_per_token: Annotated[float, typer.Option(min=0)] = 1.0,
-    lookup_ms: Annotated[float, typer.Option(min=0)] = 0.0,
+    prefill_ms_per_token: Annotated[
+        float, typer.Option(min=0, help="Slept for each computed token.")
+    ] = 0.05,
+    decode_ms_per_token: Annotated[
+        float, typer.Option(min=0, help="Slept for each token said.")
+    ] = 1.0,
+    lookup_ms: Annotated[float, typer.Option(min=0, help="Slept for each look-up.")] = 0.0,
     cheat: Annotated[
         Cheat, typer.Option(help="A way to lie; see docs/mock-engine.md.")
     ] = Cheat.NONE,

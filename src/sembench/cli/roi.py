@@ -22,13 +22,25 @@ def roi(
         str | None, typer.Option(help="tokens:rate,… where buckets differ.")
     ] = None,
     qps: Annotated[float, typer.Option(min=0, help="Requests a second.")] = 1.0,
-    prefill_fixed_ms: Annotated[float, typer.Option()] = _DEFAULT.prefill_fixed_ms,
-    prefill_ms_per_token: Annotated[float, typer.Option()] = _DEFAULT.prefill_ms_per_token,
-    lookup_ms: Annotated[float, typer.Option()] = _DEFAULT.lookup_ms,
-    capture_ms_per_token: Annotated[float, typer.Option()] = _DEFAULT.capture_ms_per_token,
-    served_fraction: Annotated[float, typer.Option()] = _DEFAULT.served_fraction,
-    materialize_ms_per_token: Annotated[float, typer.Option()] = _DEFAULT.materialize_ms_per_token,
-    min_prompt_tokens: Annotated[int, typer.Option()] = _DEFAULT.min_prompt_tokens,
+    prefill_fixed_ms: Annotated[
+        float, typer.Option(help="Of any prefill.")
+    ] = _DEFAULT.prefill_fixed_ms,
+    prefill_ms_per_token: Annotated[
+        float, typer.Option(help="Per computed token.")
+    ] = _DEFAULT.prefill_ms_per_token,
+    lookup_ms: Annotated[float, typer.Option(help="Looking for a donor.")] = _DEFAULT.lookup_ms,
+    capture_ms_per_token: Annotated[
+        float, typer.Option(help="Keeping a donor, per token.")
+    ] = _DEFAULT.capture_ms_per_token,
+    served_fraction: Annotated[
+        float, typer.Option(help="Share of a hit's tokens that is reused.")
+    ] = _DEFAULT.served_fraction,
+    materialize_ms_per_token: Annotated[
+        float, typer.Option(help="Per reused token.")
+    ] = _DEFAULT.materialize_ms_per_token,
+    min_prompt_tokens: Annotated[
+        int, typer.Option(help="Shorter prompts are not looked up.")
+    ] = _DEFAULT.min_prompt_tokens,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Estimate savings from a traffic histogram and a cost model."""

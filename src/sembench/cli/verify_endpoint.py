@@ -19,7 +19,7 @@ def verify_endpoint(
     model: Annotated[
         str | None, typer.Option(help="Model asked for; left out, the expected or the first one.")
     ] = None,
-    timeout_seconds: Annotated[float, typer.Option(min=0.001)] = 30.0,
+    timeout_seconds: Annotated[float, typer.Option(min=0.001, help="Per request.")] = 30.0,
 ) -> None:
     """Check an endpoint and print what it is as JSON."""
     require_http()
