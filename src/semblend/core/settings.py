@@ -150,6 +150,57 @@ class Settings(BaseModel):
             "Empty makes one at random for this process."
         ),
     )
+    nats_url: str = Field(
+        "",
+        description=(
+            "NATS server with JetStream to which donors are announced, for example "
+            "nats://nats:4222. Empty announces none. Needs SEMBLEND_NAMESPACE_SECRET."
+        ),
+    )
+    nats_subject: str = Field(
+        "semantic-kv-events",
+        min_length=1,
+        description="Subject below which a worker's events are published.",
+    )
+    worker_id: str = Field(
+        "",
+        max_length=128,
+        description=(
+            "This worker's name in the fleet, the same over restarts. Empty takes the host name "
+            "and the process id."
+        ),
+    )
+    fleet_sampling: int = Field(
+        8,
+        ge=1,
+        le=4096,
+        description=(
+            "One in this many fingerprints is published and looked up: a power of two, the same "
+            "in the whole fleet. Doubling it halves a directory's memory."
+        ),
+    )
+    transport: str = Field(
+        "",
+        description=(
+            "Store through which workers share donor K/V: folder:/path, mooncake:master:port or "
+            "nixl:/path (descriptors in a shared folder, K/V from worker to worker). Empty "
+            "shares none. Tokens and K/V of donors leave the worker if it is set."
+        ),
+    )
+    transport_bytes: int = Field(
+        4 * 2**30, ge=2**16, description="Bytes of K/V this worker may keep in the shared store."
+    )
+    transport_ttl_s: float = Field(
+        3600.0, gt=0, description="Seconds after which a shared donor is withdrawn."
+    )
+    transport_bytes_per_s: float = Field(
+        1e9,
+        gt=0,
+        description=(
+            "Rate at which K/V comes from the shared store; a donor is fetched only where that "
+            "beats computing it."
+        ),
+    )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:

@@ -12,9 +12,10 @@ import itertools
 import logging
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from semblend.core.errors import CorruptSegmentError, DonorError, SemBlendError
 from semblend.core.namespace import Namespace
@@ -47,7 +48,21 @@ class _Capture:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Donor:
     tokens: TokenArray
+    namespace: Namespace
     keys: tuple[SegmentKey, ...]
+
+
+class DonorListener(Protocol):
+    """Somebody who follows which donors are held. Called under the library's lock: it must
+    return at once and must not call back."""
+
+    def donor_kept(self, donor_id: str, tokens: TokenArray, namespace: Namespace) -> None:
+        """The donor can be found and loaded from now on."""
+        ...
+
+    def donor_lost(self, donor_id: str) -> None:
+        """A donor that was kept is gone."""
+        ...
 
 
 class DonorLibrary:
@@ -65,6 +80,8 @@ class DonorLibrary:
         self._tiers = tiers
         self._donors: dict[str, _Donor] = {}
         self._users: dict[bytes, set[str]] = {}
+        self._announced: set[str] = set()
+        self._listeners: list[DonorListener] = []
         self._serials = itertools.count(1)
         self._lock = threading.Lock()
         self._queue: queue.Queue[_Capture | None] = queue.Queue(maxsize=queued)
@@ -101,6 +118,26 @@ class DonorLibrary:
             self.skipped += 1
             self._pool.allocator.release(capture.table.pages)
 
+    def adopt(
+        self,
+        donor_id: str,
+        tokens: TokenArray,
+        namespace: Namespace,
+        read: Callable[[SegmentKey], Segment],
+    ) -> bool:
+        """Keep a donor computed by another worker; `read` brings its segments, checked.
+
+        Blocks while it reads. Returns whether the donor is held.
+
+        Raises
+        ------
+        SemBlendError
+            If a segment cannot be had.
+        """
+        keys = _segment_keys(namespace.key(), tokens)
+        self._hold(donor_id, tokens, namespace, keys, read)
+        return self._register(donor_id, tokens, namespace, keys)
+
     def wait(self) -> None:
         """Wait until everything offered so far is stored. For tests, demos and benchmarks."""
         self._queue.join()
@@ -135,6 +172,22 @@ class DonorLibrary:
                 pieces.append(DonorPiece(start=key.start, kv=lease.segment.kv))
             yield DonorKv(tokens=donor.tokens, pieces=tuple(pieces))
 
+    # -- following -----------------------------------------------------------------
+
+    def add_listener(self, listener: DonorListener) -> None:
+        """Have a listener told of every donor kept or lost from now on."""
+        with self._lock:
+            self._listeners.append(listener)
+
+    def inventory(self) -> list[tuple[str, TokenArray, Namespace]]:
+        """Every donor that can be found and loaded now: (id, tokens, namespace)."""
+        with self._lock:
+            return [
+                (donor_id, donor.tokens, donor.namespace)
+                for donor_id, donor in self._donors.items()
+                if donor_id in self._announced
+            ]
+
     # -- housekeeping --------------------------------------------------------------
 
     def clear(self) -> int:
@@ -168,28 +221,60 @@ class DonorLibrary:
         self._queue.task_done()
 
     def _store(self, capture: _Capture) -> None:
-        size = len(capture.tokens)
-        edges = [*range(0, size, SEGMENT_TOKENS), size]
-        keys = SegmentKey.chain(capture.share_key, capture.tokens, edges)
+        keys = _segment_keys(capture.share_key, capture.tokens)
+
+        def read(key: SegmentKey) -> Segment:
+            kv = self._pool.read(capture.table, key.start, key.start + key.length)
+            return Segment(key=key, kv=kv)
+
         try:
-            with self._lock:
-                self._donors[capture.donor_id] = _Donor(tokens=capture.tokens, keys=keys)
-                for key in keys:
-                    self._users.setdefault(key.digest, set()).add(capture.donor_id)
-            for key in keys:
-                if key not in self._tiers:
-                    kv = self._pool.read(capture.table, key.start, key.start + key.length)
-                    self._tiers.put(Segment(key=key, kv=kv))
-        except SemBlendError:
-            self._forget(capture.donor_id)
-            raise
+            self._hold(capture.donor_id, capture.tokens, capture.namespace, keys, read)
         finally:
             self._pool.allocator.release(capture.table.pages)
-        held = capture.donor_id in self._donors and self._pipeline.register_donor(
-            capture.donor_id, capture.tokens, capture.namespace
+        self._register(capture.donor_id, capture.tokens, capture.namespace, keys)
+
+    def _hold(
+        self,
+        donor_id: str,
+        tokens: TokenArray,
+        namespace: Namespace,
+        keys: tuple[SegmentKey, ...],
+        read: Callable[[SegmentKey], Segment],
+    ) -> None:
+        """Bring a donor's segments into the tiers, those that are not there yet."""
+        try:
+            with self._lock:
+                self._donors[donor_id] = _Donor(tokens=tokens, namespace=namespace, keys=keys)
+                for key in keys:
+                    self._users.setdefault(key.digest, set()).add(donor_id)
+            for key in keys:
+                if key not in self._tiers:
+                    self._tiers.put(read(key))
+        except SemBlendError:
+            self._forget(donor_id)
+            raise
+
+    def _register(
+        self,
+        donor_id: str,
+        tokens: TokenArray,
+        namespace: Namespace,
+        keys: tuple[SegmentKey, ...],
+    ) -> bool:
+        """Let a donor be found; it is given up again if it is not whole."""
+        held = donor_id in self._donors and self._pipeline.register_donor(
+            donor_id, tokens, namespace
         )
         if not held or any(key not in self._tiers for key in keys):
-            self._drop(capture.donor_id)
+            self._drop(donor_id)
+            return False
+        with self._lock:
+            # Under the lock, so that nobody hears of a loss before the donor.
+            if donor_id in self._donors:
+                self._announced.add(donor_id)
+                for listener in self._listeners:
+                    listener.donor_kept(donor_id, tokens, namespace)
+        return True
 
     def _segment_gone(self, key: SegmentKey) -> None:
         """The tiers gave a segment up: its donors are no longer whole."""
@@ -206,6 +291,10 @@ class DonorLibrary:
         """Let go of a donor's segments; those nobody else uses leave the tiers."""
         with self._lock:
             donor = self._donors.pop(donor_id, None)
+            if donor_id in self._announced:
+                self._announced.discard(donor_id)
+                for listener in self._listeners:
+                    listener.donor_lost(donor_id)
             unused: list[SegmentKey] = []
             for key in donor.keys if donor is not None else ():
                 users = self._users[key.digest]
@@ -215,3 +304,8 @@ class DonorLibrary:
                     unused.append(key)
         for key in unused:
             self._tiers.remove(key)
+
+
+def _segment_keys(share_key: bytes, tokens: TokenArray) -> tuple[SegmentKey, ...]:
+    size = len(tokens)
+    return SegmentKey.chain(share_key, tokens, [*range(0, size, SEGMENT_TOKENS), size])

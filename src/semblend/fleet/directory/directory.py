@@ -1,0 +1,405 @@
+"""The directory: events in, "who holds what of this prompt" out, and never a stale donor.
+
+What it says is never more than the ranks have said: a missing event id, another
+generation or a silent worker takes donors away, and only the rank's own events bring
+them back. It may know less than there is; it then asks for the rank to start anew.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from semblend.core.errors import SerialisationError
+from semblend.fleet.directory.donor_rows import LOCAL, SHARED
+from semblend.fleet.directory.index import Holding, NewDonor, SharedDonor, SketchIndex
+from semblend.fleet.directory.ranks import Rank, RankBook, RankName, Standing
+from semblend.fleet.directory.snapshot import read_snapshot, write_snapshot
+from semblend.fleet.events.model import (
+    DonorEvicted,
+    DonorRegistered,
+    DonorRelocated,
+    DonorsPurged,
+    Event,
+    GenerationReset,
+    Heartbeat,
+    Location,
+)
+from semblend.fleet.keys import donor_key
+from semblend.fleet.sketch import Sketch
+
+DEFAULT_LEASE_S = 10.0
+DEFAULT_MAX_BYTES = 512 * 2**20
+DEFAULT_POSTINGS_PER_DONOR = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerHolding:
+    """What one worker's rank holds of a prompt."""
+
+    worker_id: str
+    dp_rank: int
+    covered_tokens: int
+    prefix_tokens: int
+    donor_key: int
+    donor_covered_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a directory knows of a prompt."""
+
+    holdings: tuple[WorkerHolding, ...] = ()
+    """What ranks hold themselves, most covered first."""
+    shared: SharedDonor | None = None
+    """The donor in a shared store that covers most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectoryStats:
+    """A snapshot for metrics."""
+
+    donors: int
+    ranks: int
+    suspended_ranks: int
+    ranks_in_doubt: int
+    index_bytes: int
+    events: int
+    duplicates: int
+    gaps: int
+    refused_donors: int
+    dropped_postings: int
+
+
+class Directory:
+    """One replica's view of the fleet's donors. Thread-safe; lookups never leave the process.
+
+    Parameters
+    ----------
+    lease_s
+        A rank is spoken of while its last heartbeat is younger than this; its donors are
+        dropped after ten times as long. None asks for no heartbeats.
+    clock
+        Seconds that never run backwards.
+    """
+
+    def __init__(
+        self,
+        index: SketchIndex | None = None,
+        *,
+        lease_s: float | None = DEFAULT_LEASE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._index = index or SketchIndex.within(
+            DEFAULT_MAX_BYTES, postings_per_donor=DEFAULT_POSTINGS_PER_DONOR
+        )
+        self.lease_s = lease_s
+        self._clock = clock
+        self.ranks = RankBook()
+        self._namespaces: dict[str, int] = {}
+        # Gathered while a batch is read, so that the index is written in one step.
+        self._new: dict[int, NewDonor] = {}
+        self._gone: list[int] = []
+        self._lock = threading.RLock()
+        self._resync_listeners: list[Callable[[RankName], None]] = []
+        self.events = 0
+        self.duplicates = 0
+        self.gaps = 0
+
+    def on_doubt(self, listener: Callable[[RankName], None]) -> None:
+        """Have `listener` told of every rank that should start anew."""
+        self._resync_listeners.append(listener)
+
+    # -- hearing -------------------------------------------------------------------
+
+    def apply(self, events: Iterable[Event]) -> None:
+        """Take events in the order they were received; those seen before change nothing."""
+        doubted: list[RankName] = []
+        with self._lock:
+            now = self._clock()
+            for event in events:
+                rank = self._rank((event.worker_id, event.dp_rank), now)
+                self.events += 1
+                doubt_before = rank.in_doubt
+                self._take(rank, event)
+                if rank.in_doubt and not doubt_before:
+                    doubted.append(rank.name)
+            self._flush()
+        self._tell(doubted)
+
+    def hear(self, beat: Heartbeat) -> None:
+        """Take a heartbeat: the rank lives. While we are behind it, it stays hidden."""
+        with self._lock:
+            now = self._clock()
+            rank = self._rank((beat.worker_id, beat.dp_rank), now)
+            if beat.generation < rank.generation:
+                return
+            rank.heard_at = now
+            if beat.generation > rank.generation:
+                # Its reset is on its way, or was missed: what we know is of another life.
+                self._forget(rank)
+                rank.in_doubt = True
+            elif rank.waits_too_long(beat.last_event_id, now, self.lease_s or DEFAULT_LEASE_S):
+                self.gaps += 1
+                self._forget(rank)
+                rank.in_doubt = True
+                rank.awaited_id = -1
+            elif beat.last_event_id <= rank.last_event_id:
+                rank.standing = Standing.ALIVE
+            doubted = rank.in_doubt
+        if doubted:
+            self._tell([(beat.worker_id, beat.dp_rank)])
+
+    def expire(self) -> list[RankName]:
+        """Hide ranks that have been silent; drop those silent for long. Returns the newly hidden.
+
+        Call it every second or so.
+        """
+        hidden: list[RankName] = []
+        if self.lease_s is None:
+            return hidden
+        with self._lock:
+            now = self._clock()
+            for rank in self.ranks:
+                silent = now - rank.heard_at
+                if silent > self.lease_s and rank.standing is Standing.ALIVE:
+                    rank.standing = Standing.SUSPENDED
+                    hidden.append(rank.name)
+                if silent > 10 * self.lease_s and self._index.rows.rank_live[rank.number]:
+                    self._forget(rank)
+                    rank.in_doubt = True
+        return hidden
+
+    def lose(self, worker_id: str) -> int:
+        """A worker is known to be gone: drop its donors. Returns how many there were."""
+        with self._lock:
+            self._flush()
+            lost = 0
+            for rank in self.ranks:
+                if rank.name[0] == worker_id:
+                    lost += self._forget(rank)
+                    rank.in_doubt = True
+            return lost
+
+    def drop_rank(self, name: RankName) -> int:
+        """Drop a rank's donors (its engine's cache was cleared, or could not be followed)."""
+        with self._lock:
+            rank = self.ranks.get(name)
+            self._flush()
+            return 0 if rank is None else self._forget(rank)
+
+    def drop_donor(self, name: RankName, donor_id: str) -> bool:
+        """Drop one donor (a block of it was evicted)."""
+        with self._lock:
+            self._flush()
+            key = np.array([donor_key(*name, donor_id)], dtype=np.uint64)
+            return self._index.remove(key) > 0
+
+    # -- answering -----------------------------------------------------------------
+
+    def lookup(self, sketch: Sketch, namespace_id: str) -> Found:
+        """What each living rank holds of a prompt, most covered first."""
+        with self._lock:
+            namespace = self._namespaces.get(namespace_id)
+            if namespace is None:
+                return Found()
+            holdings, shared = self._index.holdings(sketch, namespace, hidden=self._hidden())
+            named = [self._named(holding) for holding in holdings]
+        named.sort(key=lambda item: (-item.covered_tokens, item.worker_id))
+        return Found(holdings=tuple(named), shared=shared)
+
+    def _hidden(self) -> npt.NDArray[np.int64]:
+        silent = [rank.number for rank in self.ranks if rank.standing is not Standing.ALIVE]
+        return np.array(silent, dtype=np.int64)
+
+    def donor_keys(self) -> dict[RankName, frozenset[int]]:
+        """Every donor that may be spoken of, by rank: what tests compare with the truth."""
+        with self._lock:
+            rows = self._index.rows
+            live = rows.live_rows()
+            return {
+                rank.name: frozenset(rows.key[live[rows.rank[live] == rank.number]].tolist())
+                for rank in self.ranks
+                if rank.standing is Standing.ALIVE
+            }
+
+    def worker_namespaces(self) -> dict[RankName, dict[str, object]]:
+        """The namespace each rank published when it started, where it did."""
+        with self._lock:
+            return {rank.name: dict(rank.namespace) for rank in self.ranks if rank.namespace}
+
+    def stats(self) -> DirectoryStats:
+        """Counts and sizes, now."""
+        with self._lock:
+            return DirectoryStats(
+                donors=self._index.rows.live_count,
+                ranks=len(self.ranks),
+                suspended_ranks=sum(r.standing is Standing.SUSPENDED for r in self.ranks),
+                ranks_in_doubt=sum(r.in_doubt for r in self.ranks),
+                index_bytes=self._index.nbytes,
+                events=self.events,
+                duplicates=self.duplicates,
+                gaps=self.gaps,
+                refused_donors=self._index.refused,
+                dropped_postings=self._index.postings.dropped,
+            )
+
+    # -- snapshots -------------------------------------------------------------------
+
+    def save(self, path: Path, *, position: int = 0) -> int:
+        """Write a snapshot; returns its bytes. `position` is how far the log was read."""
+        with self._lock:
+            self._flush()
+            meta = {
+                "position": position,
+                "max_donors": self._index.rows.capacity,
+                "buckets": int(self._index.postings.tags.shape[0]),
+                "namespaces": list(self._namespaces),
+                "ranks": [rank.to_dict() for rank in self.ranks],
+            }
+            return write_snapshot(path, meta, self._index.arrays())
+
+    def load(self, path: Path) -> int:
+        """Take a snapshot over; returns the position in the log to read on from.
+
+        Ranks stay hidden until they are heard.
+
+        Raises
+        ------
+        SerialisationError
+            If it is damaged, or of an index of another size. The directory is as before.
+        StorageError
+            If it cannot be read.
+        """
+        meta, arrays = read_snapshot(path)
+        with self._lock:
+            mine = (self._index.rows.capacity, int(self._index.postings.tags.shape[0]))
+            theirs = (meta.get("max_donors"), meta.get("buckets"))
+            if mine != theirs:
+                raise SerialisationError(
+                    f"snapshot {path.name}: of an index of another size ({theirs}, here {mine})"
+                )
+            if len(self.ranks):
+                raise SerialisationError("snapshot: only an empty directory takes one over")
+            self.ranks.restore(meta["ranks"], self._clock())
+            self._namespaces = {name: number for number, name in enumerate(meta["namespaces"])}
+            self._index.restore(arrays)
+        return int(meta["position"])
+
+    # -- the inside ------------------------------------------------------------------
+
+    def _rank(self, name: RankName, now: float) -> Rank:
+        rank = self.ranks.of(name, now)
+        if rank.number >= self._index.rows.rank_epoch.size:
+            self._index.rows.grow_ranks(len(self.ranks))
+        if self.lease_s is None:
+            rank.standing = Standing.ALIVE
+        return rank
+
+    def _take(self, rank: Rank, event: Event) -> None:
+        data = event.data
+        if isinstance(data, GenerationReset):
+            self._reset(rank, event.event_id, data)
+            return
+        if event.event_id <= rank.last_event_id or data.generation < rank.generation:
+            self.duplicates += 1
+            return
+        missed = rank.last_event_id >= 0 and event.event_id != rank.last_event_id + 1
+        if missed or data.generation > rank.generation:
+            # What was missed may have been evictions, so nothing known before is sure. What
+            # comes after is: this event and those behind it are taken.
+            self.gaps += missed
+            self._forget(rank)
+            rank.in_doubt = True
+        rank.generation, rank.last_event_id = data.generation, event.event_id
+        match data:
+            case DonorRegistered():
+                donor = self._new_donor(rank, data)
+                self._new[donor.key] = donor
+            case DonorEvicted():
+                key = donor_key(*rank.name, data.donor_id)
+                self._new.pop(key, None)
+                self._gone.append(key)
+            case DonorsPurged():
+                self._flush()
+                self._purge(rank, data.namespace_id)
+            case DonorRelocated():
+                self._flush()
+                self._relocate(rank, data)
+
+    def _reset(self, rank: Rank, event_id: int, data: GenerationReset) -> None:
+        if data.generation <= rank.generation and event_id <= rank.last_event_id:
+            self.duplicates += 1
+            return
+        self._forget(rank)
+        rank.generation, rank.last_event_id = data.generation, event_id
+        rank.in_doubt = False
+        rank.namespace = data.namespace
+
+    def _new_donor(self, rank: Rank, data: DonorRegistered) -> NewDonor:
+        number = self._namespaces.setdefault(data.namespace_id, len(self._namespaces))
+        marks = np.array([segment.digest for segment in data.segments], dtype=np.uint64)
+        return NewDonor(
+            key=donor_key(*rank.name, data.donor_id),
+            rank=rank.number,
+            namespace=number,
+            token_count=min(data.token_count, 2**32 - 1),
+            places=_places(data.location),
+            hashes=np.concatenate((data.hashes, marks)),
+        )
+
+    def _purge(self, rank: Rank, namespace_id: str | None) -> None:
+        if namespace_id is None:
+            self._index.drop_rank(rank.number)
+            return
+        number = self._namespaces.get(namespace_id, -1)
+        rows = self._index.rows
+        live = rows.live_rows()
+        mine = (rows.rank[live] == rank.number) & (rows.namespace[live] == number)
+        rows.kill(live[mine])
+
+    def _relocate(self, rank: Rank, data: DonorRelocated) -> None:
+        key = np.array([donor_key(*rank.name, data.donor_id)], dtype=np.uint64)
+        rows = self._index.rows_of(key)
+        self._index.rows.places[rows] = _places(data.new_location)
+
+    def _forget(self, rank: Rank) -> int:
+        self._flush()
+        return self._index.drop_rank(rank.number)
+
+    def _flush(self) -> None:
+        """Bring the index up to what was gathered: evictions first, then registrations."""
+        if self._gone:
+            gone, self._gone = self._gone, []
+            self._index.remove(np.array(gone, dtype=np.uint64))
+        if self._new:
+            new, self._new = self._new, {}
+            self._index.add(list(new.values()))
+
+    def _named(self, holding: Holding) -> WorkerHolding:
+        worker_id, dp_rank = self.ranks.by_number(holding.rank).name
+        return WorkerHolding(
+            worker_id=worker_id,
+            dp_rank=dp_rank,
+            covered_tokens=holding.covered_tokens,
+            prefix_tokens=holding.prefix_tokens,
+            donor_key=holding.donor_key,
+            donor_covered_tokens=holding.donor_covered_tokens,
+        )
+
+    def _tell(self, doubted: list[RankName]) -> None:
+        for name in doubted:
+            for listener in self._resync_listeners:
+                listener(name)
+
+
+def _places(location: Location) -> int:
+    """Whether K/V is with its worker, in a shared store, or both."""
+    local = LOCAL if location.kind == "worker" else 0
+    return local | (SHARED if location.locator else 0)

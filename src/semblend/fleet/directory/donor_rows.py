@@ -1,0 +1,179 @@
+"""One row of numbers per donor, and when a row means something.
+
+A donor is live while its epoch is its rank's epoch. Dropping all donors of a rank is
+therefore one addition, however many there are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from semblend.core.errors import CapacityError
+from semblend.discovery.fingerprints import HashArray, IndexArray
+
+LOCAL, SHARED = 1, 2
+"""Where a donor's K/V is, as bits: with its rank, in a shared store."""
+DEAD = 0
+"""The epoch no rank ever has."""
+ROW_BYTES = 8 + 4 + 4 + 4 + 4 + 1
+
+
+class DonorRows:
+    """Owns the rows: each is free, live, or dead and waiting for a sweep."""
+
+    def __init__(self, capacity: int, ranks: int) -> None:
+        self.capacity = capacity
+        self.key: HashArray = np.zeros(capacity, dtype=np.uint64)
+        self.rank: npt.NDArray[np.uint32] = np.zeros(capacity, dtype=np.uint32)
+        self.epoch: npt.NDArray[np.uint32] = np.zeros(capacity, dtype=np.uint32)
+        self.namespace: npt.NDArray[np.uint32] = np.zeros(capacity, dtype=np.uint32)
+        self.tokens: npt.NDArray[np.uint32] = np.zeros(capacity, dtype=np.uint32)
+        self.places: npt.NDArray[np.uint8] = np.zeros(capacity, dtype=np.uint8)
+        self.rank_epoch: npt.NDArray[np.uint32] = np.ones(ranks, dtype=np.uint32)
+        self.rank_live: IndexArray = np.zeros(ranks, dtype=np.int64)
+        """Live donors by rank."""
+        self._used = 0
+        self._free: list[IndexArray] = []
+
+    @property
+    def live_count(self) -> int:
+        """Live donors."""
+        return int(self.rank_live.sum())
+
+    @property
+    def dead_count(self) -> int:
+        """Rows that are neither live nor free."""
+        return self._used - self.live_count - self.free_count
+
+    @property
+    def free_count(self) -> int:
+        """Rows below the high mark that may be given away."""
+        return sum(len(part) for part in self._free)
+
+    @property
+    def used(self) -> int:
+        """Rows ever used: the high mark."""
+        return self._used
+
+    @property
+    def room(self) -> int:
+        """Rows that can be taken now."""
+        return self.free_count + self.capacity - self._used
+
+    def is_live(self, rows: IndexArray) -> npt.NDArray[np.bool_]:
+        """Which rows are live."""
+        epoch = self.epoch[rows]
+        live: npt.NDArray[np.bool_] = (epoch != DEAD) & (epoch == self.rank_epoch[self.rank[rows]])
+        return live
+
+    def owner(self, rows: IndexArray) -> IndexArray:
+        """Ranks of rows, -1 where dead."""
+        return np.where(self.is_live(rows), self.rank[rows], np.int64(-1)).astype(np.int64)
+
+    def live_rows(self) -> IndexArray:
+        """All live rows."""
+        return np.flatnonzero(self.is_live(np.arange(self._used)))
+
+    def take(self, count: int) -> IndexArray:
+        """Rows to write to.
+
+        Raises
+        ------
+        CapacityError
+            If there are not that many; nothing is taken then.
+        """
+        if count > self.room:
+            raise CapacityError(f"{count} donor rows asked of a directory, {self.room} free")
+        parts: list[IndexArray] = []
+        while count and self._free:
+            part = self._free.pop()
+            parts.append(part[:count])
+            if len(part) > count:
+                self._free.append(part[count:])
+            count -= len(parts[-1])
+        if count:
+            parts.append(np.arange(self._used, self._used + count))
+            self._used += count
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+    def write(
+        self,
+        rows: IndexArray,
+        *,
+        keys: HashArray,
+        ranks: IndexArray,
+        namespaces: IndexArray,
+        tokens: IndexArray,
+        places: IndexArray,
+    ) -> None:
+        """Fill rows; they are live from now on."""
+        self.key[rows] = keys
+        self.rank[rows] = ranks
+        self.namespace[rows] = namespaces
+        self.tokens[rows] = tokens
+        self.places[rows] = places
+        self.epoch[rows] = self.rank_epoch[ranks]
+        np.add.at(self.rank_live, ranks, 1)
+
+    def kill(self, rows: IndexArray) -> int:
+        """Make rows dead; those that are so already are passed over. Returns how many died."""
+        rows = np.unique(rows[self.is_live(rows)])
+        np.subtract.at(self.rank_live, self.rank[rows], 1)
+        self.epoch[rows] = DEAD
+        return int(rows.size)
+
+    def drop_rank(self, rank: int) -> int:
+        """Make all donors of a rank dead; returns how many died."""
+        died = int(self.rank_live[rank])
+        self.rank_epoch[rank] += 1
+        self.rank_live[rank] = 0
+        return died
+
+    def dead_rows(self) -> IndexArray:
+        """Rows that are dead now and not yet free."""
+        dead = ~self.is_live(np.arange(self._used))
+        for part in self._free:
+            dead[part] = False
+        return np.flatnonzero(dead)
+
+    def give_back(self, rows: IndexArray) -> None:
+        """Rows nothing refers to any more."""
+        if rows.size:
+            self.epoch[rows] = DEAD
+            self._free.append(rows)
+
+    def grow_ranks(self, count: int) -> None:
+        """Have room for at least `count` ranks."""
+        missing = count - self.rank_epoch.size
+        if missing > 0:
+            more = max(missing, self.rank_epoch.size)
+            self.rank_epoch = np.append(self.rank_epoch, np.ones(more, dtype=np.uint32))
+            self.rank_live = np.append(self.rank_live, np.zeros(more, dtype=np.int64))
+
+    # -- snapshots ---------------------------------------------------------------
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Everything that has to be kept, by name; dead rows are kept as dead."""
+        used = self._used
+        return {
+            "donor_key": self.key[:used],
+            "donor_rank": self.rank[:used],
+            "donor_epoch": self.epoch[:used],
+            "donor_namespace": self.namespace[:used],
+            "donor_tokens": self.tokens[:used],
+            "donor_places": self.places[:used],
+            "rank_epoch": self.rank_epoch,
+            "rank_live": self.rank_live,
+        }
+
+    def restore(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
+        """Take over what :meth:`arrays` gave. Free rows come back as dead ones."""
+        used = int(arrays["donor_key"].size)
+        for name in ("key", "rank", "epoch", "namespace", "tokens", "places"):
+            getattr(self, name)[:used] = arrays[f"donor_{name}"]
+        self.rank_epoch = arrays["rank_epoch"].copy()
+        self.rank_live = arrays["rank_live"].copy()
+        self._used, self._free = used, []

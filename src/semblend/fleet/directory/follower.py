@@ -1,0 +1,153 @@
+"""Keeps a directory at the end of the log, whatever happens to the connection.
+
+Reads with a pull consumer from the first message not yet applied, so that a slow
+replica is late, never wrong. A new consumer is made after every failure; the position
+is ours, not the server's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import Future
+from typing import Any
+
+from semblend.core.errors import SerialisationError
+from semblend.fleet.directory.directory import Directory
+from semblend.fleet.directory.ranks import RankName
+from semblend.fleet.events.codec import decode, decode_heartbeat
+from semblend.fleet.events.model import Event
+from semblend.fleet.publish.nats_link import LogOptions, NatsLink
+
+logger = logging.getLogger("semblend.fleet")
+
+_BATCH = 512
+
+
+class LogFollower:
+    """Applies the fleet's log to one directory, on a thread of its own, until closed."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        options: LogOptions,
+        *,
+        position: int = 0,
+        idle_s: float = 1.0,
+        retry_s: float = 0.2,
+    ) -> None:
+        self._directory = directory
+        self._options = options
+        self._idle_s = idle_s
+        self._retry_s = retry_s
+        self.position = position
+        """Sequence of the last message applied."""
+        self.malformed = 0
+        self.reconnections = -1
+        self._caught_up = False
+        self._hears = False
+        self._link = NatsLink(options)
+        self._doubted: set[RankName] = set()
+        directory.on_doubt(self._doubt)
+        self._task: Future[None] = asyncio.run_coroutine_threadsafe(self._run(), self._link.loop)
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether everything that was in the log when last looked has been applied."""
+        return self._caught_up
+
+    def close(self) -> None:
+        """Stop following."""
+        self._task.cancel()
+        self._link.close()
+
+    def _doubt(self, name: RankName) -> None:
+        self._doubted.add(name)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._follow()
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                # Anything the client raises: try again from where we are.
+                logger.debug("following the log: %s", error)
+            self._caught_up = self._hears = False
+            self._directory.expire()
+            await asyncio.sleep(self._retry_s)
+
+    async def _follow(self) -> None:
+        from nats.errors import TimeoutError as NatsTimeoutError
+
+        subscription = await self._subscribe()
+        self.reconnections += 1
+        connection = await self._link.connection()
+        beats = await connection.subscribe(self._options.heartbeats(), cb=self._on_beat)
+        try:
+            while True:
+                try:
+                    messages = await subscription.fetch(_BATCH, timeout=self._idle_s)
+                except NatsTimeoutError:
+                    # Silence is an answer only if somebody is there to be silent.
+                    await subscription.consumer_info()
+                    self._caught_up = self._hears = True
+                else:
+                    self._apply(messages)
+                await self._ask()
+                self._directory.expire()
+        finally:
+            if not connection.is_closed:
+                await beats.unsubscribe()
+
+    async def _subscribe(self) -> Any:
+        from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+        jetstream = await self._link.jetstream()
+        info = await jetstream.stream_info(self._options.stream)
+        if info.state.last_seq < self.position:
+            # Another log under the same name: the ranks' own ids tell what of ours still holds.
+            self.position = 0
+        return await jetstream.pull_subscribe(
+            f"{self._options.subject}.>",
+            stream=self._options.stream,
+            config=ConsumerConfig(
+                deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+                opt_start_seq=self.position + 1,
+                ack_policy=AckPolicy.NONE,
+                inactive_threshold=60.0,
+            ),
+        )
+
+    def _apply(self, messages: list[Any]) -> None:
+        events: list[Event] = []
+        for message in messages:
+            sequence = message.metadata.sequence.stream
+            if sequence <= self.position:
+                continue
+            self.position = sequence
+            try:
+                events.append(decode(message.data))
+            except SerialisationError as error:
+                # Its id is missing now: the rank's next event makes it start anew.
+                self.malformed += 1
+                logger.warning("an event was not understood: %s", error)
+        self._directory.apply(events)
+        self._caught_up = messages[-1].metadata.num_pending == 0
+        self._hears = self._hears or self._caught_up
+
+    async def _on_beat(self, message: Any) -> None:
+        if not self._hears:
+            return  # Still replaying: every beat would only tell that we are behind.
+        try:
+            self._directory.hear(decode_heartbeat(message.data))
+        except SerialisationError as error:
+            self.malformed += 1
+            logger.warning("a heartbeat was not understood: %s", error)
+
+    async def _ask(self) -> None:
+        doubted, self._doubted = self._doubted, set()
+        if doubted:
+            connection = await self._link.connection()
+            for worker_id, dp_rank in doubted:
+                await connection.publish(self._options.resyncs(worker_id, dp_rank), b"")

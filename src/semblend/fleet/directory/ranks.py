@@ -1,0 +1,115 @@
+"""What a directory knows of each rank of each worker: how far it has read, and whether it lives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from semblend.core.errors import SerialisationError
+
+RankName: TypeAlias = tuple[str, int]
+"""(worker_id, dp_rank)."""
+
+
+class Standing(StrEnum):
+    """Whether a rank's donors may be spoken of."""
+
+    ALIVE = "alive"
+    SUSPENDED = "suspended"
+    """Silent for too long: its donors are hidden until it is heard again."""
+
+
+@dataclass(slots=True)
+class Rank:
+    """One rank, as far as its events have been read."""
+
+    name: RankName
+    number: int
+    generation: int = -1
+    last_event_id: int = -1
+    standing: Standing = Standing.SUSPENDED
+    """Hidden until its first heartbeat: a log tells of the dead, too."""
+    heard_at: float = 0.0
+    in_doubt: bool = False
+    """Something was missed; until the rank starts anew, it holds more than is known."""
+    namespace: Mapping[str, Any] = field(default_factory=dict)
+    awaited_id: int = -1
+    """An id the rank said it had reached before we had."""
+    awaited_since: float = 0.0
+
+    def waits_too_long(self, announced_id: int, now: float, patience_s: float) -> bool:
+        """Whether an announced event has not come for longer than it may take.
+
+        The log may have lost it (limits, a restored backup); nobody will send it again.
+        """
+        if announced_id <= self.last_event_id:
+            self.awaited_id = -1
+            return False
+        if self.last_event_id >= self.awaited_id:
+            self.awaited_id, self.awaited_since = announced_id, now
+        return now - self.awaited_since > patience_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """For snapshots: nothing that depends on this process's clock."""
+        return {
+            "worker_id": self.name[0],
+            "dp_rank": self.name[1],
+            "number": self.number,
+            "generation": self.generation,
+            "last_event_id": self.last_event_id,
+            "in_doubt": self.in_doubt,
+            "namespace": dict(self.namespace),
+        }
+
+
+class RankBook:
+    """Ranks by name; numbers are given once and never change."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[RankName, Rank] = {}
+        self._by_number: list[Rank] = []
+
+    def __iter__(self) -> Iterator[Rank]:
+        return iter(self._by_number)
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    def get(self, name: RankName) -> Rank | None:
+        """The rank, if it was ever heard of."""
+        return self._ranks.get(name)
+
+    def by_number(self, number: int) -> Rank:
+        """The rank of a number that was given."""
+        return self._by_number[number]
+
+    def of(self, name: RankName, now: float) -> Rank:
+        """The rank, made now if need be."""
+        rank = self._ranks.get(name)
+        if rank is None:
+            rank = Rank(name=name, number=len(self._by_number), heard_at=now)
+            self._ranks[name] = rank
+            self._by_number.append(rank)
+        return rank
+
+    def restore(self, records: list[Any], now: float) -> None:
+        """Take ranks over from a snapshot.
+
+        Raises
+        ------
+        SerialisationError
+            If a record is not one of :meth:`Rank.to_dict`.
+        """
+        for number, record in enumerate(records):
+            try:
+                rank = self.of((str(record["worker_id"]), int(record["dp_rank"])), now)
+                if rank.number != number or record["number"] != number:
+                    raise SerialisationError(f"snapshot ranks[{number}]: out of order")
+                rank.generation = int(record["generation"])
+                rank.last_event_id = int(record["last_event_id"])
+                rank.in_doubt = bool(record["in_doubt"])
+                rank.namespace = dict(record["namespace"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise SerialisationError(f"snapshot ranks[{number}]: {error}") from error

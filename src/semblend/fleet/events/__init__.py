@@ -1,0 +1,1 @@
+"""Events about donors: what workers say and directories hear."""

@@ -1,0 +1,91 @@
+"""One machine, one process: events straight to directories, in the same order as from a log."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from semblend.fleet.directory.directory import Directory
+from semblend.fleet.directory.ranks import RankName
+from semblend.fleet.events.model import Event, GenerationReset, Heartbeat
+
+
+class InProcessBus:
+    """Keeps each rank's events since its last reset, so that late directories hear them, too."""
+
+    def __init__(self) -> None:
+        self._logs: dict[RankName, list[Event]] = {}
+        self._directories: list[Directory] = []
+        self._wanted: set[RankName] = set()
+        self._lock = threading.RLock()
+
+    def attach(self, directory: Directory) -> None:
+        """Tell a directory everything that holds, and everything from now on."""
+        with self._lock:
+            for log in self._logs.values():
+                directory.apply(log)
+            directory.on_doubt(self.ask)
+            self._directories.append(directory)
+
+    def ask(self, name: RankName) -> None:
+        """Ask a rank to start anew."""
+        with self._lock:
+            self._wanted.add(name)
+
+    def sink(self, worker_id: str, dp_rank: int = 0) -> BusSink:
+        """Where the publisher of one rank sends its events."""
+        return BusSink(self, (worker_id, dp_rank))
+
+    def add(self, events: Sequence[Event]) -> None:
+        """Take events of one rank."""
+        with self._lock:
+            for event in events:
+                name = (event.worker_id, event.dp_rank)
+                if isinstance(event.data, GenerationReset):
+                    self._logs[name] = []
+                self._logs.setdefault(name, []).append(event)
+            for directory in self._directories:
+                directory.apply(events)
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        """Pass a heartbeat on."""
+        with self._lock:
+            for directory in self._directories:
+                directory.hear(heartbeat)
+
+    def take_request(self, name: RankName) -> bool:
+        """Whether the rank was asked to start anew since the last call."""
+        with self._lock:
+            wanted = name in self._wanted
+            self._wanted.discard(name)
+            return wanted
+
+
+class BusSink:
+    """One rank's way onto the bus."""
+
+    def __init__(self, bus: InProcessBus, name: RankName) -> None:
+        self._bus = bus
+        self._name = name
+
+    def last_position(self, worker_id: str, dp_rank: int) -> tuple[int, int]:
+        """A bus forgets with its process."""
+        return 0, 0
+
+    def send(self, events: Sequence[Event]) -> None:
+        """Hand events over."""
+        self._bus.add(events)
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        """Hand a heartbeat over."""
+        self._bus.beat(heartbeat)
+
+    def compact(self, reset: Event) -> None:
+        """The bus drops what a reset makes void by itself."""
+
+    def asked_to_resync(self) -> bool:
+        """Whether a directory asked for a new start."""
+        return self._bus.take_request(self._name)
+
+    def close(self) -> None:
+        """Nothing to let go of."""

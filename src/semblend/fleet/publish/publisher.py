@@ -1,0 +1,271 @@
+"""The publisher: a worker's donors, told to the fleet, off the path of any request.
+
+`say` puts an event into a bounded queue and returns. A thread of its own numbers the
+events and sends them; while the log cannot be reached it keeps trying. If the queue
+overflows meanwhile, it is thrown away, and once the log is back the rank starts anew: a
+generation reset followed by everything the worker holds by then.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, TypeAlias
+
+from semblend.fleet.events.model import (
+    DonorEvicted,
+    DonorRegistered,
+    DonorRelocated,
+    DonorsPurged,
+    Event,
+    EventData,
+    GenerationReset,
+    Heartbeat,
+)
+from semblend.fleet.publish.sink import EventSink
+
+logger = logging.getLogger("semblend.fleet")
+
+Sayable: TypeAlias = EventData | Callable[[], EventData | None]
+"""An event, or what makes one when its turn comes."""
+
+_BATCH_EVENTS = 256
+_COMPACT_FACTOR = 4
+_MIN_COMPACT_EVENTS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherOptions:
+    """Bounds of one publisher."""
+
+    queue_events: int = 65_536
+    """Events that may wait; more, and the rank starts anew when it can."""
+    heartbeat_s: float = 2.0
+    min_resync_s: float = 5.0
+    """Directories may ask for a new start; they are granted one this often."""
+    first_retry_s: float = 0.05
+    last_retry_s: float = 2.0
+
+
+@dataclass(slots=True)
+class PublisherStats:
+    """Counts since the start; written by the publisher's thread alone."""
+
+    sent: int = 0
+    failures: int = 0
+    overflows: int = 0
+    resyncs: int = 0
+    waiting: int = 0
+
+
+class Publisher:
+    """Owns a rank's event ids and generation; never blocks and never raises into its caller.
+
+    Parameters
+    ----------
+    inventory
+        Everything the worker holds now, as registrations. Called on the publisher's
+        thread, after everything said before has happened.
+    holding
+        How many donors the worker holds now: a log several times as long is compacted.
+    """
+
+    def __init__(
+        self,
+        sink: EventSink,
+        *,
+        worker_id: str,
+        dp_rank: int = 0,
+        inventory: Callable[[], Iterable[Sayable]] = tuple,
+        holding: Callable[[], int] | None = None,
+        namespace: Mapping[str, Any] | None = None,
+        options: PublisherOptions | None = None,
+    ) -> None:
+        self.worker_id = worker_id
+        self.dp_rank = dp_rank
+        self.stats = PublisherStats()
+        self.generation = 0
+        self._sink = sink
+        self._inventory = inventory
+        self._holding = holding
+        self._namespace = dict(namespace or {})
+        self._options = options or PublisherOptions()
+        self._queue: deque[Sayable] = deque()
+        self._backlog: Iterator[Sayable] = iter(())
+        self._unsent: list[Event] = []
+        self._next_id = 0
+        self._since_reset = 0
+        self._last_reset: Event | None = None
+        self._start_anew = True
+        self._resynced_at = float("-inf")
+        self._beat_at = 0.0
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._idle = threading.Condition(self._lock)
+        self._sending = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="semblend-events", daemon=True)
+        self._thread.start()
+
+    # -- any thread ----------------------------------------------------------------
+
+    def say(self, data: Sayable) -> None:
+        """Publish, soon. The generation of `data` is set when it is sent.
+
+        A function is called on the publisher's thread and may return None to say nothing.
+        """
+        with self._lock:
+            if len(self._queue) >= self._options.queue_events:
+                self._queue.clear()
+                self._start_anew = True
+                self.stats.overflows += 1
+            elif not self._start_anew:
+                self._queue.append(data)
+            self.stats.waiting = len(self._queue)
+        self._wake.set()
+
+    def resync(self) -> None:
+        """Start anew: reset the generation and tell everything once more."""
+        with self._lock:
+            self._start_anew = True
+        self._wake.set()
+
+    def wait(self, timeout_s: float = 30.0) -> bool:
+        """Wait until everything said so far is in the log. For tests and orderly ends."""
+        self._wake.set()
+        with self._idle:
+            return self._idle.wait_for(self._is_idle, timeout_s)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Say that all donors are gone, if that can be said in time, and stop."""
+        self.say(DonorsPurged(generation=0))
+        self.wait(timeout_s)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Stop without a word, as a crash would."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join()
+        self._sink.close()
+
+    # -- the publisher's thread ------------------------------------------------------
+
+    def _is_idle(self) -> bool:
+        return not (self._queue or self._unsent or self._start_anew or self._sending)
+
+    def _run(self) -> None:
+        retry_s = self._options.first_retry_s
+        while not self._stop.is_set():
+            try:
+                self._step()
+            except Exception as error:
+                # Whatever the log's client raises: inference must not notice.
+                self.stats.failures += 1
+                level = logging.WARNING if retry_s == self._options.first_retry_s else logging.DEBUG
+                logger.log(level, "events cannot be published: %s", error)
+                self._stop.wait(retry_s)
+                retry_s = min(retry_s * 2, self._options.last_retry_s)
+            else:
+                retry_s = self._options.first_retry_s
+                self._wake.wait(max(0.0, self._beat_at - time.monotonic()))
+                self._wake.clear()
+
+    def _step(self) -> None:
+        if not self._next_id:
+            generation, event_id = self._sink.last_position(self.worker_id, self.dp_rank)
+            self.generation, self._next_id = generation, event_id + 1
+        if self._sink.asked_to_resync() and self._may_resync():
+            self._start_anew = True
+        while not self._stop.is_set():
+            if self._start_anew:
+                self._begin_anew()
+            if not self._unsent:
+                self._unsent = self._number_next()
+            if not self._unsent:
+                break
+            self._sink.send(self._unsent)
+            self._sent(self._unsent)
+        now = time.monotonic()
+        if now >= self._beat_at:
+            self._sink.beat(
+                Heartbeat(
+                    worker_id=self.worker_id,
+                    dp_rank=self.dp_rank,
+                    generation=self.generation,
+                    last_event_id=self._next_id - 1,
+                )
+            )
+            self._beat_at = now + self._options.heartbeat_s
+
+    def _may_resync(self) -> bool:
+        return time.monotonic() - self._resynced_at >= self._options.min_resync_s
+
+    def _begin_anew(self) -> None:
+        with self._lock:
+            # What was said so far has happened, so the inventory knows it.
+            self._queue.clear()
+            self._start_anew = False
+            self._sending = True
+        self._unsent = []
+        # Later than any life before, also of a process whose log was lost.
+        self.generation = max(self.generation + 1, time.time_ns() // 1000)
+        self._next_id = max(self._next_id, self.generation)
+        reset = GenerationReset(generation=self.generation, namespace=self._namespace)
+        self._unsent = [self._numbered(reset)]
+        self._last_reset = self._unsent[0]
+        self._backlog = iter(self._inventory())
+        self._since_reset = 0
+        self._resynced_at = time.monotonic()
+        self._beat_at = 0.0
+        self.stats.resyncs += 1
+
+    def _number_next(self) -> list[Event]:
+        batch: list[Sayable] = list(islice(self._backlog, _BATCH_EVENTS))
+        with self._lock:
+            if not batch:
+                while self._queue and len(batch) < _BATCH_EVENTS:
+                    batch.append(self._queue.popleft())
+                self.stats.waiting = len(self._queue)
+            self._sending = bool(batch)
+            if not batch:
+                self._idle.notify_all()
+        said = (data() if callable(data) else data for data in batch)
+        numbered = [self._numbered(data) for data in said if data is not None]
+        # A batch of nothing to say is not the end of what waits.
+        return numbered or (self._number_next() if batch else [])
+
+    def _numbered(self, data: EventData) -> Event:
+        event = Event(
+            event_id=self._next_id,
+            worker_id=self.worker_id,
+            dp_rank=self.dp_rank,
+            data=_of_generation(data, self.generation),
+        )
+        self._next_id += 1
+        return event
+
+    def _sent(self, events: list[Event]) -> None:
+        self._unsent = []
+        self.stats.sent += len(events)
+        self._since_reset += len(events)
+        if self._last_reset is not None and events[0] is self._last_reset:
+            self._sink.compact(self._last_reset)
+        elif self._holding is not None and self._since_reset > max(
+            _MIN_COMPACT_EVENTS, _COMPACT_FACTOR * self._holding()
+        ):
+            # The log has grown to several times what it says: say it anew and drop the past.
+            self._start_anew = True
+
+
+def _of_generation(data: EventData, generation: int) -> EventData:
+    match data:
+        case DonorRegistered() | DonorEvicted() | DonorsPurged() | DonorRelocated():
+            return replace(data, generation=generation)
+        case _:
+            return data

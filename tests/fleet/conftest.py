@@ -1,0 +1,69 @@
+"""Real servers for tests of the fleet, started and stopped here."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fleet.support import need, until
+
+
+class NatsServer:
+    """One nats-server with JetStream on a port of its own; may be stopped and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            [
+                *("nats-server", "-a", "127.0.0.1", "-p", str(self.port)),
+                *("-js", "-sd", str(self._folder)),
+            ],
+            stderr=subprocess.DEVNULL,
+        )
+        until(self._answers, "nats-server to listen")
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _answers(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+
+@pytest.fixture
+def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
+    need(shutil.which("nats-server"), "nats-server")
+    need(_importable("nats"), "nats-py")
+    server = NatsServer(tmp_path / "jetstream")
+    yield server
+    server.stop()
+
+
+def _importable(name: str) -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec(name) is not None
