@@ -121,8 +121,11 @@ def _reordered(document: Document) -> str:
 
 
 def _composed(documents: Sequence[Document]) -> str:
-    quarter = PARAGRAPHS // 4
-    return "\n\n".join(passage for document in documents for passage in document.passages[:quarter])
+    return "\n\n".join(
+        passage
+        for document in documents
+        for passage in document.passages[: len(document.passages) // 4]
+    )
 
 
 @dataclass(frozen=True, slots=True)
