@@ -6,6 +6,7 @@ import importlib.util
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ os.environ.update(
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2"),
         "OMP_WAIT_POLICY": "passive",
         "TOKENIZERS_PARALLELISM": "false",
+        # Workers in processes of their own load the tests' connector by its name.
+        "PYTHONPATH": str(Path(__file__).parents[3]),
     }
 )
 

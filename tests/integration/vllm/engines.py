@@ -61,6 +61,7 @@ class Engine:
             "kv_transfer_config": transfer_config(**extra),
         }
         settings.update(engine or {})
+        ProbeConnector.worker = None
         self.llm = LLM(model=folder_of(model), **settings)
         self.scheduler_connector = ProbeConnector.scheduler
         self.worker_connector = ProbeConnector.worker
@@ -71,7 +72,8 @@ class Engine:
 
     @property
     def worker(self) -> Any:
-        return self.worker_connector.worker_side
+        """The worker's side, where there is one worker in this process."""
+        return None if self.worker_connector is None else self.worker_connector.worker_side
 
     @property
     def core(self) -> Any:
@@ -118,7 +120,7 @@ class Engine:
 
     def drain(self) -> None:
         """Let captures finish and blocks be freed, as an engine that goes on would."""
-        if self.worker.captures is not None:
+        if self.worker is not None and self.worker.captures is not None:
             self.worker.captures.wait()
         core = self.llm.llm_engine.engine_core.engine_core
         core.step_fn()

@@ -17,7 +17,7 @@ class ProbeConnector(SemBlendConnectorV1):
     """Records blocks and orders; lets a test rewrite a load before the workers see it."""
 
     scheduler: ClassVar[ProbeConnector]
-    worker: ClassVar[ProbeConnector]
+    worker: ClassVar[ProbeConnector | None]
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any = None):
         super().__init__(vllm_config, role, kv_cache_config)
@@ -56,6 +56,28 @@ class ProbeConnector(SemBlendConnectorV1):
     def internal(self, request_id: str) -> str:
         """The engine's id of a request, which ends in random letters."""
         return next(name for name in self.blocks if name.rpartition("-")[0] == request_id)
+
+
+class OneRankFails(ProbeConnector):
+    """Rank 1 cannot load prompts that begin with this token; rank 0 can."""
+
+    TOKEN = 7
+
+    def bind_model_runner(self, runner: Any) -> None:
+        super().bind_model_runner(runner)
+        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+        if get_tensor_model_parallel_rank() != 1:
+            return
+        loader = self.worker_side.loader
+        load = loader.load
+
+        def failing(command: LoadCommand) -> int:
+            if command.tokens[0] == self.TOKEN:
+                raise RuntimeError("rank 1 was told to fail")
+            return load(command)
+
+        loader.load = failing
 
 
 def chopped(load: LoadCommand) -> LoadCommand:

@@ -1,0 +1,36 @@
+"""With torch.compile on, the outer forward is compiled and the nested pass stays eager."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from semblend.core.plan import Hole
+from tests.integration.vllm.models import joined, random_tokens
+
+DOCUMENT = random_tokens(420, seed=111)
+DONOR = joined(random_tokens(50, seed=112), DOCUMENT, random_tokens(20, seed=113))
+TARGET = joined(random_tokens(110, seed=114), DOCUMENT, random_tokens(33, seed=115))
+
+
+def all_holes(plan, tokens):
+    if not plan.spans:
+        return plan
+    return replace(plan, recompute=(Hole(plan.spans[0].target_start, plan.end),))
+
+
+def test_a_compiled_engine_reuses_and_all_holes_equal_cold(make_engine):
+    engine = make_engine("llama", engine={"enforce_eager": False})
+    engine.donate(DONOR)
+    cold = engine.cold(TARGET)
+    expected = engine.kv(cold, 0, len(TARGET))
+    warm = engine.run(TARGET, hints={"capture": False})
+    assert warm.semblend["outcome"] == "materialised"
+    engine.forget_prefixes()
+    engine.scheduler.bridge.rewrite = all_holes
+    everything = engine.run(TARGET, hints={"capture": False})
+    assert everything.tokens == cold.tokens
+    torch.testing.assert_close(
+        engine.kv(everything, 0, len(TARGET)), expected, atol=1e-3, rtol=1e-3
+    )

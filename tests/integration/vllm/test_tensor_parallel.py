@@ -1,0 +1,74 @@
+"""Two ranks in processes of their own: the same answers as one, and no rank goes its own way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from semblend.core.plan import Hole
+from tests.integration.vllm.engines import transfer_config
+from tests.integration.vllm.models import joined, random_tokens
+
+DOCUMENT = random_tokens(420, seed=101)
+DONOR = joined(random_tokens(50, seed=102), DOCUMENT, random_tokens(20, seed=103))
+TARGET = joined(random_tokens(110, seed=104), DOCUMENT, random_tokens(33, seed=105))
+
+
+def all_holes(plan, tokens):
+    if not plan.spans:
+        return plan
+    return replace(plan, recompute=(Hole(plan.spans[0].target_start, plan.end),))
+
+
+def answers(engine):
+    """Cold, with reuse, and with a region that is all holes."""
+    engine.donate(DONOR)
+    cold = engine.cold(TARGET)
+    warm = engine.run(TARGET, hints={"capture": False})
+    assert warm.semblend["outcome"] == "materialised"
+    engine.forget_prefixes()
+    engine.scheduler.bridge.rewrite = all_holes
+    everything = engine.run(TARGET, hints={"capture": False})
+    engine.scheduler.bridge.rewrite = None
+    engine.forget_prefixes()
+    return cold.tokens, warm.tokens, everything.tokens, warm.semblend["reused_tokens"]
+
+
+@pytest.fixture
+def pair(make_engine, monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+    return make_engine(
+        "llama",
+        engine={
+            "tensor_parallel_size": 2,
+            "kv_transfer_config": transfer_config(
+                name="OneRankFails",
+                mode="segmented_experimental",
+                recompute_policy="none",
+                min_prompt_tokens=64,
+            ),
+        },
+    )
+
+
+def test_two_ranks_answer_as_one(make_engine, pair):
+    two = answers(pair)
+    assert two[2] == two[0], "all holes equal cold on two ranks"
+    assert pair.scheduler.setup.ranks == 2
+    assert pair.scheduler.bridge.pipeline.stats().donors == 1
+    one = answers(make_engine("llama"))
+    assert two == one
+
+
+def test_what_fails_on_one_rank_is_computed_exactly_on_both(pair):
+    pair.forget_donors()
+    pair.donate(DONOR)
+    target = TARGET.copy()
+    target[0] = 7
+    cold = pair.cold(target)
+    failed = pair.run(target, hints={"capture": False})
+    assert failed.tokens == cold.tokens
+    assert failed.semblend["reason"] == "materialisation_failed"
+    pair.forget_prefixes()
+    assert pair.run(TARGET, hints={"capture": False}).semblend["outcome"] == "materialised"
