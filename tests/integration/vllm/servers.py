@@ -1,0 +1,75 @@
+"""`vllm serve` as users start it, in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+START_S = 240.0
+
+
+@contextlib.contextmanager
+def vllm_server(
+    model: str, *, log: Path, transfer: dict[str, Any], arguments: tuple[str, ...] = ()
+) -> Iterator[str]:
+    """The base URL of a server that is ready; its log is in `log`."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    environment = {
+        **os.environ,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "VLLM_LOGGING_LEVEL": "INFO",
+    }
+    command = [
+        str(Path(sys.executable).with_name("vllm")),
+        "serve",
+        model,
+        "--host=127.0.0.1",
+        f"--port={port}",
+        "--served-model-name=m",
+        "--dtype=float32",
+        "--enforce-eager",
+        "--max-model-len=2048",
+        "--kv-cache-memory-bytes=128M",
+        "--block-size=32",
+        f"--kv-transfer-config={json.dumps(transfer)}",
+        *arguments,
+    ]
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _wait(process, url, log)
+            yield url
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    until = time.monotonic() + START_S
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise RuntimeError(f"vllm serve ended:\n{log.read_text()[-4000:]}")
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/health", timeout=2.0).status_code == 200:
+                return
+        time.sleep(0.5)
+    raise RuntimeError(f"vllm serve was not ready in {START_S} s:\n{log.read_text()[-4000:]}")

@@ -1,0 +1,165 @@
+"""The HTTP server, with the `openai` client, its metrics, its log and its audit stream."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+
+from sembench.engine_events.connector_audit import audited_requests
+from sembench.engine_events.vllm import VllmParser
+from semblend.integration.vllm.ladder_client import LadderClient
+from tests.integration.vllm.engines import WORKER
+from tests.integration.vllm.models import REFERENCE
+from tests.integration.vllm.servers import vllm_server
+
+DOCUMENT = " ".join(
+    f"Note {n}: the {thing} of room {n} belongs to the keeper of the {place}."
+    for n, (thing, place) in enumerate(
+        (thing, place)
+        for place in ("north gate", "old mill", "river house", "stone tower")
+        for thing in ("lamp", "clock", "map", "key", "chair", "mirror")
+    )
+)
+FIRST = f"Read these notes carefully. {DOCUMENT} Who keeps the lamp of room 0?"
+SECOND = (
+    f"You answer briefly and only from the text below, dear guide. {DOCUMENT} Whose is the key?"
+)
+
+
+def transfer(audit, **extra):
+    return {
+        "kv_connector": "SemBlendVllmConnector",
+        "kv_connector_module_path": "semblend_vllm_connector.connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "mode": "segmented_experimental",
+            "provider": "semblend",
+            "embedder_type": "jaccard",
+            "min_similarity": 0.1,
+            "min_prompt_tokens": 64,
+            "recompute_policy": "span_head(8)",
+            "audit_path": str(audit),
+            **extra,
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nested")
+    with vllm_server(
+        str(REFERENCE),
+        log=folder / "log.txt",
+        transfer=transfer(folder / "audit.jsonl"),
+        arguments=(f"--worker-cls={WORKER}",),
+    ) as url:
+        yield url, folder
+
+
+def complete(client, prompt, **options):
+    options.setdefault("max_tokens", 8)
+    return client.completions.create(model="m", prompt=prompt, temperature=0.0, **options)
+
+
+def said(response):
+    return response.kv_transfer_params["semblend"]
+
+
+def wait_for_donor(url):
+    """The capture of a request that has just been answered ends a moment later."""
+    for _ in range(100):
+        if metric(url, "vllm:semblend_donors_registered_total") > 0:
+            return
+        time.sleep(0.1)
+    raise AssertionError("no donor was registered")
+
+
+def metric(url, name, labels=""):
+    text = httpx.get(f"{url}/metrics").text
+    found = re.findall(rf"^{re.escape(name)}{{[^}}]*{re.escape(labels)}[^}}]*}} (\S+)$", text, re.M)
+    return sum(map(float, found))
+
+
+def test_openai_clients_are_served_with_reuse_and_told_so(server):
+    url, folder = server
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+    first = complete(client, FIRST)
+    assert said(first)["outcome"] == "cold"
+    wait_for_donor(url)
+    off = {"kv_transfer_params": {"semblend": {"reuse": False, "capture": False}}}
+    cold = complete(client, SECOND, extra_body={**off, "cache_salt": "cold"})
+    warm = complete(client, SECOND)
+    report = said(warm)
+    assert report["outcome"] == "materialised"
+    assert report["reused_tokens"] > 200
+    assert report["recomputed_tokens"] == 8
+    assert report["certified"] is False
+    assert warm.usage.prompt_tokens == cold.usage.prompt_tokens
+    again = [complete(client, SECOND) for _ in range(2)]
+    assert {answer.choices[0].text for answer in again} == {warm.choices[0].text}
+    with ThreadPoolExecutor(4) as pool:
+        many = list(pool.map(lambda _: complete(client, SECOND).choices[0].text, range(8)))
+    assert set(many) == {warm.choices[0].text}
+
+    tokens = {
+        source: metric(url, "vllm:semblend_tokens_total", f'source="{source}"')
+        for source in ("exact", "reused", "recomputed", "computed")
+    }
+    reused = metric(url, "vllm:semblend_requests_total", 'outcome="materialised"')
+    assert reused >= 3
+    assert tokens["reused"] > 200 * reused * 0.9
+    hits = metric(url, "vllm:external_prefix_cache_hits_total")
+    assert tokens["reused"] < hits, "holes are cache hits to vLLM and computed to us"
+    assert metric(url, "vllm:semblend_load_failures_total") == 0
+
+    requests = audited_requests((folder / "audit.jsonl").read_text().splitlines())
+    served = [r for r in requests.values() if r.materialised_tokens]
+    assert len(served) == reused
+    assert sum(r.materialised_tokens for r in served) == tokens["reused"]
+    parser = VllmParser()
+    for line in (folder / "log.txt").read_text().splitlines():
+        parser.feed(line)
+    summary = parser.finish()
+    assert summary.donor_registrations == 1
+    assert summary.materialization_events == reused
+    assert summary.materialized_tokens == tokens["reused"]
+    assert not summary.errors
+
+
+def test_a_tenants_salt_keeps_others_out(server):
+    url, _ = server
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+    other = complete(client, SECOND, extra_body={"cache_salt": "tenant-b"})
+    assert said(other)["reused_tokens"] == 0
+
+
+def test_the_ladder_client_climbs_over_http(tmp_path):
+    with vllm_server(
+        str(REFERENCE),
+        log=tmp_path / "log.txt",
+        transfer=transfer(tmp_path / "audit.jsonl", execution="staged", provider="local"),
+    ) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+        complete(client, FIRST)
+        wait_for_donor(url)
+        tokens = httpx.post(f"{url}/tokenize", json={"model": "m", "prompt": SECOND}).json()[
+            "tokens"
+        ]
+
+        async def climb():
+            async with LadderClient(url, "m") as ladder:
+                return await ladder.complete(tokens, max_tokens=8, temperature=0.0)
+
+        answer = asyncio.run(climb())
+        report = answer["kv_transfer_params"]["semblend"]
+        assert report["ladder"]["reused_tokens"] > 150
+        assert report["ladder"]["rungs"] >= 2
+        assert answer["usage"]["prompt_tokens"] == len(tokens)
+        assert answer["choices"][0]["text"]
