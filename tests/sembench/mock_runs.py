@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -14,7 +15,9 @@ from typing import Any
 from typer.testing import CliRunner, Result
 
 from sembench.cli.main import app
-from sembench.manifests.files import read_manifest, write_manifest
+from sembench.manifests.building import BuildReport, build_items, source_for
+from sembench.manifests.files import write_manifest
+from sembench.manifests.spec import BuildSpec
 from sembench.mock_engine import MockSettings
 from sembench.mock_engine.server import RunningMockEngine
 from sembench.model import ManifestItem
@@ -62,19 +65,21 @@ def mock_engine(**settings: Any) -> Iterator[str]:
 
 def short_manifest(folder: Path, *, records: int = 2) -> Path:
     """A manifest of the fixture's shortest documents under the transforms that matter here."""
-    whole = folder / "fixture.jsonl"
-    done = sembench("build", "--profile", "fixture", "--output", whole)
-    assert done.exit_code == 0, done.output
-    items = [item for item in read_manifest(whole) if item.transform in TRANSFORMS]
+    path = folder / "short.jsonl"
+    write_manifest(path, [item for group in _shortest()[:records] for item in group])
+    return path
+
+
+@functools.cache
+def _shortest() -> list[list[ManifestItem]]:
+    """The fixture's items by document, the shortest document first; built once a process."""
+    spec = BuildSpec(name="short", profile="fixture", transforms=TRANSFORMS)
     by_source: dict[str, list[ManifestItem]] = {}
-    for item in items:
+    for item in build_items(spec, source_for(spec), BuildReport()):
         by_source.setdefault(item.source_id, []).append(item)
-    shortest = sorted(
+    return sorted(
         by_source.values(), key=lambda group: sum(len(item.recipient_prompt) for item in group)
     )
-    path = folder / "short.jsonl"
-    write_manifest(path, [item for group in shortest[:records] for item in group])
-    return path
 
 
 def load_json(path: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from sembench.live.identity import Caller, RequestName, our_id_in
 from sembench.live.openai_client import OpenAIClient, Route
 from sembench.live.prompt import Prompt
 from sembench.live.reply import Reply
+from sembench.live.rows import mean_kl
 from sembench.live.sglang_client import SglangClient
 from sembench.live.verify import verify
 from sembench.mock_engine import Cheat, Fault
@@ -174,6 +175,18 @@ def test_reasoning_counts_as_the_first_token_and_not_as_the_answer() -> None:
     assert reply.ok
     assert reply.text == "yes"
     assert reply.ttft_ms is not None
+
+
+def test_impossible_tokens_have_a_number_one_can_calculate_with() -> None:
+    choice = (
+        '{"delta": {"content": "a"}, "logprobs": {"content": [{"token": "a", "logprob": -0.1, '
+        '"top_logprobs": [{"token": "a", "logprob": -0.1}, {"token": "b", "logprob": -Infinity}, '
+        '{"token": "c", "logprob": NaN}]}]}}'
+    )
+    reply = asyncio.run(replay_script([f'data: {{"choices": [{choice}]}}\n\n', "data: [DONE]\n\n"]))
+    assert reply.ok
+    assert reply.top_logprobs == ({"a": -0.1, "b": -1e4, "c": -1e4},)
+    assert mean_kl(reply, reply) == 0.0
 
 
 def test_request_ids_are_of_the_public_form_and_found_in_an_engines_own() -> None:

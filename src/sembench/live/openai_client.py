@@ -14,7 +14,7 @@ from typing import Any
 from sembench.live.client import Reader, StreamingClient
 from sembench.live.identity import Caller
 from sembench.live.prompt import Prompt
-from sembench.live.reply import Reply
+from sembench.live.reply import Reply, finite_logprob
 
 
 class Route(StrEnum):
@@ -143,12 +143,18 @@ def _top_logprobs(logprobs: Mapping[str, Any]) -> list[dict[str, float]]:
     """Both shapes: chat's `content` list and the older parallel lists."""
     if isinstance(content := logprobs.get("content"), list):
         return [
-            {str(entry["token"]): float(entry["logprob"]) for entry in token["top_logprobs"]}
-            or {str(token["token"]): float(token["logprob"])}
+            {
+                str(entry["token"]): finite_logprob(entry["logprob"])
+                for entry in token["top_logprobs"]
+            }
+            or {str(token["token"]): finite_logprob(token["logprob"])}
             for token in content
         ]
     tops = logprobs.get("top_logprobs")
-    return [{str(k): float(v) for k, v in (top or {}).items()} for top in tops or ()]
+    return [
+        {str(text): finite_logprob(value) for text, value in (top or {}).items()}
+        for top in tops or ()
+    ]
 
 
 def _whole(value: Any) -> int | None:

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
+
+LOWEST_LOGPROB = -1e4
+"""Servers write impossible tokens as -inf, NaN or -9999; none of them is a number to add up."""
+
+
+def finite_logprob(value: Any) -> float:
+    """A log probability that can be calculated with."""
+    number = float(value)
+    return max(number, LOWEST_LOGPROB) if math.isfinite(number) else LOWEST_LOGPROB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from sembench.live.client import Reader, StreamingClient
 from sembench.live.prompt import Prompt
-from sembench.live.reply import Reply
+from sembench.live.reply import Reply, finite_logprob
 
 
 class SglangClient(StreamingClient):
@@ -99,5 +99,6 @@ def _top_logprobs(positions: Any) -> tuple[dict[str, float], ...] | None:
     if not isinstance(positions, list):
         return None
     return tuple(
-        {str(entry[1]): float(entry[0]) for entry in position or ()} for position in positions
+        {str(entry[1]): finite_logprob(entry[0]) for entry in position or ()}
+        for position in positions
     )
