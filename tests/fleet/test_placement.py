@@ -4,7 +4,7 @@ import pytest
 
 from semblend.core.errors import SettingsError
 from semblend.core.outcomes import Outcome
-from semblend.fleet.directory.directory import Found, WorkerHolding
+from semblend.fleet.directory.answers import Found, WorkerHolding
 from semblend.fleet.directory.index import SharedDonor
 from semblend.fleet.placement.chooser import Choice, WorkerLoad, choose
 from semblend.fleet.placement.cost import FleetCost

@@ -10,15 +10,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from semblend.core.errors import SerialisationError
-from semblend.fleet.directory.donor_rows import LOCAL, SHARED
-from semblend.fleet.directory.index import Holding, NewDonor, SharedDonor, SketchIndex
+from semblend.fleet.directory.answers import DirectoryStats, Found, WorkerHolding
+from semblend.fleet.directory.donor_rows import HIDDEN, LOCAL, SHARED
+from semblend.fleet.directory.index import Holding, NewDonor, SketchIndex
 from semblend.fleet.directory.ranks import Rank, RankBook, RankName, Standing
 from semblend.fleet.directory.snapshot import read_snapshot, write_snapshot
 from semblend.fleet.events.model import (
@@ -37,44 +37,6 @@ from semblend.fleet.sketch import Sketch
 DEFAULT_LEASE_S = 10.0
 DEFAULT_MAX_BYTES = 512 * 2**20
 DEFAULT_POSTINGS_PER_DONOR = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerHolding:
-    """What one worker's rank holds of a prompt."""
-
-    worker_id: str
-    dp_rank: int
-    covered_tokens: int
-    prefix_tokens: int
-    donor_key: int
-    donor_covered_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What a directory knows of a prompt."""
-
-    holdings: tuple[WorkerHolding, ...] = ()
-    """What ranks hold themselves, most covered first."""
-    shared: SharedDonor | None = None
-    """The donor in a shared store that covers most."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DirectoryStats:
-    """A snapshot for metrics."""
-
-    donors: int
-    ranks: int
-    suspended_ranks: int
-    ranks_in_doubt: int
-    index_bytes: int
-    events: int
-    duplicates: int
-    gaps: int
-    refused_donors: int
-    dropped_postings: int
 
 
 class Directory:
@@ -201,6 +163,14 @@ class Directory:
             key = np.array([donor_key(*name, donor_id)], dtype=np.uint64)
             return self._index.remove(key) > 0
 
+    def hide_donor(self, name: RankName, donor_id: str, *, hidden: bool = True) -> None:
+        """Do not speak of a donor for now (its blocks have not been seen), or do again."""
+        with self._lock:
+            self._flush()
+            places = self._index.rows.places
+            rows = self._index.rows_of(np.array([donor_key(*name, donor_id)], dtype=np.uint64))
+            places[rows] = (places[rows] & ~np.uint8(HIDDEN)) | (HIDDEN if hidden else 0)
+
     # -- answering -----------------------------------------------------------------
 
     def lookup(self, sketch: Sketch, namespace_id: str) -> Found:
@@ -223,6 +193,7 @@ class Directory:
         with self._lock:
             rows = self._index.rows
             live = rows.live_rows()
+            live = live[(rows.places[live] & HIDDEN) == 0]
             return {
                 rank.name: frozenset(rows.key[live[rows.rank[live] == rank.number]].tolist())
                 for rank in self.ranks

@@ -14,8 +14,9 @@ import numpy.typing as npt
 from semblend.core.errors import CapacityError
 from semblend.discovery.fingerprints import HashArray, IndexArray
 
-LOCAL, SHARED = 1, 2
-"""Where a donor's K/V is, as bits: with its rank, in a shared store."""
+LOCAL, SHARED, HIDDEN = 1, 2, 4
+"""Where a donor's K/V is, as bits: with its rank, in a shared store; and whether it is not to
+be spoken of although it is registered."""
 DEAD = 0
 """The epoch no rank ever has."""
 ROW_BYTES = 8 + 4 + 4 + 4 + 4 + 1

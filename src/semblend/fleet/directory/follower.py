@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -32,11 +33,14 @@ class LogFollower:
         directory: Directory,
         options: LogOptions,
         *,
+        apply: Callable[[list[Event]], object] | None = None,
         position: int = 0,
         idle_s: float = 1.0,
         retry_s: float = 0.2,
     ) -> None:
         self._directory = directory
+        # What stands between the log and the directory, where something does.
+        self._take = apply or directory.apply
         self._options = options
         self._idle_s = idle_s
         self._retry_s = retry_s
@@ -132,7 +136,7 @@ class LogFollower:
                 # Its id is missing now: the rank's next event makes it start anew.
                 self.malformed += 1
                 logger.warning("an event was not understood: %s", error)
-        self._directory.apply(events)
+        self._take(events)
         self._caught_up = messages[-1].metadata.num_pending == 0
         self._hears = self._hears or self._caught_up
 

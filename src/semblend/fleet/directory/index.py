@@ -12,7 +12,7 @@ import numpy.typing as npt
 from semblend.core.errors import SettingsError
 from semblend.discovery.fingerprint_table import FingerprintTable
 from semblend.discovery.fingerprints import HashArray, IndexArray
-from semblend.fleet.directory.donor_rows import LOCAL, ROW_BYTES, SHARED, DonorRows
+from semblend.fleet.directory.donor_rows import HIDDEN, LOCAL, ROW_BYTES, SHARED, DonorRows
 from semblend.fleet.directory.postings import LOAD, SLOT_BYTES, PostingTable
 from semblend.fleet.sketch import MARK_TOKENS, Sketch
 
@@ -166,6 +166,7 @@ class SketchIndex:
         probes = np.concatenate((sketch.hashes, sketch.marks))
         index, rows = self.postings.find(probes)
         keep = self.rows.is_live(rows) & (self.rows.namespace[rows] == namespace)
+        keep &= (self.rows.places[rows] & HIDDEN) == 0
         if hidden.size:
             keep &= ~np.isin(self.rows.rank[rows], hidden)
         index, rows = index[keep], rows[keep]

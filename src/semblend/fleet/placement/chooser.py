@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from semblend.core.outcomes import Outcome
-from semblend.fleet.directory.directory import Found, WorkerHolding
+from semblend.fleet.directory.answers import Found, WorkerHolding
 from semblend.fleet.placement.cost import FleetCost
 
 

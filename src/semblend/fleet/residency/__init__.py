@@ -1,0 +1,1 @@
+"""Which blocks an engine's own cache holds, followed from the engine's K/V events."""

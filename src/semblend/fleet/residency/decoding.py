@@ -1,0 +1,138 @@
+"""Engines' K/V cache events: two encodings of vLLM, and SGLang's, as one set of values.
+
+A batch is a MessagePack array [time, events, rank]. An event is a map with a "type"
+(vLLM from 0.32 on) or an array that begins with it (earlier vLLM, SGLang).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from semblend.core.errors import MissingExtraError, SerialisationError
+
+BlockHash: TypeAlias = int | bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlocksStored:
+    """Blocks are in a medium of the engine's cache now."""
+
+    hashes: tuple[BlockHash, ...]
+    medium: str = "GPU"
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlocksRemoved:
+    """Blocks left a medium."""
+
+    hashes: tuple[BlockHash, ...]
+    medium: str | None = None
+    """None where the engine does not say: gone from wherever they were."""
+    group: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheCleared:
+    """Nothing is held any more."""
+
+
+CacheEvent: TypeAlias = BlocksStored | BlocksRemoved | CacheCleared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheBatch:
+    """What one engine step changed."""
+
+    events: tuple[CacheEvent, ...]
+    dp_rank: int | None
+
+
+# Positions in the array encoding, after the type.
+_STORED_FIELDS = (
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+    "group_idx",
+)
+_REMOVED_FIELDS = ("block_hashes", "medium", "group_idx")
+
+
+def decode_batch(payload: bytes) -> CacheBatch:
+    """Read one batch.
+
+    Raises
+    ------
+    SerialisationError
+        If it is not one. Unknown kinds of events are passed over: they move no blocks.
+    """
+    try:
+        msgpack = importlib.import_module("msgpack")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            package="msgpack", extra="fleet", purpose="following an engine's K/V events"
+        ) from error
+    try:
+        batch = msgpack.unpackb(payload, raw=False, strict_map_key=False)
+    except Exception as error:
+        raise SerialisationError(f"K/V events are not MessagePack: {error}") from error
+    if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
+        raise SerialisationError("K/V events: an array [time, events, rank] expected")
+    rank = batch[2] if len(batch) > 2 else None
+    if rank is not None and not isinstance(rank, int):
+        raise SerialisationError(f"K/V events: rank {rank!r}, a whole number expected")
+    decoded = (_event(item) for item in batch[1])
+    return CacheBatch(events=tuple(event for event in decoded if event), dp_rank=rank)
+
+
+def _event(item: object) -> CacheEvent | None:
+    if isinstance(item, dict):
+        kind, fields = item.get("type"), item
+    elif isinstance(item, list) and item:
+        kind = item[0]
+        names = _STORED_FIELDS if kind == "BlockStored" else _REMOVED_FIELDS
+        fields = dict(zip(names, item[1:], strict=False))
+    else:
+        raise SerialisationError("K/V events: each event is a map or an array")
+    match kind:
+        case "BlockStored":
+            return BlocksStored(
+                hashes=_hashes(fields),
+                medium=_medium(fields) or "GPU",
+                group=int(fields.get("group_idx") or 0),
+            )
+        case "BlockRemoved":
+            group = fields.get("group_idx")
+            return BlocksRemoved(
+                hashes=_hashes(fields),
+                medium=_medium(fields),
+                group=None if group is None else int(group),
+            )
+        case "AllBlocksCleared":
+            return CacheCleared()
+        case str():
+            return None
+        case _:
+            raise SerialisationError(f"K/V events: type {kind!r}, a name expected")
+
+
+def _hashes(fields: dict[str, Any]) -> tuple[BlockHash, ...]:
+    hashes = fields.get("block_hashes")
+    if not isinstance(hashes, Sequence) or isinstance(hashes, (str, bytes)):
+        raise SerialisationError("K/V events: block_hashes, an array expected")
+    if not all(isinstance(value, (int, bytes)) for value in hashes):
+        raise SerialisationError("K/V events: block_hashes of integers or bytes expected")
+    return tuple(hashes)
+
+
+def _medium(fields: dict[str, Any]) -> str | None:
+    medium = fields.get("medium")
+    return medium.upper() if isinstance(medium, str) else None
