@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,8 +11,9 @@ import numpy as np
 import torch
 
 from semblend.core.errors import DonorError
-from semblend.core.plan import Plan
+from semblend.core.plan import Plan, Span
 from semblend.core.tokens import TokenArray
+from semblend.engine.layerwise import LayerwiseLoad
 from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
 from semblend.kv.rotary import RotaryTable
@@ -71,33 +73,79 @@ def load_spans(
     planning and loading, an id may have come to mean something else.
     """
     copied = 0
-    for donor_id in plan.donor_ids:
-        spans = [span for span in plan.copies if span.donor_id == donor_id]
-        if not spans:
-            continue
-        first = min(span.donor_start for span in spans)
-        last = max(span.donor_end for span in spans)
-        with donors.lease(donor_id, first, last) as donor:
-            copies: list[SpanCopy] = []
-            for span in spans:
-                theirs = donor.tokens[span.donor_start : span.donor_end]
-                if not np.array_equal(theirs, tokens[span.target_start : span.target_end]):
-                    raise DonorError(f"donor {donor_id!r} does not hold the planned tokens")
-                for piece in donor.pieces:
-                    start = max(span.donor_start, piece.start)
-                    end = min(span.donor_end, piece.end)
-                    if start < end:
-                        target = start + span.delta
-                        copies.append(
-                            SpanCopy(
-                                source=piece.kv,
-                                source_slots=np.arange(start - piece.start, end - piece.start),
-                                target_slots=table.slots(target, target + end - start),
-                                source_start=start,
-                                target_start=target,
-                            )
-                        )
+    for donor_id, spans in _by_donor(plan).items():
+        with donors.lease(donor_id, *_extent(spans)) as donor:
+            copies = _span_copies(donor_id, donor, spans, tokens, table)
             copied += copy_spans(pool.data, copies, rotary)
+    _check_supplied(plan, copied)
+    return copied
+
+
+@contextmanager
+def layerwise_spans(
+    plan: Plan,
+    tokens: TokenArray,
+    *,
+    table: PageTable,
+    pool: PagedPool,
+    rotary: RotaryTable,
+    donors: DonorSource,
+    stream: torch.cuda.Stream | None,
+) -> Iterator[LayerwiseLoad]:
+    """Like :func:`load_spans`, but each layer is put in place when the pass comes to it.
+
+    Yields what the pass calls before every layer; donors stay leased until the block ends.
+    """
+    with ExitStack() as leases:
+        copies: list[SpanCopy] = []
+        for donor_id, spans in _by_donor(plan).items():
+            donor = leases.enter_context(donors.lease(donor_id, *_extent(spans)))
+            copies += _span_copies(donor_id, donor, spans, tokens, table)
+        _check_supplied(plan, sum(map(len, copies)))
+        yield LayerwiseLoad(pool.data, copies, rotary, stream=stream)
+
+
+def _by_donor(plan: Plan) -> dict[str, list[Span]]:
+    spans: dict[str, list[Span]] = {}
+    for span in plan.copies:
+        spans.setdefault(span.donor_id, []).append(span)
+    return spans
+
+
+def _extent(spans: Sequence[Span]) -> tuple[int, int]:
+    return min(span.donor_start for span in spans), max(span.donor_end for span in spans)
+
+
+def _span_copies(
+    donor_id: str,
+    donor: DonorKv,
+    spans: Sequence[Span],
+    tokens: TokenArray,
+    table: PageTable,
+) -> list[SpanCopy]:
+    """What to copy out of which piece of a donor that is leased."""
+    copies: list[SpanCopy] = []
+    for span in spans:
+        theirs = donor.tokens[span.donor_start : span.donor_end]
+        if not np.array_equal(theirs, tokens[span.target_start : span.target_end]):
+            raise DonorError(f"donor {donor_id!r} does not hold the planned tokens")
+        for piece in donor.pieces:
+            start = max(span.donor_start, piece.start)
+            end = min(span.donor_end, piece.end)
+            if start < end:
+                target = start + span.delta
+                copies.append(
+                    SpanCopy(
+                        source=piece.kv,
+                        source_slots=np.arange(start - piece.start, end - piece.start),
+                        target_slots=table.slots(target, target + end - start),
+                        source_start=start,
+                        target_start=target,
+                    )
+                )
+    return copies
+
+
+def _check_supplied(plan: Plan, copied: int) -> None:
     if copied != plan.reused_tokens:
         raise DonorError(f"{plan.reused_tokens} tokens planned, donors supplied {copied}")
-    return copied

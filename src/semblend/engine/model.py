@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +16,9 @@ from semblend.engine.fingerprint import tokenizer_fingerprint, weights_fingerpri
 from semblend.engine.pool import KvShape
 from semblend.engine.support import check_supported
 from semblend.kv.rotary import RotarySpec, RotaryTable, self_test
+
+if TYPE_CHECKING:
+    from semblend.engine.cuda_pass import CudaPasses
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -37,6 +41,8 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     fingerprint: str
     tokenizer_fingerprint: str
+    passes: CudaPasses | None = None
+    """How this model's passes are computed on a GPU; None where transformers computes them."""
 
     @property
     def device(self) -> torch.device:
@@ -88,11 +94,17 @@ def load_model(
 
 
 def wrap_model(
-    model: Any, *, name: str, tokenizer: Any = None, folder: Path | None = None
+    model: Any,
+    *,
+    name: str,
+    tokenizer: Any = None,
+    folder: Path | None = None,
+    fingerprint: str | None = None,
 ) -> LoadedModel:
     """Make a model that is already in memory ready; it computes with our attention from now on.
 
     The rotary self-test runs first, while the model still has its own attention.
+    `fingerprint` names weights that need no hashing: random ones made for a benchmark.
     """
     config = model.config
     check_supported(config)
@@ -105,13 +117,14 @@ def wrap_model(
     self_test(model, rotary)
     model.set_attn_implementation(register_attention())
     heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
     return LoadedModel(
         name=name,
         model=model,
         tokenizer=tokenizer,
         kv_shape=KvShape(
             layers=config.num_hidden_layers,
-            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            kv_heads=kv_heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             dtype=dtype,
         ),
@@ -120,9 +133,22 @@ def wrap_model(
         max_positions=config.max_position_embeddings,
         vocab_size=config.vocab_size,
         eos_token_ids=_eos_ids(model, tokenizer),
-        fingerprint=weights_fingerprint(model, config, folder),
+        fingerprint=fingerprint or weights_fingerprint(model, config, folder),
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+        passes=_gpu_passes(model, rotary, heads // kv_heads, kv_heads),
     )
+
+
+def _gpu_passes(model: Any, rotary: RotaryTable, groups: int, kv_heads: int) -> CudaPasses | None:
+    """Passes of our own kernels where they can be had: on a GPU, with Triton."""
+    if not rotary.cos.is_cuda or find_spec("triton") is None:
+        return None
+    from semblend.engine.cuda_forward import fits
+    from semblend.engine.cuda_pass import CudaPasses
+
+    if not fits(model, rotary):
+        return None
+    return CudaPasses(model, rotary, groups=groups, kv_heads=kv_heads)
 
 
 def _transformers() -> Any:

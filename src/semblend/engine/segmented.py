@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -20,15 +20,37 @@ def compute(
     runs: Sequence[ComputeRun],
     *,
     hook: LayerHook | None = None,
+    before_layer: Callable[[int], None] | None = None,
 ) -> torch.Tensor:
     """Compute all runs in one pass; their K/V is in the pool afterwards.
+
+    Parameters
+    ----------
+    before_layer
+        Called with each layer once its rows are written and before they attend: the last
+        moment to put that layer's copied K/V in place.
 
     Returns
     -------
     torch.Tensor
         Logits [wanted, vocabulary] of the last token of each run that wants them.
     """
-    return model.forward(build_batch(pool, runs, hook=hook))
+    if model.passes is not None:
+        return model.passes.compute(pool, runs, hook=hook, before_layer=before_layer)
+    return model.forward(build_batch(pool, runs, hook=_both(before_layer, hook)))
+
+
+def _both(before_layer: Callable[[int], None] | None, hook: LayerHook | None) -> LayerHook | None:
+    """One hook that does both, in their order."""
+    if before_layer is None:
+        return hook
+
+    def call(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        before_layer(layer)
+        if hook is not None:
+            hook(layer, query, key, value)
+
+    return call
 
 
 def plan_runs(plan: Plan) -> tuple[Hole, ...]:

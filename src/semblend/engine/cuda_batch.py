@@ -1,0 +1,84 @@
+"""What one pass on a GPU needs to know, as one buffer: one transfer whatever its parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from semblend.engine.batch import LayerHook
+from semblend.engine.cuda_attention import RowMap, TileGroup
+from semblend.engine.cuda_forward import LayerCall, Rows
+from semblend.engine.pool import PagedPool
+from semblend.engine.tiles import IntArray, TilePlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Layout:
+    """A pass as numbers on the host."""
+
+    tokens: IntArray
+    positions: IntArray
+    slots: IntArray
+    wanted: IntArray
+    pages: IntArray | None
+    plans: tuple[TilePlan, ...]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def to_device(
+    layout: Layout,
+    pool: PagedPool,
+    *,
+    hook: LayerHook | None = None,
+    before_layer: LayerCall | None = None,
+    into: torch.Tensor | None = None,
+) -> Rows:
+    """Everything a pass needs as views of one buffer: one transfer whatever their number.
+
+    `into` is a buffer to fill instead of a new one; views of it then hold this pass.
+    """
+    parts = [layout.tokens, layout.positions, layout.slots, layout.wanted]
+    parts += [array for plan in layout.plans for array in (plan.items, plan.merges)]
+    if layout.pages is not None:
+        parts.append(layout.pages)
+    # Sections begin at 16 bytes: kernels are compiled for aligned pointers.
+    sizes = [-(-part.size // 4) * 4 for part in parts]
+    packed = np.zeros(sum(sizes), dtype=np.int32)
+    starts = np.cumsum([0, *sizes[:-1]]).tolist()
+    for part, start in zip(parts, starts, strict=True):
+        packed[start : start + part.size] = part.ravel()
+    host = torch.from_numpy(packed)
+    device = pool.data.device
+    if device.type == "cuda":
+        host = host.pin_memory()
+    if into is None:
+        buffer = host.to(device, non_blocking=True)
+    else:
+        buffer = into
+        buffer.copy_(host, non_blocking=True)
+    views = [
+        buffer[start : start + part.size].view(part.shape)
+        for part, start in zip(parts, starts, strict=True)
+    ]
+    tiles = iter(views[4:])
+    return Rows(
+        tokens=views[0],
+        map=RowMap(
+            positions=views[1],
+            slots=views[2],
+            pages=None if layout.pages is None else views[-1],
+            page_size=pool.page_size,
+            groups=tuple(
+                TileGroup(shape=plan.shape, items=next(tiles), merges=next(tiles), parts=plan.parts)
+                for plan in layout.plans
+            ),
+        ),
+        wanted=views[3],
+        buffer=buffer,
+        before_layer=before_layer,
+        hook=hook,
+    )

@@ -1,0 +1,158 @@
+"""A pass through a supported model on a GPU, with as few launches as it takes.
+
+The architectures of `engine.support` are one computation: norm, projections, rotary
+attention, norm, gated products. On a GPU the time between the matrix products is
+launches and passes over memory, so here a layer is four matrix products and five
+kernels of ours. The weights are the model's own: its projections become views of
+the joined ones. `LoadedModel.forward` through transformers is what this is held to.
+
+The last layer is computed only as far as somebody reads it: K and V of all rows, the
+rest for the rows whose logits are wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from semblend.engine.cuda_attention import LayerKv, RowMap, attend_tiles
+from semblend.engine.cuda_kernels import add_norm, rotate_and_write, silu_product
+from semblend.engine.pool import PagedPool
+from semblend.kv.rotary_spec import Pairing
+from semblend.kv.rotary_table import RotaryTable
+
+LayerCall = Callable[[int], None]
+RowsHook = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Linear:
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return functional.linear(rows, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Layer:
+    input_norm: torch.Tensor
+    qkv: _Linear
+    head_norms: tuple[torch.Tensor, torch.Tensor, float] | None
+    out: _Linear
+    mlp_norm: torch.Tensor
+    gate_up: _Linear
+    down: _Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """What one pass computes, on the device."""
+
+    tokens: torch.Tensor
+    """int32 [rows]"""
+    map: RowMap
+    wanted: torch.Tensor
+    """int32 [wanted]: rows whose logits are wanted."""
+    buffer: torch.Tensor
+    """int32: what all of the above are views of."""
+    before_layer: LayerCall | None = None
+    """Called before a layer's attention: puts that layer's copied K/V in place."""
+    hook: RowsHook | None = None
+
+
+class FusedForward:
+    """The passes of one model on one GPU."""
+
+    def __init__(self, model: Any, rotary: RotaryTable) -> None:
+        self._embedding = model.model.embed_tokens.weight.detach()
+        self._layers = [_layer(layer) for layer in model.model.layers]
+        self._norm = model.model.norm.weight.detach()
+        self._epsilon = float(model.config.rms_norm_eps)
+        self._head = model.lm_head.weight.detach()
+        self._rotary = rotary
+        self._scale = float(model.model.layers[0].self_attn.scaling)
+
+    @torch.inference_mode()
+    def __call__(self, pool: PagedPool, rows: Rows) -> torch.Tensor:
+        """Logits [wanted, vocabulary] of one pass, in the model's type; its K/V is in the pool."""
+        hidden, residual = functional.embedding(rows.tokens, self._embedding), None
+        last = len(self._layers) - 1
+        for number, layer in enumerate(self._layers):
+            normal, residual = add_norm(hidden, residual, layer.input_norm, self._epsilon)
+            kv = LayerKv(keys=pool.keys(number), values=pool.values(number))
+            queries = rotate_and_write(
+                layer.qkv(normal), kv, rows.map, self._rotary, layer.head_norms
+            )
+            if rows.before_layer is not None:
+                rows.before_layer(number)
+            if rows.hook is not None:
+                slots = rows.map.slots
+                rows.hook(number, queries, kv.keys[slots], kv.values[slots])
+            attended = attend_tiles(queries, kv, rows.map, self._scale).flatten(1)
+            if number == last:
+                attended = attended.index_select(0, rows.wanted)
+                residual = residual.index_select(0, rows.wanted)
+            normal, residual = add_norm(
+                layer.out(attended), residual, layer.mlp_norm, self._epsilon
+            )
+            hidden = layer.down(silu_product(layer.gate_up(normal)))
+        normal, _ = add_norm(hidden, residual, self._norm, self._epsilon)
+        return functional.linear(normal, self._head)
+
+
+def fits(model: Any, rotary: RotaryTable) -> bool:
+    """Whether a supported model is one that :class:`FusedForward` computes."""
+    config = model.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return (
+        getattr(config, "hidden_act", None) == "silu"
+        and rotary.pairing is Pairing.NEOX
+        and rotary.rotary_dim == head_dim
+        and next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
+        and getattr(model.lm_head, "bias", None) is None
+    )
+
+
+def _layer(layer: Any) -> _Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    norms = None
+    if hasattr(attention, "q_norm"):
+        norms = (
+            attention.q_norm.weight.detach(),
+            attention.k_norm.weight.detach(),
+            float(attention.q_norm.variance_epsilon),
+        )
+    return _Layer(
+        input_norm=layer.input_layernorm.weight.detach(),
+        qkv=_joined(attention.q_proj, attention.k_proj, attention.v_proj),
+        head_norms=norms,
+        out=_joined(attention.o_proj),
+        mlp_norm=layer.post_attention_layernorm.weight.detach(),
+        gate_up=_joined(mlp.gate_proj, mlp.up_proj),
+        down=_joined(mlp.down_proj),
+    )
+
+
+def _joined(*modules: Any) -> _Linear:
+    """Several projections of one input as one; the modules' parameters become views of it."""
+    if len(modules) == 1:
+        bias = modules[0].bias
+        return _Linear(
+            weight=modules[0].weight.detach(), bias=None if bias is None else bias.detach()
+        )
+    weight = torch.cat([module.weight.detach() for module in modules])
+    has_bias = modules[0].bias is not None
+    bias = torch.cat([module.bias.detach() for module in modules]) if has_bias else None
+    start = 0
+    for module in modules:
+        end = start + module.weight.shape[0]
+        module.weight.data = weight[start:end]
+        if bias is not None:
+            module.bias.data = bias[start:end]
+        start = end
+    return _Linear(weight=weight, bias=bias)

@@ -1,0 +1,150 @@
+"""Donor K/V from host memory, layer by layer, while the layers before are being computed.
+
+Reading all spans before the pass would make a request wait for the bus. Layer n needs
+only layer n: a side stream copies layers ahead into a small ring on the device, and
+the pass, when it comes to a layer, waits for that layer's copy alone and rotates it
+into the request's pages. Where a pass computes longer than the bus needs, loading is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from semblend.kv import torch_copy
+from semblend.kv.layout import by_slot
+from semblend.kv.rotary_table import RotaryTable
+from semblend.kv.span_batch import CopyBatch, SpanCopy, flat_batch
+from semblend.kv.transfer import copy_spans
+
+RING_LAYERS = 4
+"""Layers on their way at a time: bounds the memory a load takes beside the pool."""
+
+
+class LayerwiseLoad:
+    """One request's copies; call it with each layer in turn, before that layer's attention.
+
+    Spans already on the device are put in place at once, in one launch. Everything that
+    can be refused is refused on construction, before anything is written.
+    """
+
+    def __init__(
+        self,
+        pool: torch.Tensor,
+        copies: Sequence[SpanCopy],
+        rotary: RotaryTable,
+        *,
+        stream: torch.cuda.Stream | None = None,
+        ring: int = RING_LAYERS,
+    ) -> None:
+        self._pool = by_slot(pool)
+        self._rotary = rotary
+        self._stream = stream
+        here = [copy for copy in copies if copy.source.device == pool.device]
+        away = [copy for copy in copies if copy.source.device != pool.device]
+        if stream is None:
+            # Without a device there is no bus to hide; the order of things is the same.
+            here, away = [], list(copies)
+        self.tokens = sum(map(len, copies))
+        batch = flat_batch(self._pool, away, rotary)
+        copy_spans(pool, here, rotary)
+        self._layers = self._pool.shape[0] if batch is not None else 0
+        self._sent = 0
+        if batch is None:
+            return
+        self._ring = min(ring, self._layers)
+        self._stage(batch)
+        self._copied = [_event(stream) for _ in range(self._ring)]
+        self._placed = [_event(stream) for _ in range(self._ring)]
+        if stream is not None:
+            # The ring's memory may still be read by what was launched before.
+            stream.wait_stream(torch.cuda.current_stream(pool.device))
+        self._send_until(self._ring)
+
+    def __call__(self, layer: int) -> None:
+        """Put `layer` in place; the layers before must have been."""
+        if layer >= self._layers:
+            return
+        slot = layer % self._ring
+        if self._stream is not None:
+            torch.cuda.current_stream(self._pool.device).wait_event(self._copied[slot])
+        self._place[slot](self._pool[layer : layer + 1])
+        if self._stream is not None:
+            self._placed[slot].record(torch.cuda.current_stream(self._pool.device))
+        self._send_until(min(layer + 1 + self._ring, self._layers))
+
+    def _stage(self, batch: CopyBatch) -> None:
+        """The ring, and for each of its places where sources go and how they leave it."""
+        heads, dim = self._pool.shape[3:]
+        slots = batch.source_slots.copy()
+        self._sources: list[tuple[torch.Tensor, int, int]] = []
+        sizes: list[int] = []
+        for number, source in enumerate(batch.sources):
+            mine = batch.source_numbers == number
+            low, high = int(slots[mine].min()), int(slots[mine].max()) + 1
+            slots[mine] -= low
+            self._sources.append((source, low, high))
+            sizes.append(2 * (high - low) * heads * dim)
+        ring = torch.empty(
+            (self._ring, sum(sizes)), dtype=self._pool.dtype, device=self._pool.device
+        )
+        ends = np.cumsum(sizes).tolist()
+        self._staged = [
+            [
+                place[end - size : end].view(1, 2, -1, heads, dim)
+                for size, end in zip(sizes, ends, strict=True)
+            ]
+            for place in ring
+        ]
+        staged = replace(batch, sources=tuple(self._staged[0]), source_slots=slots)
+        self._place = self._placers(staged)
+
+    def _placers(self, batch: CopyBatch) -> list[Callable[[torch.Tensor], None]]:
+        """For each place of the ring, what rotates it into one layer [1, 2, slots, ...]."""
+        if self._stream is None:
+            parts = [replace(batch, sources=tuple(sources)) for sources in self._staged]
+            return [_torch_placer(part, self._rotary) for part in parts]
+        from semblend.kv import triton_kernels
+
+        prepared = triton_kernels.prepare(self._pool.device, batch)
+
+        def placer(sources: list[torch.Tensor]) -> Callable[[torch.Tensor], None]:
+            # Places lie alike, so that distances between sources are those of the first.
+            ready = replace(prepared, sources=tuple(sources))
+            return lambda layer: triton_kernels.launch(layer, ready, self._rotary)
+
+        return [placer(sources) for sources in self._staged]
+
+    def _send_until(self, layer: int) -> None:
+        """Start the copies of all layers before `layer` that were not started yet."""
+        while self._sent < layer:
+            slot = self._sent % self._ring
+            if self._stream is None:
+                self._send(self._sent, slot)
+            else:
+                with torch.cuda.stream(self._stream):
+                    if self._sent >= self._ring:
+                        self._stream.wait_event(self._placed[slot])
+                    self._send(self._sent, slot)
+                    self._copied[slot].record(self._stream)
+            self._sent += 1
+
+    def _send(self, layer: int, slot: int) -> None:
+        for (source, low, high), target in zip(self._sources, self._staged[slot], strict=True):
+            if high - low == source.shape[2]:
+                target[0].copy_(source[layer], non_blocking=True)
+            else:
+                # Two plain copies: one strided copy would go through a buffer on the host.
+                target[0, 0].copy_(source[layer, 0, low:high], non_blocking=True)
+                target[0, 1].copy_(source[layer, 1, low:high], non_blocking=True)
+
+
+def _torch_placer(batch: CopyBatch, rotary: RotaryTable) -> Callable[[torch.Tensor], None]:
+    return lambda layer: torch_copy.copy_batch(layer, batch, rotary)
+
+
+def _event(stream: torch.cuda.Stream | None) -> torch.cuda.Event:
+    return torch.cuda.Event() if stream is not None else None  # type: ignore[no-untyped-call,return-value]
