@@ -33,6 +33,7 @@ from semblend.discovery.meaning import MeaningIndex, Similar
 from semblend.discovery.runs import DonorRun
 from semblend.planning.boundaries import Boundaries
 from semblend.planning.cost import CostModel
+from semblend.planning.gates import Refusal
 from semblend.planning.planner import Planner, PlanRequest
 from semblend.planning.policies.base import RecomputePolicy, policy_from_spec
 
@@ -78,6 +79,7 @@ class SemBlendPipeline:
         *,
         cost: CostModel | None = None,
         certified_policy: str | None = None,
+        uncertified: Refusal | None = None,
         boundaries: Boundaries | None = None,
     ) -> None:
         """Build the pipeline; settings default to the environment's.
@@ -86,13 +88,14 @@ class SemBlendPipeline:
         ----------
         certified_policy
             The recompute policy that the model's quality certificate names. Without
-            it plans are for discovery only, unless the settings allow otherwise.
+            it plans are for discovery only, unless the settings allow otherwise;
+            `uncertified` is the reason they then give.
         boundaries
             Where sentences end in the model's token ids, for policies that look at that.
         """
         self.settings = Settings.from_env() if settings is None else settings
         self.ledger = Ledger()
-        self._certified = certified_policy is not None
+        self.certified = certified_policy is not None
         self._policy = policy_from_spec(certified_policy or self.settings.recompute_policy)
         secret = self.settings.namespace_secret.encode() or secrets.token_bytes(32)
         self._secret = secret
@@ -106,6 +109,7 @@ class SemBlendPipeline:
             cost=CostModel() if cost is None else cost,
             donor_tokens=self._store.donor_tokens,
             boundaries=boundaries,
+            uncertified=uncertified,
         )
 
     # -- donors ------------------------------------------------------------------
@@ -312,7 +316,7 @@ class SemBlendPipeline:
                 namespace=key.hex(),
                 runs=runs,
                 policy=policy,
-                certified=self._certified,
+                certified=self.certified and policy is self._policy,  # not a request's own
                 evidence=evidence,
                 exact_tokens=min(max(0, exact_tokens), int(tokens.size)),
                 block_size=block_size,

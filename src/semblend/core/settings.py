@@ -136,6 +136,22 @@ class Settings(BaseModel):
             "is marked."
         ),
     )
+    certificate_dir: str = Field(
+        "",
+        description=(
+            "Folder (or file) looked at first for quality certificates; then follow "
+            "~/.cache/semblend/certificates and those that ship with the project."
+        ),
+    )
+    shadow_rate: float = Field(
+        0.01,
+        ge=0.0,
+        le=1.0,
+        description=(
+            "Share of reused requests that are also computed cold when the engine has time; too "
+            "much divergence turns reuse off for the namespace. 0 takes no samples."
+        ),
+    )
     donor_tenant: str = Field(
         "none", min_length=1, description="Tenant of requests that do not name one."
     )

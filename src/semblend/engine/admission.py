@@ -20,9 +20,14 @@ from semblend.engine.model import LoadedModel
 from semblend.engine.pages import PageIds, PageTable
 from semblend.engine.pool import PagedPool
 from semblend.engine.prefix_cache import PrefixCache
+from semblend.engine.probes import PoolProbe
 from semblend.engine.segmented import plan_runs
 from semblend.engine.sequence import Phase, Sequence
+from semblend.engine.shadow import Shadow
 from semblend.pipeline import SemBlendPipeline
+from semblend.planning.boundaries import Boundaries
+from semblend.planning.policies.base import policy_from_spec
+from semblend.planning.recompute import probed
 
 logger = logging.getLogger("semblend.engine")
 
@@ -42,7 +47,11 @@ class Admission:
         prefixes: PrefixCache | None,
         pipeline: SemBlendPipeline,
         donors: DonorSource,
+        boundaries: Boundaries | None = None,
+        shadow: Shadow | None = None,
     ) -> None:
+        self._boundaries = boundaries
+        self._shadow = shadow
         self._model = model
         self._pool = pool
         self._prefixes = prefixes
@@ -68,8 +77,9 @@ class Admission:
         sequence.phase = Phase.PREFILL
         plan = self._plan(sequence) if sequence.request.reuse else None
         if plan is not None and plan.executable and self._load(sequence, plan):
-            sequence.plan = plan
-            sequence.pending = deque(plan_runs(plan))
+            sequence.plan = self._refined(sequence, plan)
+        if sequence.plan is not None:
+            sequence.pending = deque(plan_runs(sequence.plan))
         else:
             compute_from_tokens(sequence)
         return True
@@ -134,6 +144,9 @@ class Admission:
         finally:
             sequence.lookup_ms = (time.perf_counter() - started) * 1e3
         sequence.in_ledger = True
+        objection = None if self._shadow is None else self._shadow.objection(sequence.share_key)
+        if plan.executable and objection is not None:
+            plan = plan.declined(DeclineReason.SHADOW_DIVERGED, objection)
         sequence.reason, sequence.detail = plan.reason, plan.detail
         sequence.policy = plan.policy
         sequence.similarity = plan.evidence.similarity
@@ -161,6 +174,37 @@ class Admission:
             sequence.reason, sequence.detail = _load_failure(error), _describe(error)
             return False
         return True
+
+    def _refined(self, sequence: Sequence, plan: Plan) -> Plan | None:
+        """The plan with what a dynamic policy adds now that the spans are in place.
+
+        The probe is one pass over the holes and the tail, at most through all layers, between
+        two steps. None, with the reason noted, if nothing is left to reuse or the probe failed.
+        """
+        policy = policy_from_spec(plan.policy)
+        if not policy.dynamic or sequence.table is None:
+            return plan
+        tokens = sequence.request.tokens
+        probe = PoolProbe(
+            model=self._model, pool=self._pool, table=sequence.table, tokens=tokens, plan=plan
+        )
+        try:
+            refined = probed(plan, tokens, policy, probe, self._boundaries)
+        except Exception as error:
+            logger.warning(
+                "request %s: the probe of %s failed; computing it",
+                sequence.request.request_id,
+                plan.policy,
+                exc_info=True,
+            )
+            sequence.reason = DeclineReason.MATERIALISATION_FAILED
+            sequence.detail = _describe(error)
+            return None
+        if not refined.reused_tokens:
+            sequence.reason = DeclineReason.POLICY_DECLINED
+            sequence.detail = f"{plan.policy} recomputes every reusable token"
+            return None
+        return refined
 
 
 def compute_from_tokens(sequence: Sequence) -> None:

@@ -166,3 +166,13 @@ class EngineStats:
     """Declines by reason."""
     evictions: int
     registrations: int
+    certified: bool = False
+    """Whether a quality certificate allows reuse."""
+    certificate: str = ""
+    """Why none does."""
+    shadow_samples: int = 0
+    shadow_divergence: float = 0.0
+    """Mean KL of reused against cold next-token distributions, nats."""
+    shadow_disagreement: float = 0.0
+    """Mean share of sampled tokens whose best token differs from cold's."""
+    suspended_namespaces: int = 0

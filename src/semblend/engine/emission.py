@@ -23,6 +23,7 @@ from semblend.engine.prefix_cache import PrefixCache
 from semblend.engine.reporting import report_of
 from semblend.engine.sampling import choose
 from semblend.engine.sequence import Phase, Sequence
+from semblend.engine.shadow import Shadow
 
 logger = logging.getLogger("semblend.engine")
 
@@ -43,6 +44,7 @@ class Emission:
         donate: Callable[[Sequence], None],
         finished: Callable[[Sequence], None],
         certified: bool,
+        shadow: Shadow | None = None,
     ) -> None:
         self._pool = pool
         self._prefixes = prefixes
@@ -51,6 +53,7 @@ class Emission:
         self._donate = donate
         self._finished = finished
         self._certified = certified
+        self._shadow = shadow
         self._tokens: Counter[TokenSource] = Counter()
 
     def token(self, sequence: Sequence, logits: torch.Tensor) -> None:
@@ -58,6 +61,8 @@ class Emission:
         first = sequence.phase is Phase.PREFILL
         if first:
             sequence.phase, sequence.prefilled_at = Phase.DECODE, time.perf_counter()
+        if self._shadow is not None:
+            self._shadow.observe(sequence, logits)
         params = sequence.request.sampling
         choice = choose(logits, params, sequence.generator)
         sequence.output_ids.append(choice.token_id)
@@ -104,6 +109,8 @@ class Emission:
             if reason is FinishReason.CANCELLED:
                 sequence.reason, sequence.detail = DeclineReason.CANCELLED, ""
         sequence.phase = Phase.FINISHED
+        if self._shadow is not None:
+            self._shadow.ended(sequence)
         report = report_of(sequence, certified=self._certified)
         if sequence.table is not None:
             self._admission.settle(sequence)

@@ -9,6 +9,7 @@ engine.close()
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +20,7 @@ from semblend.core.settings import Settings
 from semblend.core.tokens import as_token_array
 from semblend.engine.admission import Admission
 from semblend.engine.api import EngineStats, GenerationRequest
+from semblend.engine.boundaries import boundaries_of
 from semblend.engine.detokenise import StopStrings, StreamDecoder
 from semblend.engine.donors import DonorLibrary
 from semblend.engine.emission import Emission
@@ -30,12 +32,16 @@ from semblend.engine.prefix_cache import PrefixCache
 from semblend.engine.sampling import make_generator
 from semblend.engine.scheduler import Scheduler
 from semblend.engine.sequence import Sequence
+from semblend.engine.shadow import Shadow
 from semblend.engine.worker import Worker
 from semblend.kv.tiers.disk import DiskTier
 from semblend.kv.tiers.memory import MemoryTier
 from semblend.kv.tiers.stack import TierStack
 from semblend.pipeline import SemBlendPipeline
+from semblend.planning.certificates import Standing, certificate_folders, look_up
 from semblend.planning.cost import CostModel
+
+logger = logging.getLogger("semblend.engine")
 
 
 class EmbeddedEngine:
@@ -54,7 +60,8 @@ class EmbeddedEngine:
         Parameters
         ----------
         certified_policy
-            The recompute policy the model's quality certificate names, if it has one.
+            The recompute policy to take as certified; without it the model's certificate is
+            looked up, and where none holds plans are for discovery only.
         """
         self.model = model
         self.options = options or EngineOptions()
@@ -65,8 +72,23 @@ class EmbeddedEngine:
             page_size=self.options.page_size,
             device=model.device,
         )
+        self.standing = (
+            Standing() if certified_policy is not None else _standing(model, self.settings)
+        )
+        policy = certified_policy or self.standing.policy
+        boundaries = boundaries_of(model.tokenizer)
         self.pipeline = SemBlendPipeline(
-            self.settings, cost=_cost_model(model), certified_policy=certified_policy
+            self.settings,
+            cost=_cost_model(model),
+            certified_policy=policy,
+            uncertified=self.standing.refusal,
+            boundaries=boundaries,
+        )
+        self.shadow = Shadow(
+            model=model,
+            pool=self.pool,
+            rate=self.settings.shadow_rate,
+            step_tokens=self.options.step_tokens,
         )
         self._tiers = _make_tiers(self.options)
         self.donors = DonorLibrary(
@@ -86,6 +108,8 @@ class EmbeddedEngine:
             prefixes=self._prefixes,
             pipeline=self.pipeline,
             donors=self.donors,
+            boundaries=boundaries,
+            shadow=self.shadow,
         )
         self._emission = Emission(
             pool=self.pool,
@@ -94,7 +118,8 @@ class EmbeddedEngine:
             eos_token_ids=model.eos_token_ids,
             donate=self.donors.offer,
             finished=lambda sequence: self._worker.forget(sequence),
-            certified=certified_policy is not None,
+            certified=policy is not None,
+            shadow=self.shadow,
         )
         self._worker = Worker(
             Scheduler(
@@ -105,6 +130,7 @@ class EmbeddedEngine:
                 emission=self._emission,
             ),
             max_waiting=self.options.max_waiting,
+            background=lambda busy: self.shadow.turn(busy=busy),
         )
 
     @classmethod
@@ -199,7 +225,7 @@ class EmbeddedEngine:
 
     def stats(self) -> EngineStats:
         """A snapshot for metrics and the page."""
-        pipeline, tiers = self.pipeline.stats(), self._tiers.stats()
+        pipeline, tiers, shadow = self.pipeline.stats(), self._tiers.stats(), self.shadow.stats()
         return EngineStats(
             running=self._worker.running,
             waiting=self._worker.waiting,
@@ -215,6 +241,12 @@ class EmbeddedEngine:
             reasons={reason.value: n for reason, n in pipeline.ledger.reasons.items()},
             evictions=pipeline.evictions,
             registrations=pipeline.registrations,
+            certified=self.pipeline.certified,
+            certificate=self.standing.detail,
+            shadow_samples=shadow.samples,
+            shadow_divergence=shadow.divergence,
+            shadow_disagreement=shadow.disagreement,
+            suspended_namespaces=shadow.suspended,
         )
 
     def flush_prefix_cache(self) -> int:
@@ -226,9 +258,17 @@ class EmbeddedEngine:
         """Forget all donors; returns how many there were."""
         return self.donors.clear()
 
+    def resume_reuse(self, namespace: Namespace | None = None) -> int:
+        """Turn reuse on again where shadow samples turned it off; returns in how many namespaces.
+
+        Without a namespace, everywhere. The watch starts anew.
+        """
+        return self.shadow.resume(None if namespace is None else namespace.key())
+
     def close(self) -> None:
         """Cancel what runs, stop the threads and free the donors. Idempotent."""
         self._worker.close()
+        self.shadow.close()
         self.donors.close()
         self._tiers.close()
         self.pipeline.close()
@@ -246,6 +286,24 @@ class EmbeddedEngine:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _standing(model: LoadedModel, settings: Settings) -> Standing:
+    """What certificates say about the model; said once in the log."""
+    dtype = str(model.kv_shape.dtype).removeprefix("torch.")
+    standing = look_up(
+        model.fingerprint, dtype=dtype, folders=certificate_folders(settings.certificate_dir)
+    )
+    if standing.certificate is not None:
+        logger.info(
+            "reuse of %s is certified: %s, until %s",
+            model.name,
+            standing.certificate.policy,
+            standing.certificate.expires,
+        )
+    elif not settings.allow_uncertified:
+        logger.warning("%s: discovery only: %s", model.name, standing.detail)
+    return standing
 
 
 def _make_tiers(options: EngineOptions) -> TierStack:

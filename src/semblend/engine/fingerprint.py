@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 
 _CHUNK_BYTES = 8 * 2**20
 
@@ -21,7 +20,7 @@ def weights_fingerprint(model: torch.nn.Module, config: Any, folder: Path | None
     of change; files of the hub's cache are named by their content already. Weights
     made in memory (tests, benchmarks) are hashed by their bytes.
     """
-    digest = hashlib.sha256(_canonical(config).encode())
+    digest = hashlib.sha256(_canonical(_settings_of(config, folder)).encode())
     files = sorted(folder.glob("*.safetensors")) if folder is not None else []
     if files:
         for file in files:
@@ -30,7 +29,7 @@ def weights_fingerprint(model: torch.nn.Module, config: Any, folder: Path | None
         for name, tensor in sorted(model.state_dict().items()):
             digest.update(name.encode())
             raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-            digest.update(xxhash.xxh3_128_digest(raw.numpy()))
+            digest.update(_xxhash().xxh3_128_digest(raw.numpy()))
     return digest.hexdigest()[:32]
 
 
@@ -44,11 +43,22 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     return hashlib.sha256(f"{len(body)}:{body}{template}".encode()).hexdigest()[:32]
 
 
-def _canonical(config: Any) -> str:
+def _settings_of(config: Any, folder: Path | None) -> dict[str, Any]:
+    """What the model's own file says: the loaded object also holds each library's defaults."""
+    file = None if folder is None else folder / "config.json"
+    values: dict[str, Any] = (
+        json.loads(file.read_text(encoding="utf-8"))
+        if file is not None and file.is_file()
+        else config.to_dict()
+    )
+    return values
+
+
+def _canonical(values: dict[str, Any]) -> str:
     """The configuration without what does not change K/V (where it came from, who wrote it)."""
     ignored = {"_name_or_path", "transformers_version", "architectures", "use_cache"}
-    values = {key: value for key, value in config.to_dict().items() if key not in ignored}
-    return json.dumps(values, sort_keys=True, default=str)
+    kept = {key: value for key, value in values.items() if key not in ignored}
+    return json.dumps(kept, sort_keys=True, default=str)
 
 
 def _content_id(file: Path) -> str:
@@ -61,9 +71,16 @@ def _content_id(file: Path) -> str:
 
 @lru_cache(maxsize=256)
 def _hash_file(path: str, size: int, changed_ns: int) -> str:
-    digest = xxhash.xxh3_128(f"{size}".encode())
+    digest = _xxhash().xxh3_128(f"{size}".encode())
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     del changed_ns  # part of the cache key only: a file that changed is read again
-    return digest.hexdigest()
+    return str(digest.hexdigest())
+
+
+def _xxhash() -> Any:
+    # Imported where it is used: the GPU benchmarks name their weights and need no hash.
+    import xxhash
+
+    return xxhash

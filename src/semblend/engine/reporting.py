@@ -54,7 +54,7 @@ def report_of(sequence: Sequence, *, certified: bool) -> RequestReport:
         donor_ids=() if plan is None else plan.donor_ids,
         similarity=sequence.similarity,
         policy=sequence.policy if plan is not None else "none",
-        certified=certified and plan is not None,
+        certified=certified and plan is not None and sequence.request.policy is None,
         reason=sequence.reason,
         detail=sequence.detail,
         strip=strip_of(sequence.prompt_tokens, sequence.exact_tokens, plan),

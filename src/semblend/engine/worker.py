@@ -26,9 +26,20 @@ Result = TypeVar("Result")
 class Worker:
     """Runs the scheduler while there is work, sleeps while there is none, and never dies of it."""
 
-    def __init__(self, scheduler: Scheduler, *, max_waiting: int) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        max_waiting: int,
+        background: Callable[[bool], bool] = lambda busy: False,
+    ) -> None:
+        """Start the thread.
+
+        `background(busy)` is offered the time between steps, and says whether it used it.
+        """
         self._scheduler = scheduler
         self._max_waiting = max_waiting
+        self._background = background
         self._inbox: deque[Sequence] = deque()
         self._errands: deque[Callable[[], None]] = deque()
         self._live: set[str] = set()
@@ -121,7 +132,8 @@ class Worker:
             if closing:
                 self._scheduler.abandon(FinishReason.CANCELLED, "the engine was closed")
                 return
-            if not self._step():
+            busy = self._step()
+            if not self._background(busy) and not busy:
                 with self._wake:
                     timeout = _RETRY_S if self._scheduler.waiting else None
                     self._wake.wait_for(lambda: self._signalled, timeout)

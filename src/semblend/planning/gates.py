@@ -15,6 +15,8 @@ from semblend.core.plan import Plan
 from semblend.core.settings import Settings
 from semblend.planning.cost import CostModel
 
+Refusal: TypeAlias = tuple[DeclineReason, str]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateContext:
@@ -23,9 +25,10 @@ class GateContext:
     settings: Settings
     cost: CostModel
     certified: bool
+    uncertified: Refusal = (DeclineReason.NO_CERTIFICATE, "this model has no quality certificate")
+    """Why not, where it is not."""
 
 
-Refusal: TypeAlias = tuple[DeclineReason, str]
 Gate: TypeAlias = Callable[[Plan, GateContext], Refusal | None]
 
 
@@ -76,7 +79,7 @@ def certified(plan: Plan, context: GateContext) -> Refusal | None:
     """No measured quality, no reuse."""
     if context.certified or context.settings.allow_uncertified:
         return None
-    return DeclineReason.NO_CERTIFICATE, "this model has no quality certificate"
+    return context.uncertified
 
 
 GATES: tuple[Gate, ...] = (

@@ -15,7 +15,7 @@ from semblend.planning.boundaries import Boundaries
 from semblend.planning.cost import CostModel
 from semblend.planning.cover import best_cover
 from semblend.planning.edits import classify
-from semblend.planning.gates import GateContext, first_refusal
+from semblend.planning.gates import GateContext, Refusal, first_refusal
 from semblend.planning.policies.base import RecomputePolicy
 from semblend.planning.recompute import with_policy
 
@@ -50,6 +50,8 @@ class Planner:
     donor_tokens: Callable[[str], TokenArray | None]
     boundaries: Boundaries | None = None
     """Where sentences end, for policies that recompute up to there."""
+    uncertified: Refusal | None = None
+    """Why the model has no certificate that holds, where that is known."""
 
     def plan(self, request: PlanRequest) -> Plan:
         """The best plan for the request, refused with a reason where a gate says so."""
@@ -94,6 +96,8 @@ class Planner:
             plan = with_policy(plan, request.tokens, request.policy, self.boundaries)
         plan = replace(plan, cost=self.cost.estimate(plan))
         context = GateContext(settings=self.settings, cost=self.cost, certified=request.certified)
+        if self.uncertified is not None:
+            context = replace(context, uncertified=self.uncertified)
         refusal = first_refusal(plan, context)
         return plan if refusal is None else plan.declined(*refusal)
 

@@ -1,0 +1,230 @@
+"""Shadow sampling: some reused requests are also computed cold, when the engine has time.
+
+The answer has gone out long before. What is compared is the next-token distribution at
+the first output tokens: as it was over reused K/V, and as cold computes it behind the
+same tokens. A sequential test watches the disagreement of each namespace; when the bound
+is broken, reuse is turned off there until an operator turns it on again.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from semblend.core.errors import CapacityError
+from semblend.core.tokens import TokenArray
+from semblend.engine.batch import ComputeRun, build_batch
+from semblend.engine.model import LoadedModel
+from semblend.engine.pages import PageTable
+from semblend.engine.pool import PagedPool
+from semblend.engine.sequence import Sequence
+from semblend.planning.sequential import BettingTest
+
+logger = logging.getLogger("semblend.shadow")
+
+COMPARED_TOKENS = 8
+QUEUED = 8
+"""Samples that may wait; while as many do, no more are taken."""
+PATIENCE_S = 10.0
+"""How long a sample waits for an idle moment before it takes one pass between two steps."""
+DISAGREEMENT_BOUND = 0.05
+"""Share of compared tokens whose best token may differ, where no certificate says otherwise."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Sample:
+    key: bytes
+    tokens: TokenArray
+    """Prompt and the compared output tokens but the last, shape [tokens]."""
+    warm: torch.Tensor
+    """Log-probabilities over reused K/V, [compared, vocabulary]."""
+    since: float = field(default_factory=time.monotonic)
+    table: PageTable | None = None
+    done: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowStats:
+    """What the samples said so far."""
+
+    samples: int = 0
+    divergence: float = 0.0
+    """Mean KL(cold || warm) a compared token, nats."""
+    disagreement: float = 0.0
+    """Mean share of compared tokens whose best token differs."""
+    suspended: int = 0
+    """Namespaces in which reuse is off."""
+
+
+class Shadow:
+    """Takes samples, computes them cold and judges. `turn` runs on the engine's thread."""
+
+    def __init__(
+        self,
+        *,
+        model: LoadedModel,
+        pool: PagedPool,
+        rate: float,
+        step_tokens: int,
+        bound: float = DISAGREEMENT_BOUND,
+        seed: int | None = None,
+    ) -> None:
+        self._model = model
+        self._pool = pool
+        self._rate = rate
+        self._step_tokens = step_tokens
+        self._bound = bound
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+        self._open: dict[str, list[torch.Tensor]] = {}
+        self._queue: deque[_Sample] = deque()
+        self._tests: dict[bytes, BettingTest] = {}
+        self._suspended: dict[bytes, str] = {}
+        self._samples = 0
+        self._divergence = 0.0
+        self._disagreement = 0.0
+
+    # -- while a request runs ---------------------------------------------------------
+
+    def observe(self, sequence: Sequence, logits: torch.Tensor) -> None:
+        """One output token's logits, [vocabulary], before the token is chosen."""
+        if not sequence.tainted or sequence.share_key is None:
+            return
+        request_id = sequence.request.request_id
+        if not sequence.output_ids:
+            if len(self._queue) >= QUEUED or self._random.random() >= self._rate:
+                return
+            self._open[request_id] = []
+        seen = self._open.get(request_id)
+        if seen is not None and len(seen) < COMPARED_TOKENS:
+            seen.append(logits.float().log_softmax(-1).cpu())
+
+    def ended(self, sequence: Sequence) -> None:
+        """The request is over: its sample waits for its turn, or is forgotten."""
+        seen = self._open.pop(sequence.request.request_id, None)
+        if not seen or sequence.plan is None or sequence.share_key is None:
+            return
+        behind = np.asarray(sequence.output_ids[: len(seen) - 1], dtype=np.int32)
+        self._queue.append(
+            _Sample(
+                key=sequence.share_key,
+                tokens=np.concatenate((sequence.request.tokens, behind)).astype(np.int32),
+                warm=torch.stack(seen),
+            )
+        )
+
+    # -- when there is time -------------------------------------------------------------
+
+    def turn(self, *, busy: bool) -> bool:
+        """Compute one pass of the oldest sample. False if there was nothing to do."""
+        if not self._queue:
+            return False
+        sample = self._queue[0]
+        if busy and time.monotonic() - sample.since < PATIENCE_S:
+            return False
+        try:
+            return self._advance(sample)
+        except Exception:
+            # A sample the less is no harm to any request.
+            logger.warning("a shadow sample failed and is dropped", exc_info=True)
+            self._drop(sample)
+            return True
+
+    def _advance(self, sample: _Sample) -> bool:
+        size = len(sample.tokens)
+        if sample.table is None:
+            try:
+                pages = self._pool.allocator.allocate(self._pool.pages_for(size))
+            except CapacityError:
+                return False
+            sample.table = PageTable(pages=pages, page_size=self._pool.page_size)
+        compared = len(sample.warm)
+        end = min(size, sample.done + self._step_tokens)
+        if end < size:
+            # The compared tokens stay together, in the last pass.
+            end = max(sample.done + 1, min(end, size - compared))
+        run = ComputeRun(
+            tokens=sample.tokens[sample.done : end], start=sample.done, table=sample.table
+        )
+        batch = build_batch(self._pool, [run])
+        rows = range(len(run.tokens) - compared, len(run.tokens)) if end == size else ()
+        wanted = torch.tensor(list(rows), dtype=torch.int64, device=self._model.device)
+        logits = self._model.forward(replace(batch, logit_rows=wanted))
+        sample.done = end
+        if end == size:
+            self._drop(sample)
+            self._judge(sample, logits.float().log_softmax(-1).cpu())
+        return True
+
+    def _drop(self, sample: _Sample) -> None:
+        self._queue.remove(sample)
+        if sample.table is not None:
+            self._pool.allocator.release(sample.table.pages)
+            sample.table = None
+
+    def _judge(self, sample: _Sample, cold: torch.Tensor) -> None:
+        kl = float((cold.exp() * (cold - sample.warm)).sum(-1).clamp(min=0.0).mean())
+        differs = float((cold.argmax(-1) != sample.warm.argmax(-1)).float().mean())
+        with self._lock:
+            self._samples += 1
+            self._divergence += kl
+            self._disagreement += differs
+            if sample.key in self._suspended:
+                return
+            test = self._tests.setdefault(sample.key, BettingTest(bound=self._bound))
+            if not test.observe(differs):
+                return
+            evidence = (
+                f"{test.mean:.1%} of compared tokens differed from cold in {test.samples} shadow "
+                f"samples, the bound is {self._bound:.1%} (log evidence {test.log_wealth:.1f}, "
+                f"last KL {kl:.3g})"
+            )
+            self._suspended[sample.key] = evidence
+        logger.error("reuse is turned off for namespace %s: %s", sample.key.hex()[:12], evidence)
+
+    # -- for those who ask ----------------------------------------------------------------
+
+    def objection(self, key: bytes | None) -> str | None:
+        """Why reuse is off in a namespace, if it is."""
+        with self._lock:
+            return None if key is None else self._suspended.get(key)
+
+    def resume(self, key: bytes | None = None) -> int:
+        """Turn reuse on again in one namespace, or all; returns in how many it was off."""
+        with self._lock:
+            keys = list(self._suspended) if key is None else [key]
+            freed = [name for name in keys if self._suspended.pop(name, None) is not None]
+            for name in freed:
+                self._tests.pop(name, None)
+        for name in freed:
+            logger.warning("an operator turned reuse on again for namespace %s", name.hex()[:12])
+        return len(freed)
+
+    @property
+    def waiting(self) -> int:
+        """Samples not computed yet."""
+        return len(self._queue)
+
+    def stats(self) -> ShadowStats:
+        """A snapshot."""
+        with self._lock:
+            count = max(1, self._samples)
+            return ShadowStats(
+                samples=self._samples,
+                divergence=self._divergence / count,
+                disagreement=self._disagreement / count,
+                suspended=len(self._suspended),
+            )
+
+    def close(self) -> None:
+        """Forget all samples and give their pages back. After the engine's thread has ended."""
+        for sample in tuple(self._queue):
+            self._drop(sample)
+        self._open.clear()

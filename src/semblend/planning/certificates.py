@@ -1,0 +1,198 @@
+"""Quality certificates: a measured statement that a model with a policy stays within a bound.
+
+A certificate is a JSON file signed by its own hash, found by the fingerprint of the weights
+it was measured on. Whatever is wrong with it (missing, altered, expired, of another version
+or number format) has one consequence: plans are for discovery only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from semblend.core.errors import SemBlendError, SerialisationError
+from semblend.core.outcomes import DeclineReason
+from semblend.planning.policies.base import policy_from_spec
+
+logger = logging.getLogger("semblend.certificates")
+
+CERTIFICATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """What was measured, on what, and what it allows."""
+
+    model: str
+    """A name, for people."""
+    fingerprint: str
+    """Content hash of the weights and of what decides how they are used."""
+    dtype: str
+    """Number format of the measurement; another one is another model."""
+    policy: str
+    bound: Mapping[str, Any]
+    figures: Mapping[str, Any]
+    data: Mapping[str, Any]
+    versions: Mapping[str, str]
+    created: str
+    expires: str
+    format: int = CERTIFICATE_VERSION
+    digest: str = field(default="", compare=False)
+
+    def signed(self) -> Certificate:
+        """The same certificate with the hash of its contents."""
+        values = {**asdict(self), "digest": _digest(asdict(self))}
+        return Certificate(**values)
+
+    def to_json(self) -> str:
+        """JSON for people, that :meth:`from_json` reads back."""
+        return json.dumps(asdict(self.signed()), indent=2, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Certificate:
+        """Read a certificate and check its hash.
+
+        Raises
+        ------
+        SerialisationError
+            If it is not a certificate, of another format, or was altered.
+        """
+        try:
+            data = json.loads(text)
+            if data.get("format") != CERTIFICATE_VERSION:
+                raise SerialisationError(
+                    f"certificate format {data.get('format')!r}; "
+                    f"this library reads {CERTIFICATE_VERSION}"
+                )
+            if data.get("digest") != _digest(data):
+                raise SerialisationError("its contents do not match its hash: it was altered")
+            certificate = cls(**data)
+            datetime.fromisoformat(certificate.expires)
+            policy_from_spec(certificate.policy)
+        except SerialisationError:
+            raise
+        except (AttributeError, TypeError, ValueError, SemBlendError) as error:
+            raise SerialisationError(f"not a certificate: {error}") from error
+        return certificate
+
+    def objection(self, *, dtype: str | None, now: datetime) -> tuple[DeclineReason, str] | None:
+        """Why it may not be used here and now, if anything is against it."""
+        if datetime.fromisoformat(self.expires) <= now:
+            return DeclineReason.CERTIFICATE_EXPIRED, f"the certificate expired on {self.expires}"
+        mine, theirs = release(), self.versions.get("semblend", "")
+        if _minor(mine) != _minor(theirs):
+            return (
+                DeclineReason.NO_CERTIFICATE,
+                f"the certificate was measured with semblend {theirs}, this is {mine}",
+            )
+        if dtype is not None and dtype != self.dtype:
+            return (
+                DeclineReason.NO_CERTIFICATE,
+                f"the certificate was measured in {self.dtype}, this model runs in {dtype}",
+            )
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What certificates say about one model: one that holds, or why none does."""
+
+    certificate: Certificate | None = None
+    reason: DeclineReason | None = None
+    detail: str = ""
+
+    @property
+    def policy(self) -> str | None:
+        """The certified policy, if there is one."""
+        return None if self.certificate is None else self.certificate.policy
+
+    @property
+    def refusal(self) -> tuple[DeclineReason, str] | None:
+        """Why none holds, as gates say it."""
+        return None if self.reason is None else (self.reason, self.detail)
+
+
+def look_up(
+    fingerprint: str,
+    *,
+    dtype: str | None = None,
+    folders: Iterable[Path] | None = None,
+    now: datetime | None = None,
+) -> Standing:
+    """The first certificate of this model that holds, or the first objection.
+
+    Never raises: a file that cannot be read is a warning and no certificate.
+    """
+    now = datetime.now(UTC) if now is None else now
+    refusal: tuple[DeclineReason, str] | None = None
+    for path in _files(certificate_folders() if folders is None else folders):
+        try:
+            certificate = Certificate.from_json(path.read_text(encoding="utf-8"))
+        except (OSError, SerialisationError) as error:
+            logger.warning("certificate %s is not used: %s", path, error)
+            if refusal is None and fingerprint in path.name:
+                refusal = DeclineReason.NO_CERTIFICATE, str(error)
+            continue
+        if certificate.fingerprint != fingerprint:
+            continue
+        objection = certificate.objection(dtype=dtype, now=now)
+        if objection is None:
+            return Standing(certificate=certificate)
+        refusal = refusal or objection
+    reason, detail = refusal or (
+        DeclineReason.NO_CERTIFICATE,
+        "this model has no quality certificate; `semblend certify` makes one",
+    )
+    return Standing(reason=reason, detail=detail)
+
+
+def find_certificate(fingerprint: str) -> Certificate | None:
+    """The model's certificate from the usual folders, or None."""
+    return look_up(fingerprint).certificate
+
+
+def certificate_folders(explicit: str = "") -> tuple[Path, ...]:
+    """Where certificates are looked for, in order: as told, the user's, those that ship."""
+    told = (Path(explicit).expanduser(),) if explicit else ()
+    shipped = Path(__file__).resolve().parents[3] / "certificates"
+    return (*told, Path.home() / ".cache" / "semblend" / "certificates", shipped)
+
+
+def file_name(certificate: Certificate) -> str:
+    """`<model>-<fingerprint>-<dtype>.json`, without characters a path could stumble over."""
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(certificate.model).name)
+    return f"{name}-{certificate.fingerprint}-{certificate.dtype}.json"
+
+
+def release() -> str:
+    """SemBlend's own version."""
+    try:
+        return version("semblend")
+    except PackageNotFoundError:
+        return "0"
+
+
+def _files(folders: Iterable[Path]) -> Iterable[Path]:
+    for folder in folders:
+        if folder.is_file():
+            yield folder
+        elif folder.is_dir():
+            yield from sorted(folder.glob("*.json"))
+
+
+def _digest(data: Mapping[str, Any]) -> str:
+    """SHA-256 of everything but the hash itself, as canonical JSON."""
+    body = {key: value for key, value in data.items() if key != "digest"}
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _minor(text: str) -> tuple[str, ...]:
+    return tuple(text.split(".")[:2])
