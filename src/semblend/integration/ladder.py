@@ -65,14 +65,14 @@ def split_salt(cache_salt: str | None) -> tuple[str | None, str | None]:
 class Rung:
     """One request of a ladder: the prompt up to `end`.
 
-    Tokens [0, start) come from the rung below, `span` (from start on) from a donor,
-    and [span.target_end, end) is the hole that the engine computes.
+    Tokens [0, start) come from the rung below, `spans` (from start on, one touching the
+    next) from donors, and what is left up to `end` is the hole that the engine computes.
     """
 
     start: int
     end: int
-    span: Span | None
-    """What the connector supplies; None on a first rung that is all hole."""
+    spans: tuple[Span, ...] = ()
+    """What the connector supplies; nothing on a first rung that is all hole."""
 
 
 def rungs_of(plan: Plan, block_size: int) -> tuple[Rung, ...]:
@@ -84,18 +84,21 @@ def rungs_of(plan: Plan, block_size: int) -> tuple[Rung, ...]:
         raise PlanError(f"block_size: 1 or more expected, got {block_size}")
     rungs: list[Rung] = []
     base = plan.exact_tokens // block_size * block_size
-    span: Span | None = None
+    spans: list[Span] = []
     for copy in plan.copies:
+        if spans and copy.target_start == spans[-1].target_end:
+            spans.append(copy)
+            continue
         end = -(-copy.target_start // block_size) * block_size
         kept = copy.clipped(end, copy.target_end)
         if kept is None:
             continue
         if end > base:
-            rungs.append(Rung(start=base, end=end, span=span))
+            rungs.append(Rung(start=base, end=end, spans=tuple(spans)))
             base = end
-        span = kept
-    if span is not None:
-        rungs.append(Rung(start=base, end=plan.prompt_tokens, span=span))
+        spans = [kept]
+    if spans:
+        rungs.append(Rung(start=base, end=plan.prompt_tokens, spans=tuple(spans)))
     return tuple(rungs)
 
 
@@ -116,17 +119,18 @@ class LadderPlan:
     @property
     def supplied_tokens(self) -> int:
         """Tokens donors supply over the whole ladder."""
-        return sum(rung.span.length for rung in self.rungs if rung.span is not None)
+        return sum(span.length for rung in self.rungs for span in rung.spans)
 
-    def supply(self, prompt: TokenArray, computed_tokens: int) -> Span | None:
+    def supply(self, prompt: TokenArray, computed_tokens: int) -> tuple[Span, ...]:
         """What to supply to a rung with this prompt, of which `computed_tokens` are there."""
-        prompt_tokens = len(prompt)
-        if not np.array_equal(prompt, self.tokens[:prompt_tokens]):
-            return None
-        rung = next((rung for rung in self.rungs if rung.end >= prompt_tokens), None)
-        if rung is None or rung.span is None or rung.span.target_start > computed_tokens:
-            return None
-        return rung.span.clipped(computed_tokens, prompt_tokens - 1)
+        size = len(prompt)
+        rung = next((rung for rung in self.rungs if rung.end >= size), None)
+        if rung is None or not rung.spans or rung.spans[0].target_start > computed_tokens:
+            return ()
+        if not np.array_equal(prompt, self.tokens[:size]):
+            return ()
+        clipped = (span.clipped(computed_tokens, size - 1) for span in rung.spans)
+        return tuple(span for span in clipped if span is not None)
 
 
 class LadderBook:

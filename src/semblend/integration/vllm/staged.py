@@ -32,7 +32,7 @@ class StagedClaims:
         return len(self._book)
 
     def plan(self, state: RequestState, computed_tokens: int) -> Plan | None:
-        """The plan of one rung: no hole, one span from `computed_tokens` on."""
+        """The plan of one rung: no hole, spans from `computed_tokens` on."""
         ladder_id = state.ladder_id
         if ladder_id is None:
             return None
@@ -44,15 +44,15 @@ class StagedClaims:
         if ladder is None:
             state.decline(DeclineReason.DONOR_GONE, "this ladder is not known here")
             return None
-        span = ladder.supply(state.tokens, computed_tokens)
-        if span is None:
+        spans = ladder.supply(state.tokens, computed_tokens)
+        if not spans:
             return None
         plan = replace(
             ladder.plan,
             prompt_tokens=len(state.tokens),
-            spans=(span,),
+            spans=spans,
             recompute=(),
-            end=span.target_end,
+            end=spans[-1].target_end,
             exact_tokens=computed_tokens,
         )
         self._bridge.pipeline.ledger.open(state.request_id, plan)

@@ -1,0 +1,16 @@
+"""SemBlend inside SGLang: segmented reuse in an unmodified engine.
+
+Where things are, in the order a request meets them:
+
+- `plugin`: the entry point SGLang calls in each of its processes; registers backend and hook.
+- `radix_cache`: the radix-cache backend `semblend`, a subclass of SGLang's unified tree.
+- `scheduler_side`: what a prompt is offered, loaded and reported; `request_state`: its memory.
+- `provider`: prompts to plans and donors to plans, usable without SGLang.
+- `loading`, `kv_pool`: donor K/V into the request's own slots, K re-rotated.
+- `forward_hook`, `nested_pass`, `recompute`: holes, computed before the engine's own forward.
+- `options`, `modes`, `support`, `versions`, `contract`, `namespaces`, `rotary`: what is set,
+  refused and proven at start; `settlement`, `stats`, `log_lines`: what is counted and said.
+- `radix_patcher`, `launcher`: the published names `patch_radix_cache` and `semblend-sglang`.
+
+Nothing is imported here: SGLang loads `plugin` by its name.
+"""

@@ -1,0 +1,66 @@
+"""The one hook: before the engine's forward, loaded regions are completed.
+
+SGLang applies hooks fail-open: one that cannot be applied is only logged. So the
+factory asks whether this one is really there, and nothing is loaded before it has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from semblend.integration.sglang.log_lines import logger
+
+_SIDE = "semblend_side"
+
+
+def before_forward(original: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any) -> Any:
+    """An AROUND hook on `TpModelWorker.forward_batch_generation(batch, …)`."""
+    side = getattr(worker, _SIDE, None)
+    if side is None:
+        return original(worker, *args, **kwargs)
+    batch = args[0] if args else kwargs.get("batch")
+    try:
+        batch = side.before_forward(batch)
+    except Exception:
+        # before_forward answers for its own failures; this is for our own bugs in it.
+        logger.exception("SemBlend's hook failed; requests it had loaded for are stopped")
+        _stop(batch)
+    if args:
+        return original(worker, batch, *args[1:], **kwargs)
+    return original(worker, **{**kwargs, "batch": batch})
+
+
+def attach(worker: Any, side: Any) -> None:
+    """Let the hook of this worker find its backend."""
+    setattr(worker, _SIDE, side)
+
+
+def is_installed(worker: Any) -> bool:
+    """Whether a call of this worker's forward goes through the hook."""
+    function = getattr(type(worker), "forward_batch_generation", None)
+    while function is not None:
+        cells = getattr(function, "__closure__", None) or ()
+        if any(_content(cell) is before_forward for cell in cells):
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def _stop(batch: Any) -> None:
+    """Drop the output of requests whose regions may hold nothing: never a wrong answer."""
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+    from semblend.integration.sglang.request_state import Progress, known_state
+
+    for request in getattr(batch, "reqs", ()):
+        state = known_state(request)
+        if state is not None and state.progress is Progress.LOADED:
+            request.discard_output_reason = FINISH_ABORT("SemBlend could not complete a load")

@@ -1,0 +1,102 @@
+"""Copying inside SGLang's K/V pool: from donors' slots to a request's own, K re-rotated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from semblend.kv.rotary_table import RotaryTable, full_rows, swap_pairs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SlotCopy:
+    """A run of consecutive tokens, from donor slots to target slots."""
+
+    source: torch.Tensor
+    """int64 [tokens]: slots read."""
+    target: torch.Tensor
+    """int64 [tokens]: slots written."""
+    donor_start: int
+    """Position of the first token in the donor."""
+    target_start: int
+    """Position of the first token in the request."""
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens."""
+        return int(self.source.numel())
+
+
+class KvPool:
+    """A plain pool: a list of K and of V buffers, [slots, kv_heads, head_dim] a layer.
+
+    K that does not move is copied bit for bit.
+    """
+
+    def __init__(self, runner: Any, table: RotaryTable) -> None:
+        pool = runner.token_to_kv_pool
+        self._keys: list[torch.Tensor] = pool.k_buffer
+        self._values: list[torch.Tensor] = pool.v_buffer
+        self._device = self._keys[0].device
+        self._table = table.to(self._device)
+        self._stream = getattr(runner, "forward_stream", None) if self._keys[0].is_cuda else None
+
+    @property
+    def layers(self) -> int:
+        """Layers that hold K/V."""
+        return len(self._keys)
+
+    @torch.inference_mode()
+    def copy(self, copies: Sequence[SlotCopy]) -> int:
+        """Copy every run; returns the tokens copied.
+
+        Queued behind the forwards that wrote the donors, on the stream they run on:
+        nobody can overwrite a donor's slot between now and the copy.
+        """
+        with self._on_forward_stream(copies):
+            for copy in copies:
+                self._copy(copy)
+        return sum(copy.tokens for copy in copies)
+
+    def wait_for_copies(self) -> None:
+        """Let the current stream wait for what was queued. Called before K/V is read."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def _copy(self, copy: SlotCopy) -> None:
+        moves = copy.donor_start != copy.target_start
+        if moves:
+            table, count = self._table, copy.tokens
+            table.check_positions(0, max(copy.donor_start, copy.target_start) + count - 1)
+            offsets = torch.arange(count, device=self._device)
+            cos, sin = table.differences(copy.donor_start + offsets, copy.target_start + offsets)
+            cos, sin = full_rows(cos[:, None], sin[:, None], table.pairing)
+        for keys, values in zip(self._keys, self._values, strict=True):
+            moved = keys[copy.source]
+            if moves:
+                moved = self._turned(moved, cos, sin)
+            keys[copy.target] = moved
+            values[copy.target] = values[copy.source]
+
+    def _turned(self, keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Keys [tokens, kv_heads, head_dim] turned by rows [tokens, 1, rotary_dim], in fp32."""
+        width = self._table.rotary_dim
+        rotating = keys[..., :width].float()
+        turned = (rotating * cos).addcmul_(swap_pairs(rotating, self._table.pairing), sin)
+        if width == keys.shape[-1]:
+            return turned.to(keys.dtype)
+        return torch.cat((turned.to(keys.dtype), keys[..., width:]), dim=-1)
+
+    def _on_forward_stream(self, copies: Sequence[SlotCopy]) -> AbstractContextManager[Any]:
+        if self._stream is None:
+            return nullcontext()
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        for copy in copies:
+            # Made on the scheduler's stream: their memory must outlive the queued reads.
+            copy.source.record_stream(self._stream)
+            copy.target.record_stream(self._stream)
+        return torch.cuda.stream(self._stream)

@@ -1,0 +1,140 @@
+"""Loading a plan: donors found again and locked, slots taken, spans put in place.
+
+All of it happens when the scheduler admits the request, in this order: donors are looked
+up in the tree and locked, because taking slots evicts; then slots are taken; then K/V
+is copied; then the locks go. Nothing is held afterwards but the request's own slots, so
+a load never narrows what the scheduler counted on when it admitted others.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from semblend.core.errors import CapacityError, DonorError
+from semblend.core.plan import Plan, Span
+from semblend.core.tokens import TokenArray
+from semblend.integration.sglang.kv_pool import KvPool, SlotCopy
+from semblend.integration.sglang.provider import DonorRecord, SemBlendProvider
+from semblend.integration.sglang.request_state import PrivateLoad
+
+
+class DonorLostError(DonorError):
+    """Donors that a plan relies on are no longer in the tree, or hold something else."""
+
+    def __init__(self, donor_ids: Sequence[str], message: str) -> None:
+        super().__init__(message)
+        self.donor_ids = tuple(donor_ids)
+
+
+class SpanLoader:
+    """Carries plans out in the tree's own pool."""
+
+    def __init__(self, cache: Any, pool: KvPool, provider: SemBlendProvider) -> None:
+        self._cache = cache
+        self._pool = pool
+        self._provider = provider
+
+    def load(self, plan: Plan, tokens: TokenArray) -> PrivateLoad:
+        """Slots for the plan's region, with its spans in place.
+
+        Raises
+        ------
+        DonorLostError
+            Naming the donors that are gone.
+        CapacityError
+            If the pool has no room left.
+        """
+        locks: list[Any] = []
+        try:
+            sources = self._resolve(plan, tokens, locks)
+            slots = self._take(plan.end - plan.exact_tokens)
+            try:
+                self._copy(plan, sources, slots)
+            except BaseException:
+                self._cache.token_to_kv_pool_allocator.free(slots)
+                raise
+        finally:
+            for lock in locks:
+                self._cache.unlock(lock)
+        return PrivateLoad(plan=plan, slots=slots)
+
+    def _resolve(self, plan: Plan, tokens: TokenArray, locks: list[Any]) -> dict[str, torch.Tensor]:
+        """Slots of every donor of the plan, [donor tokens], its path locked."""
+        reach: dict[str, int] = {}
+        for span in plan.copies:
+            reach[span.donor_id] = max(reach.get(span.donor_id, 0), span.donor_end)
+        found, lost = {}, []
+        for donor_id, end in reach.items():
+            slots = self._slots_of(donor_id, end, locks)
+            if slots is None:
+                lost.append(donor_id)
+            else:
+                found[donor_id] = slots
+        if lost:
+            raise DonorLostError(lost, f"no longer in the tree: {', '.join(lost)}")
+        for span in plan.copies:
+            self._check_tokens(span, tokens)
+        return found
+
+    def _slots_of(self, donor_id: str, end: int, locks: list[Any]) -> torch.Tensor | None:
+        donor = self._provider.donor(donor_id)
+        if donor is None:
+            return None
+        page = self._cache.page_size
+        whole = min(-(-end // page) * page, len(donor.tokens))
+        match = self._cache.match_prefix(_lookup(donor, whole))
+        if match.device_prefix_len < end:
+            return None
+        node = match.last_device_node
+        locks.append(self._cache.lock(node))
+        root = self._cache.root_node_handle(donor.extra_key)
+        path: torch.Tensor = self._cache.tree_core.collect_full_device_indices(node, root)
+        return path[:end]
+
+    def _check_tokens(self, span: Span, tokens: TokenArray) -> None:
+        """Tokens are compared once more with the donor that is really here."""
+        donor = self._provider.donor(span.donor_id)
+        theirs = None if donor is None else donor.tokens[span.donor_start : span.donor_end]
+        if theirs is None or not np.array_equal(
+            theirs, tokens[span.target_start : span.target_end]
+        ):
+            raise DonorLostError([span.donor_id], f"{span.donor_id} holds other tokens")
+
+    def _take(self, count: int) -> torch.Tensor:
+        from sglang.srt.mem_cache.common import evict_from_tree_cache
+
+        evict_from_tree_cache(self._cache, count)
+        slots: torch.Tensor | None = self._cache.token_to_kv_pool_allocator.alloc(count)
+        if slots is None:
+            raise CapacityError(f"no {count} slots are free")
+        return slots.to(torch.int64)
+
+    def _copy(self, plan: Plan, sources: dict[str, torch.Tensor], slots: torch.Tensor) -> None:
+        start = plan.exact_tokens
+        copied = self._pool.copy(
+            [
+                SlotCopy(
+                    source=sources[span.donor_id][span.donor_start : span.donor_end],
+                    target=slots[span.target_start - start : span.target_end - start],
+                    donor_start=span.donor_start,
+                    target_start=span.target_start,
+                )
+                for span in plan.copies
+            ]
+        )
+        if copied != plan.reused_tokens:
+            raise DonorError(f"{plan.reused_tokens} tokens planned, {copied} copied")
+
+
+def _lookup(donor: DonorRecord, tokens: int) -> Any:
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    ids = array("q", donor.tokens[:tokens].tolist())
+    key = RadixKey(ids, extra_key=donor.extra_key, cache_salt=donor.cache_salt)
+    return MatchPrefixParams(key=key)

@@ -1,0 +1,143 @@
+"""What the backend says: log lines in the public form, and the audit stream beside them.
+
+Both come from one call, so they cannot disagree. Lines that begin with [FUZZY] are the
+ones that log collectors for SGLang already read.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from semblend.core.plan import Plan
+from semblend.integration.audit import AuditStream
+from semblend.integration.sglang.options import BackendOptions
+
+logger = logging.getLogger("semblend.sglang")
+
+
+class BackendLog:
+    """Says what happened, once, in both forms."""
+
+    def __init__(self, options: BackendOptions) -> None:
+        self.audit = AuditStream(engine="sglang", logger=logger, path=options.audit_path)
+
+    def donor_registered(
+        self, request_id: str, *, donor_id: str, namespace: str, tokens: int
+    ) -> None:
+        """A prompt computed exactly may be found from now on."""
+        logger.info("[FUZZY] register_donor: ok request_id=%s tokens=%d", request_id, tokens)
+        self.audit.event(
+            "donor_registered", request_id, donor_id=donor_id, namespace=namespace, tokens=tokens
+        )
+
+    def looked_up(self, request_id: str, plan: Plan) -> None:
+        """The first plan of a request: evidence, not reuse."""
+        evidence = plan.evidence
+        fields: dict[str, Any] = {
+            "fingerprint_hits": evidence.fingerprint_hits,
+            "matched_tokens": evidence.matched_tokens,
+            "lookup_ms": evidence.lookup_ms,
+        }
+        if not plan.spans:
+            reason = "none" if plan.reason is None else plan.reason.value
+            self.audit.event(
+                "semantic_lookup_miss", request_id, miss_rejection_reason=reason, **fields
+            )
+            return
+        self.audit.event(
+            "semantic_lookup_hit",
+            request_id,
+            donor_id=",".join(plan.donor_ids),
+            similarity=evidence.similarity,
+            kind="tokens",
+            reusable_tokens=plan.reused_tokens,
+            reason="ok" if plan.reason is None else plan.reason.value,
+            **fields,
+        )
+        if plan.reason is not None:
+            self.audit.event("discovery_only_no_supply", request_id, reason=plan.reason.value)
+
+    def advertised(self, request_id: str, plan: Plan) -> None:
+        """The scheduler was told that this prompt's region can be supplied."""
+        # Token-identical spans: the cosine of what is copied with what was asked is 1.
+        logger.info(
+            "[FUZZY RADIX] Fuzzy match success: request_id=%s cached=%d quality_cosine=1.0",
+            request_id,
+            plan.reused_tokens,
+        )
+        self.audit.event(
+            "semantic_span_load_advertised",
+            request_id,
+            boundary=plan.end,
+            target_start=plan.spans[0].target_start,
+            donor_start=plan.spans[0].donor_start,
+            token_count=plan.reused_tokens,
+            pieces=len(plan.copies),
+            donors_used=len(plan.donor_ids),
+        )
+
+    def loaded(self, request_id: str, plan: Plan) -> None:
+        """Spans were copied; their holes are still to be computed."""
+        self.audit.event(
+            "runtime_materialization_started",
+            request_id,
+            donor_id=",".join(plan.donor_ids),
+            tokens=plan.reused_tokens,
+        )
+
+    def materialised(self, request_id: str, plan: Plan, *, layers: int) -> None:
+        """Every token of the region is in place. This alone is reuse."""
+        for span in plan.copies:
+            logger.info(
+                "[FUZZY RADIX] segmented prefill realized donor phase: request_id=%s donor_id=%s "
+                "donor_tokens=%d target=[%d,%d) direct_paged_kv=True",
+                request_id,
+                span.donor_id,
+                span.length,
+                span.target_start,
+                span.target_end,
+            )
+        logger.info(
+            "[FUZZY] Realized %d fuzzy tokens request_id=%s", plan.reused_tokens, request_id
+        )
+        self.audit.event(
+            "runtime_materialized",
+            request_id,
+            donor_id=",".join(plan.donor_ids),
+            tokens=plan.reused_tokens,
+            layers_materialized=layers,
+            hole_tokens=plan.hole_tokens,
+            recomputed_tokens=plan.recomputed_tokens,
+            pieces=len(plan.copies),
+            requires_rope_correction=any(span.delta for span in plan.copies),
+            policy=plan.policy,
+        )
+
+    def declined(self, request_id: str, *, reason: str, detail: str) -> None:
+        """A plan is not carried out; the prompt is computed."""
+        logger.info(
+            "[FUZZY RADIX] declined request_id=%s reason=%s detail=%r", request_id, reason, detail
+        )
+        self.audit.event(
+            "runtime_materialization_declined",
+            request_id,
+            declined_reason=reason,
+            detail=detail,
+        )
+
+    def failed(self, request_id: str, *, reason: str, detail: str, tokens: int) -> None:
+        """A load or a pass failed; its tokens are computed exactly."""
+        logger.warning(
+            "[FUZZY RADIX] declined request_id=%s reason=%s detail=%r; computed exactly instead",
+            request_id,
+            reason,
+            detail,
+        )
+        self.audit.event(
+            "runtime_materialization_failed_loud",
+            request_id,
+            reason=reason,
+            detail=detail,
+            tokens=tokens,
+        )

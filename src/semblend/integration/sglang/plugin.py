@@ -1,0 +1,46 @@
+"""The plugin: what SGLang calls in each of its processes, and the backend's factory.
+
+Entry point group `sglang.srt.plugins`. Registering costs nothing and changes nothing:
+the backend is built only where `--radix-cache-backend semblend` asks for it, and the
+hook passes every call on until then. SGLang swallows what a plugin raises, so a reason
+not to serve is remembered and raised by the factory, which stops the server.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from semblend.integration.sglang.log_lines import logger
+
+BACKEND = "semblend"
+_problems: list[str] = []
+
+
+def register() -> None:
+    """Register the backend and the hook. Called by SGLang; safe to call again."""
+    from semblend.integration.sglang.contract import HOOKED, contract_problems
+    from semblend.integration.sglang.forward_hook import before_forward
+
+    _problems[:] = contract_problems()
+    if _problems:
+        logger.warning("SemBlend does not know this SGLang: %s", "; ".join(_problems))
+        return
+    from sglang.srt.mem_cache.registry import get_radix_cache_factory, register_radix_cache_backend
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    if get_radix_cache_factory(BACKEND) is None:
+        register_radix_cache_backend(BACKEND, build)
+        HookRegistry.register(HOOKED, before_forward, HookType.AROUND)
+
+
+def problems() -> tuple[str, ...]:
+    """Why the backend could not be registered in this process; empty if it could."""
+    return tuple(_problems)
+
+
+def build(context: Any) -> Any:
+    """The factory SGLang calls for `--radix-cache-backend semblend`."""
+    # Imported here: it needs SGLang's tree, which only the scheduler's process has.
+    setup = importlib.import_module("semblend.integration.sglang.setup")
+    return setup.build_cache(context)

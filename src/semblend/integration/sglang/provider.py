@@ -1,0 +1,215 @@
+"""The provider: who has read these tokens before, and what of it can be reused.
+
+It knows nothing of SGLang and can be used alone: register what was computed exactly,
+ask for a plan, look at the counts. The backend holds one and asks it from the
+scheduler's loop, so nothing here embeds text or waits.
+
+>>> from semblend.core.namespace import Namespace
+>>> from semblend.core.settings import Settings
+>>> provider = SemBlendProvider(
+...     Namespace.of(model="m"), Settings(embedder="none", allow_uncertified=True)
+... )
+>>> document = list(range(1000, 1500))
+>>> provider.register_donor([1, 2, 3] + document, request_id="first").donor_id
+'first#1'
+>>> provider.match([9] * 40 + document + [7, 8]).reused_tokens > 400
+True
+>>> provider.match([9] * 40 + document + [7, 8], extra_key="somebody else").spans
+()
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from dataclasses import dataclass
+
+from semblend.core.errors import InvalidTokensError
+from semblend.core.ledger import Ledger
+from semblend.core.namespace import Namespace
+from semblend.core.outcomes import DeclineReason
+from semblend.core.plan import Plan
+from semblend.core.settings import Settings
+from semblend.core.tokens import TokenArray, TokenIds, as_token_array
+from semblend.integration.sglang import namespaces
+from semblend.integration.vllm.bridge import within_hole_budget
+from semblend.pipeline import PipelineStats, SemBlendPipeline
+from semblend.planning.cost import CostModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DonorRecord:
+    """A prompt that was computed exactly, and the key it is cached under."""
+
+    donor_id: str
+    tokens: TokenArray
+    """From position 0, whole pages of the engine's cache."""
+    extra_key: str | None
+    cache_salt: str | None
+
+
+class SemBlendProvider:
+    """Plans for one engine; owns which donors are known. Called from one thread.
+
+    A donor that is known need not be held any more: SGLang evicts without saying so.
+    Whoever loads finds out, and says `forget`.
+    """
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        settings: Settings | None = None,
+        *,
+        page_size: int = 1,
+        cost: CostModel | None = None,
+        certified_policy: str | None = None,
+    ) -> None:
+        """Start with no donors; settings default to the environment's."""
+        self._pipeline = SemBlendPipeline(settings, cost=cost, certified_policy=certified_policy)
+        self._pipeline.add_eviction_listener(self._dropped)
+        self._namespace = namespace
+        self._page_size = page_size
+        self._numbers = itertools.count(1)
+        self._donors: dict[str, DonorRecord] = {}
+        self._contents: dict[bytes, str] = {}
+        self.generation = 0
+        """Changes whenever the set of donors does; plans are remembered against it."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """What happened to requests that were matched under a request id."""
+        return self._pipeline.ledger
+
+    def namespace_of(self, extra_key: str | None, cache_salt: str | None) -> Namespace:
+        """Where a request with these keys may look for donors."""
+        return namespaces.of_request(self._namespace, extra_key, cache_salt)
+
+    def register_donor(
+        self,
+        tokens: TokenIds,
+        *,
+        request_id: str,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+        text: str | None = None,
+    ) -> DonorRecord | None:
+        """Offer a prompt whose K/V was computed exactly; None if it is not kept.
+
+        Too short, not token ids, or known already are reasons not to keep it.
+        """
+        try:
+            array = as_token_array(tokens)
+        except InvalidTokensError:
+            return None
+        whole = int(array.size) // self._page_size * self._page_size
+        if whole < max(1, self._pipeline.settings.min_prompt_tokens):
+            return None
+        array = array[:whole].copy()
+        namespace = self.namespace_of(extra_key, cache_salt)
+        content = _content(array, namespace)
+        if content in self._contents:
+            return None
+        record = DonorRecord(
+            donor_id=f"{request_id}#{next(self._numbers)}",
+            tokens=array,
+            extra_key=extra_key,
+            cache_salt=cache_salt,
+        )
+        if not self._pipeline.register_donor(record.donor_id, array, namespace, text=text):
+            return None
+        self._donors[record.donor_id] = record
+        self._contents[content] = record.donor_id
+        self.generation += 1
+        return record
+
+    def match(
+        self,
+        tokens: TokenIds,
+        *,
+        request_id: str | None = None,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+        exact_tokens: int = 0,
+        hole_budget: int | None = None,
+    ) -> Plan:
+        """The plan for a prompt. Never raises; a plan that is refused says why.
+
+        Parameters
+        ----------
+        request_id
+            Opens the request in the ledger; whoever loads settles it there.
+        exact_tokens
+            Tokens at the front that the engine's own prefix cache holds.
+        hole_budget
+            Cut the plan so that no more tokens than these are computed between spans.
+        """
+        plan = self._pipeline.plan(
+            tokens,
+            self.namespace_of(extra_key, cache_salt),
+            exact_tokens=exact_tokens,
+            block_size=self._page_size,
+        )
+        if plan.executable and hole_budget is not None:
+            cut = self._whole_pages(within_hole_budget(plan, hole_budget))
+            plan = cut or plan.declined(DeclineReason.NO_CAPACITY, "too many holes for a step")
+        if request_id is not None:
+            self.ledger.open(request_id, plan)
+        return plan
+
+    def donor(self, donor_id: str) -> DonorRecord | None:
+        """What is known of a donor."""
+        return self._donors.get(donor_id)
+
+    def forget(self, donor_id: str) -> None:
+        """A donor's K/V is gone."""
+        self._pipeline.evict(donor_id)
+        self._dropped(donor_id)
+
+    def clear(self) -> None:
+        """Forget every donor."""
+        self._pipeline.clear()
+        self._donors.clear()
+        self._contents.clear()
+        self.generation += 1
+
+    def stats(self) -> PipelineStats:
+        """Counts and sizes, now."""
+        return self._pipeline.stats()
+
+    def close(self) -> None:
+        """Stop the pipeline's threads."""
+        self._pipeline.close()
+
+    def _whole_pages(self, plan: Plan | None) -> Plan | None:
+        """A plan that was cut anywhere, cut again to end on a page."""
+        if plan is None or plan.end % self._page_size == 0:
+            return plan
+        end = plan.end // self._page_size * self._page_size
+        return _ending_at(plan, end)
+
+    def _dropped(self, donor_id: str) -> None:
+        record = self._donors.pop(donor_id, None)
+        if record is None:
+            return
+        namespace = self.namespace_of(record.extra_key, record.cache_salt)
+        self._contents.pop(_content(record.tokens, namespace), None)
+        self.generation += 1
+
+
+def _ending_at(plan: Plan, end: int) -> Plan | None:
+    from dataclasses import replace
+
+    from semblend.core.plan import Hole
+
+    spans = (span.clipped(plan.exact_tokens, end) for span in plan.spans)
+    kept = tuple(span for span in spans if span is not None)
+    if not kept:
+        return None
+    recompute = tuple(
+        Hole(run.start, min(run.end, end)) for run in plan.recompute if run.start < end
+    )
+    return replace(plan, spans=kept, recompute=recompute, end=end)
+
+
+def _content(tokens: TokenArray, namespace: Namespace) -> bytes:
+    return hashlib.blake2b(tokens.tobytes(), key=namespace.key(), digest_size=16).digest()

@@ -1,0 +1,71 @@
+"""The radix-cache backend `semblend`: SGLang's unified tree, asked for more than prefixes.
+
+Exact prefixes stay the tree's business, unchanged. What SemBlend adds is reported as
+tokens in "host memory" that `init_load_back` brings to the device, into slots which
+belong to the request: SGLang's own pattern for K/V that comes from elsewhere. Nothing
+of such a request enters the tree (`skip_radix_cache_insert`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from semblend.integration.sglang.request_state import known_state
+from semblend.integration.sglang.scheduler_side import SchedulerSide
+
+
+class SemBlendRadixCache(UnifiedRadixCache):
+    """The unified tree, with request-private regions behind its matches."""
+
+    def __init__(self, params: Any) -> None:
+        self.semblend: SchedulerSide | None = None  # the parent's constructor calls reset()
+        super().__init__(params)
+
+    def match_prefix(self, params: Any) -> Any:
+        """The tree's match, and what SemBlend can load behind it."""
+        result = super().match_prefix(params)
+        if self.semblend is None or params.req is None:
+            return result
+        return self.semblend.offered(params.req, params.key, result)
+
+    def init_load_back(self, params: Any) -> tuple[int, Any] | None:
+        """Load what was offered. There is no host memory here but SemBlend's word."""
+        if self.semblend is None or params.req is None:
+            return 0, params.best_match_node
+        return self.semblend.load(params)
+
+    def load_back_is_cache_owned(self) -> bool:
+        """Loaded slots belong to the request, which frees them with its row."""
+        return False
+
+    def prefix_device_indices(self, req: Any) -> torch.Tensor:
+        """Slots of the request's prefix: the tree's path, then its private region."""
+        state = known_state(req)
+        if state is None or state.load is None:
+            slots: torch.Tensor = super().prefix_device_indices(req)
+            return slots
+        root = self.root_node_handle(req.extra_key)
+        path = self.tree_core.collect_full_device_indices(req.last_node, root)
+        exact = state.load.plan.exact_tokens
+        return torch.cat([path[:exact], state.load.slots.to(path.device)])[: req.prefix_len]
+
+    def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
+        """The tree takes over exact K/V, which may then be reused from."""
+        super().checkpoint(req, up_to=up_to, **kwargs)
+        if self.semblend is not None:
+            self.semblend.checkpointed(req, up_to)
+
+    def on_release(self, req: Any, *, checkpointed: bool) -> None:
+        """The request's row is freed."""
+        super().on_release(req, checkpointed=checkpointed)
+        if self.semblend is not None:
+            self.semblend.released(req)
+
+    def reset(self) -> None:
+        """Empty the tree, and forget every donor in it."""
+        super().reset()
+        if self.semblend is not None:
+            self.semblend.flushed()

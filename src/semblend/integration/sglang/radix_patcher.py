@@ -1,0 +1,76 @@
+"""`patch_radix_cache()`: the published name, doing its work the supported way.
+
+It once replaced a method of SGLang's radix cache. Current SGLang uses another cache
+class in another process, so that patch changed nothing and said nothing. Now the
+backend is registered with SGLang's own registry and chosen by its own setting; where
+that is not possible, the call raises and says why.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semblend.core.errors import MissingExtraError, UnsupportedModelError
+from semblend.integration.sglang.plugin import BACKEND, problems, register
+from semblend.integration.sglang.versions import installed
+
+FLAG = "--radix-cache-backend"
+
+
+def patch_radix_cache() -> str:
+    """Make SGLang engines started from now on use SemBlend; returns the backend's name.
+
+    Call it before `sglang.Engine(...)` or `sglang.launch_server`. The server's processes
+    load the backend through SemBlend's entry point, so it must be installed as a package,
+    not merely importable.
+
+    Raises
+    ------
+    MissingExtraError
+        If SGLang is not installed.
+    UnsupportedModelError
+        If this SGLang cannot serve the backend, with every reason.
+    """
+    verdict = installed()
+    if verdict is None:
+        raise MissingExtraError(package="sglang", extra="sglang", purpose="patch_radix_cache()")
+    reasons = [] if verdict.supported else [f"SGLang {verdict.version} is not a known version"]
+    register()
+    reasons += problems()
+    if not _entry_point_found():
+        reasons.append("SemBlend's entry point is not found; install it as a package")
+    if reasons:
+        raise UnsupportedModelError(f"patch_radix_cache(): {'; '.join(reasons)}")
+    _choose_by_default()
+    return BACKEND
+
+
+def _entry_point_found() -> bool:
+    """Whether SGLang's own processes will find the plugin, and are not told to skip it."""
+    import os
+    from importlib.metadata import entry_points
+
+    named = entry_points(group="sglang.srt.plugins", name=BACKEND)
+    allowed = os.environ.get("SGLANG_PLUGINS", "")
+    return bool(named) and (not allowed or BACKEND in [n.strip() for n in allowed.split(",")])
+
+
+def _choose_by_default() -> None:
+    """Engines whose settings do not name a backend get this one.
+
+    Settings travel to the scheduler's process inside ServerArgs, so that is where the
+    choice is made: what the user states is kept.
+    """
+    from sglang.srt.server_args import ServerArgs
+
+    original: Any = ServerArgs.__post_init__
+    if getattr(original, "chooses_semblend", False):
+        return
+
+    def chosen(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not self.radix_cache_backend:
+            self.radix_cache_backend = BACKEND
+        original(self, *args, **kwargs)
+
+    chosen.chooses_semblend = True  # type: ignore[attr-defined]
+    ServerArgs.__post_init__ = chosen

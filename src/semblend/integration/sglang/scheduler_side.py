@@ -1,0 +1,288 @@
+"""The backend's decisions, called by the radix cache from the scheduler's loop.
+
+In the order of a request's life:
+
+- `offered` (match_prefix, many times): a plan, remembered until donors or the exact prefix
+  change, told to the scheduler as tokens that can be loaded;
+- `load` (init_load_back, once): donors found again, slots taken, spans copied;
+- `before_forward` (the forward hook): holes computed, or the region computed exactly;
+- `checkpointed`: what was computed exactly becomes a donor;
+- `released`: retracted, aborted or finished.
+
+No call raises into the scheduler, and none embeds, waits or reads files.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from semblend.core.errors import CapacityError
+from semblend.core.outcomes import DeclineReason
+from semblend.core.plan import Plan
+from semblend.core.tokens import as_token_array
+from semblend.integration.sglang import namespaces
+from semblend.integration.sglang.loading import DonorLostError, SpanLoader
+from semblend.integration.sglang.log_lines import BackendLog, logger
+from semblend.integration.sglang.options import BackendOptions
+from semblend.integration.sglang.passes import RegionPasses
+from semblend.integration.sglang.provider import SemBlendProvider
+from semblend.integration.sglang.request_state import (
+    Progress,
+    RequestState,
+    known_state,
+    state_of,
+)
+from semblend.integration.sglang.settlement import Settlements
+from semblend.integration.sglang.stats import BackendStats
+
+_RETRIES = 2
+"""Times a request is planned again because donors were gone, before it is computed cold."""
+
+
+class SchedulerSide:
+    """Offers, loads and reports for one engine."""
+
+    def __init__(
+        self,
+        *,
+        options: BackendOptions,
+        provider: SemBlendProvider,
+        log: BackendLog,
+        stats: BackendStats,
+        loader: SpanLoader | None,
+        passes: RegionPasses | None,
+        hole_budget: int,
+        certified: bool,
+    ) -> None:
+        """Build from parts; without loader and passes it only discovers."""
+        self.provider = provider
+        self.log = log
+        self.stats = stats
+        self.settlements = Settlements(ledger=provider.ledger, log=log, stats=stats)
+        self.hook_seen = False
+        """Whether the forward hook has run in this process: without it nothing is loaded."""
+        self._options = options
+        self._loader = loader
+        self._passes = passes
+        self._hole_budget = hole_budget
+        self._holes_used = 0
+        self._pending = 0
+        self._failures = 0
+        self._certified = certified
+
+    @property
+    def loads(self) -> bool:
+        """Whether anything is loaded at present."""
+        return (
+            self._loader is not None
+            and self._passes is not None
+            and self._failures < self._options.failures_before_off
+        )
+
+    # -- matching --------------------------------------------------------------------
+
+    def offered(self, request: Any, key: Any, result: Any) -> Any:
+        """The tree's match, with what can be loaded behind it."""
+        try:
+            return self._offered(request, key, result)
+        except Exception as error:
+            logger.warning("SemBlend could not plan for %s: %s", request.rid, error, exc_info=True)
+            return result
+
+    def _offered(self, request: Any, key: Any, result: Any) -> Any:
+        if result.host_hit_length or request.kv.holds_kv:
+            return result
+        state = state_of(request)
+        state.exact_tokens = int(result.device_prefix_len)
+        if state.refusal is not None:
+            state.decline(DeclineReason.UNSUPPORTED, state.refusal)
+            return result
+        if state.progress is Progress.FAILED:
+            return result
+        plan = self._plan(state, request, key)
+        if not plan.executable or plan.end > len(key):
+            if plan.reason is not None:
+                state.decline(plan.reason, plan.detail)
+            return result
+        if not (self.loads and self.hook_seen):
+            state.decline(DeclineReason.DISABLED, "nothing is loaded at present")
+            return result
+        if state.progress is Progress.NONE:
+            state.progress = Progress.OFFERED
+            self.log.advertised(state.request_id, plan)
+        node = result.last_device_node
+        return result._replace(
+            last_host_node=node,
+            best_match_node=node,
+            host_hit_length=plan.end - plan.exact_tokens,
+        )
+
+    def _plan(self, state: RequestState, request: Any, key: Any) -> Plan:
+        """The request's plan, made once for one set of donors and one exact prefix."""
+        made_for = (len(key.token_ids), state.exact_tokens, self.provider.generation)
+        if state.plan is not None and state.planned_at == made_for:
+            return state.plan
+        started = time.perf_counter()
+        if state.tokens is None or len(state.tokens) != len(key.token_ids):
+            state.tokens = as_token_array(key.token_ids)
+        first = state.planned_at is None and not state.settled
+        state.plan = self.provider.match(
+            state.tokens,
+            request_id=None if state.settled else state.request_id,
+            extra_key=request.extra_key,
+            cache_salt=request.cache_salt,
+            exact_tokens=state.exact_tokens,
+            hole_budget=self._hole_budget,
+        )
+        state.planned_at = made_for
+        self.stats.time("lookup", time.perf_counter() - started)
+        if first:
+            self.log.looked_up(state.request_id, state.plan)
+        return state.plan
+
+    # -- loading ---------------------------------------------------------------------
+
+    def load(self, params: Any) -> tuple[int, Any] | None:
+        """(tokens, node) that were loaded: all that were offered or none; None is "ask again"."""
+        request = params.req
+        nothing = (0, request.last_node)
+        state = known_state(request)
+        plan = None if state is None else state.plan
+        if state is None or plan is None or not plan.executable or not self.loads:
+            return nothing
+        if params.host_hit_length != plan.end - plan.exact_tokens:
+            return nothing
+        holes = sum(map(len, plan.holes))
+        if self._pending and self._holes_used + holes > self._hole_budget:
+            self.stats.count("waits")
+            return None
+        try:
+            return self._load(request, state, plan, holes)
+        except DonorLostError as error:
+            return self._lost(state, error, nothing)
+        except CapacityError as error:
+            self.settlements.declined(state, DeclineReason.NO_CAPACITY, str(error))
+        except Exception as error:
+            logger.warning("SemBlend could not load for %s", request.rid, exc_info=True)
+            self._failures += 1
+            self.settlements.failed(
+                state, DeclineReason.MATERIALISATION_FAILED, f"{type(error).__name__}: {error}"
+            )
+        state.progress = Progress.FAILED
+        return nothing
+
+    def _load(
+        self, request: Any, state: RequestState, plan: Plan, holes: int
+    ) -> tuple[int, Any] | None:
+        if self._loader is None or state.tokens is None:
+            return 0, request.last_node
+        started = time.perf_counter()
+        state.load = self._loader.load(plan, state.tokens)
+        # From here on the request's K/V is approximate: never in the tree, never a donor.
+        request.skip_radix_cache_insert = True
+        state.tainted = True
+        state.progress = Progress.LOADED
+        self._pending += 1
+        self._holes_used += holes
+        self.log.loaded(state.request_id, plan)
+        self.stats.time("load", time.perf_counter() - started)
+        return plan.end - plan.exact_tokens, request.last_node
+
+    def _lost(
+        self, state: RequestState, error: DonorLostError, nothing: tuple[int, Any]
+    ) -> tuple[int, Any] | None:
+        for donor_id in error.donor_ids:
+            self.provider.forget(donor_id)
+        self.stats.count("donors_lost", len(error.donor_ids))
+        state.losses += 1
+        if state.losses <= _RETRIES:
+            # Forgotten donors are not planned with again: other donors may do.
+            self.stats.count("waits")
+            state.progress = Progress.NONE
+            return None
+        self.settlements.declined(state, DeclineReason.DONOR_GONE, str(error))
+        state.progress = Progress.FAILED
+        return nothing
+
+    # -- the forward -----------------------------------------------------------------
+
+    def before_forward(self, batch: Any) -> Any:
+        """The batch to run, with every region in place. Never raises."""
+        self.hook_seen = True
+        if batch is None or not batch.forward_mode.is_extend():
+            return batch
+        loaded = {}
+        if self._pending:
+            for row, request in enumerate(batch.reqs):
+                state = known_state(request)
+                if state is not None and state.progress is Progress.LOADED:
+                    loaded[row] = (request, state)
+        if loaded and self._passes is not None:
+            self._pending, self._holes_used = 0, 0
+            started = time.perf_counter()
+            batch, failed = self._passes.complete(batch, loaded, self.settlements)
+            self._failures = self._failures + 1 if failed else 0
+            self.stats.time("nested", time.perf_counter() - started)
+        if self._options.report:
+            self._report(batch)
+        return batch
+
+    def _report(self, batch: Any) -> None:
+        for request in batch.reqs:
+            state = known_state(request)
+            if state is not None and request.customized_info is None:
+                prompt = len(request.origin_input_ids)
+                said = state.report(prompt, certified=self._certified)
+                request.customized_info = {"semblend": [said]}
+
+    # -- the rest of a request's life ------------------------------------------------
+
+    def checkpointed(self, request: Any, up_to: int) -> None:
+        """The tree holds the request's K/V up to a position; its prompt becomes a donor."""
+        try:
+            self._donate(request, up_to)
+        except Exception as error:
+            logger.warning("SemBlend did not keep %s: %s", request.rid, error, exc_info=True)
+
+    def _donate(self, request: Any, up_to: int) -> None:
+        state = known_state(request)
+        prompt = request.origin_input_ids
+        if state is None or state.donated or state.tainted or state.refusal is not None:
+            return
+        if not self._options.register_donors or up_to < len(prompt):
+            return
+        state.donated = True
+        record = self.provider.register_donor(
+            prompt,
+            request_id=state.request_id,
+            extra_key=request.extra_key,
+            cache_salt=request.cache_salt,
+        )
+        if record is not None:
+            self.stats.count("donors_registered")
+            namespace = self.provider.namespace_of(request.extra_key, request.cache_salt)
+            self.log.donor_registered(
+                state.request_id,
+                donor_id=record.donor_id,
+                namespace=namespaces.shown(namespace),
+                tokens=len(record.tokens),
+            )
+
+    def released(self, request: Any) -> None:
+        """The request's slots were given back: it has ended, or was retracted."""
+        state = known_state(request)
+        if state is None:
+            return
+        try:
+            if request.finished():
+                self.settlements.ended(state, len(request.origin_input_ids))
+            else:
+                state.released()
+        except Exception as error:
+            logger.warning("SemBlend could not settle %s: %s", request.rid, error, exc_info=True)
+
+    def flushed(self) -> None:
+        """The tree was emptied, and every donor with it."""
+        self.provider.clear()
+        self._pending, self._holes_used = 0, 0

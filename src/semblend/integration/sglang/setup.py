@@ -1,0 +1,123 @@
+"""Building the backend: everything it needs to know about the engine, worked out once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semblend.integration.sglang import namespaces
+from semblend.integration.sglang.forward_hook import attach, is_installed
+from semblend.integration.sglang.kv_pool import KvPool
+from semblend.integration.sglang.loading import SpanLoader
+from semblend.integration.sglang.log_lines import BackendLog, logger
+from semblend.integration.sglang.modes import Mode
+from semblend.integration.sglang.nested_pass import (
+    WRITES_BEFORE_ATTENTION,
+    NestedPass,
+    PassLimits,
+)
+from semblend.integration.sglang.options import BackendOptions
+from semblend.integration.sglang.passes import RegionPasses
+from semblend.integration.sglang.provider import SemBlendProvider
+from semblend.integration.sglang.radix_cache import SemBlendRadixCache
+from semblend.integration.sglang.rotary import table_from_model
+from semblend.integration.sglang.scheduler_side import SchedulerSide
+from semblend.integration.sglang.stats import BackendStats
+from semblend.integration.sglang.support import (
+    Refusal,
+    UnsupportedEngineError,
+    engine_refusals,
+    prefill_backend,
+)
+from semblend.integration.vllm.certificates import find_certificate
+from semblend.integration.vllm.setup import cost_model
+
+_UNCHUNKED_PASS = 8192
+"""Tokens of a pass where the engine does not cut its prefills."""
+
+
+def build_cache(context: Any) -> SemBlendRadixCache:
+    """The backend for one engine.
+
+    Raises
+    ------
+    UnsupportedEngineError
+        Naming everything in this engine under which nothing may be loaded.
+    """
+    options = BackendOptions.from_env()
+    settings = options.settings()
+    if options.mode.loads and not settings.discovery_only:
+        refusals = engine_refusals(context, options)
+        if not is_installed(context.tp_worker):
+            refusals.append(
+                Refusal(
+                    feature="the forward hook is not installed",
+                    remedy="SGLANG_PLUGINS must not leave out semblend",
+                )
+            )
+        if refusals:
+            raise UnsupportedEngineError(refusals)
+    from sglang.srt.mem_cache.registry import create_unified_radix_cache
+
+    cache = create_unified_radix_cache(context, cache_class=SemBlendRadixCache)
+    cache.semblend = _side(context, cache, options)
+    attach(context.tp_worker, cache.semblend)
+    return cache  # type: ignore[no-any-return]
+
+
+def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> SchedulerSide:
+    runner = context.tp_worker.model_runner
+    settings = options.settings()
+    namespace = namespaces.engine_namespace(context, options, settings)
+    policy = _certified_policy(options, str(namespace.model_revision), str(namespace.model))
+    provider = SemBlendProvider(
+        namespace,
+        settings,
+        page_size=int(cache.page_size),
+        cost=cost_model(runner.model_config),
+        certified_policy=policy,
+    )
+    budget = _pass_tokens(context.server_args)
+    loads = options.mode.loads and not settings.discovery_only
+    loads = loads and (options.mode is not Mode.SEGMENTED or policy is not None)
+    loader, passes = None, None
+    if loads:
+        pool = KvPool(runner, table_from_model(runner.model))
+        loader = SpanLoader(cache, pool, provider)
+        limits = PassLimits(
+            sequences=int(runner.max_running_requests),
+            tokens=budget,
+            many_holes=prefill_backend(runner) in WRITES_BEFORE_ATTENTION,
+        )
+        passes = RegionPasses(runner, pool, NestedPass(runner, limits))
+    logger.info("SemBlend runs in mode %s; loads K/V: %s", options.mode.value, loads)
+    return SchedulerSide(
+        options=options,
+        provider=provider,
+        log=BackendLog(options),
+        stats=BackendStats(
+            export=bool(context.params.enable_metrics),
+            labels={"model_name": str(namespace.model)},
+        ),
+        loader=loader,
+        passes=passes,
+        hole_budget=options.max_hole_tokens_per_step or budget,
+        certified=policy is not None,
+    )
+
+
+def _certified_policy(options: BackendOptions, revision: str, model: str) -> str | None:
+    if options.mode is not Mode.SEGMENTED:
+        return None
+    certificate = find_certificate(revision)
+    if certificate is None:
+        logger.warning(
+            "SemBlend: model %s has no quality certificate; mode segmented runs discovery only",
+            model,
+        )
+        return None
+    return str(certificate.policy)
+
+
+def _pass_tokens(server_args: Any) -> int:
+    chunk = int(server_args.chunked_prefill_size or 0)
+    return chunk if chunk > 0 else _UNCHUNKED_PASS

@@ -1,0 +1,101 @@
+"""Counters in SGLang's own /metrics, named as SGLang names its metrics.
+
+Hole tokens are computed, so they are counted as computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semblend.core.outcomes import DeclineReason, Outcome
+
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_PLAIN = {
+    "donors_registered": "Prompts computed exactly that may be reused from.",
+    "donors_lost": "Donors that had left the tree when they were to be loaded.",
+    "load_failures": "Loads or passes that failed and were computed exactly.",
+    "waits": "Admissions put off by one step, for the hole budget or a lost donor.",
+}
+_TIMES = {
+    "lookup": "Time to plan for a prompt, in the scheduler.",
+    "load": "Time to find donors, take slots and queue the copies.",
+    "nested": "Time to run or queue a step's passes over holes.",
+}
+
+
+class BackendStats:
+    """Counts what happened; to Prometheus too where SGLang serves metrics."""
+
+    def __init__(self, *, export: bool, labels: dict[str, str] | None = None) -> None:
+        """Make the counters.
+
+        Parameters
+        ----------
+        export
+            Whether SGLang was started with --enable-metrics. It collects the metrics of
+            all its processes from files, so nothing has to be registered with it.
+        """
+        self.counts: dict[str, int] = {}
+        self._labels = labels or {}
+        self._metrics: dict[str, Any] = self._make() if export else {}
+
+    def count(self, name: str, amount: int = 1) -> None:
+        """Add to a plain counter."""
+        self._add(name, amount)
+
+    def time(self, name: str, seconds: float) -> None:
+        """Note one duration."""
+        metric = self._metrics.get(f"{name}_seconds")
+        if metric is not None:
+            metric.labels(**self._labels).observe(seconds)
+
+    def settled(
+        self,
+        outcome: Outcome,
+        *,
+        prompt: int,
+        exact: int = 0,
+        reused: int = 0,
+        recomputed: int = 0,
+        reason: DeclineReason | None = None,
+    ) -> None:
+        """Count one request and its prompt tokens by where their K/V came from."""
+        self._add("requests", 1, outcome=outcome.value)
+        if reason is not None:
+            self._add("declines", 1, reason=reason.value)
+        for source, amount in (
+            ("exact", exact),
+            ("reused", reused),
+            ("recomputed", recomputed),
+            ("computed", prompt - exact - reused - recomputed),
+        ):
+            self._add("tokens", amount, source=source)
+
+    def _add(self, name: str, amount: int, **labels: str) -> None:
+        if not amount:
+            return
+        key = ":".join((name, *labels.values()))
+        self.counts[key] = self.counts.get(key, 0) + amount
+        metric = self._metrics.get(name)
+        if metric is not None:
+            metric.labels(**self._labels, **labels).inc(amount)
+
+    def _make(self) -> dict[str, Any]:
+        from prometheus_client import Counter, Histogram
+
+        def counter(name: str, text: str, *labels: str) -> Any:
+            return Counter(f"sglang:semblend_{name}", text, [*self._labels, *labels])
+
+        made: dict[str, Any] = {
+            "tokens": counter("tokens", "Prompt tokens by where their K/V came from.", "source"),
+            "requests": counter("requests", "Requests by outcome.", "outcome"),
+            "declines": counter("declines", "Requests not reused, why.", "reason"),
+        }
+        made |= {name: counter(name, text) for name, text in _PLAIN.items()}
+        made |= {
+            f"{name}_seconds": Histogram(
+                f"sglang:semblend_{name}_seconds", text, list(self._labels), buckets=_SECONDS
+            )
+            for name, text in _TIMES.items()
+        }
+        return made

@@ -1,0 +1,207 @@
+"""What this adapter was not proven with, refused by name: at start, or for one request.
+
+Every entry is a feature under which K/V of a span is not what segmented prefill
+takes it for, or under which nobody has seen it work. Refusing costs a cold
+prefill; not refusing costs wrong answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from semblend.core.errors import UnsupportedModelError, UnsupportedRotaryError
+from semblend.integration.sglang.options import BackendOptions
+from semblend.integration.sglang.versions import installed
+
+VERIFIED_ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+"""Run by the tests, all but Mistral (which SGLang runs as Llama)."""
+ATTENTION_BACKENDS = ("torch_native", "triton", "fa3", "flashinfer")
+"""Passes of one hole a request are chunks to these; only torch_native was run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """One reason not to load donor K/V in this engine."""
+
+    feature: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.feature} ({self.remedy})" if self.remedy else self.feature
+
+
+class UnsupportedEngineError(UnsupportedModelError):
+    """The engine is set up in a way this adapter was not proven with; names all of it."""
+
+    def __init__(self, refusals: Iterable[Refusal]) -> None:
+        self.refusals = tuple(refusals)
+        listed = "; ".join(map(str, self.refusals))
+        super().__init__(
+            f"SemBlend cannot load K/V in this engine: {listed}. "
+            f"Mode discovery_only runs with most of these."
+        )
+
+
+def _arg(name: str, default: Any = None) -> Callable[[Any], Any]:
+    """What the server was told, or the default where this SGLang has no such flag."""
+    return lambda args: getattr(args, name, default)
+
+
+def _more_than_one(name: str) -> Callable[[Any], bool]:
+    return lambda args: int(getattr(args, name, 1) or 1) > 1
+
+
+_FEATURES: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+    ("tensor parallelism", _more_than_one("tp_size")),
+    ("pipeline parallelism", _more_than_one("pp_size")),
+    ("data parallelism", _more_than_one("dp_size")),
+    ("context parallelism", _more_than_one("attn_cp_size")),
+    ("decode context parallelism", _more_than_one("dcp_size")),
+    ("attention data parallelism", _arg("enable_dp_attention")),
+    ("speculative decoding", _arg("speculative_algorithm")),
+    (
+        "prefill/decode disaggregation",
+        lambda args: getattr(args, "disaggregation_mode", "null") not in (None, "null"),
+    ),
+    ("hierarchical cache", _arg("enable_hierarchical_cache")),
+    ("LMCache", _arg("enable_lmcache")),
+    ("FlexKV", _arg("enable_flexkv")),
+    ("an external cache linker", _arg("enable_unified_cache_external_linker")),
+    ("streaming sessions", _arg("enable_streaming_session")),
+    ("session radix cache", _arg("enable_session_radix_cache")),
+    ("mixed chunked prefill", _arg("enable_mixed_chunk")),
+    ("two-batch overlap", _arg("enable_two_batch_overlap")),
+    ("unified memory pools", _arg("enable_unified_memory")),
+    ("LoRA", _arg("enable_lora")),
+    ("diffusion language models", _arg("dllm_algorithm")),
+)
+
+
+def engine_refusals(context: Any, options: BackendOptions) -> list[Refusal]:
+    """Everything in a TreeCacheBuildContext under which donor K/V must not be loaded."""
+    refusals = version_refusals()
+    refusals += [Refusal(feature=name) for name, used in _FEATURES if used(context.server_args)]
+    for name, present in (
+        ("sliding-window attention", context.is_hybrid_swa),
+        ("state-space layers", context.is_hybrid_ssm),
+        ("sparse attention", context.is_dsa),
+        ("a disabled radix cache", context.disable_radix_cache),
+    ):
+        if present:
+            refusals.append(Refusal(feature=name))
+    runner = context.tp_worker.model_runner
+    return [
+        *refusals,
+        *_pool_refusals(runner.token_to_kv_pool),
+        *_backend_refusals(prefill_backend(runner)),
+        *_model_refusals(runner, options),
+    ]
+
+
+def version_refusals() -> list[Refusal]:
+    """Nothing for a version whose interfaces are known."""
+    from semblend.integration.sglang.contract import contract_problems
+
+    verdict = installed()
+    if verdict is None or not verdict.supported:
+        shown = "an unknown version" if verdict is None else verdict.version
+        return [Refusal(feature=f"SGLang {shown}", remedy="its interfaces are not known here")]
+    return [Refusal(feature=problem) for problem in contract_problems()]
+
+
+def prefill_backend(runner: Any) -> str:
+    """The attention backend that extends run on."""
+    chosen = getattr(runner, "prefill_attention_backend_str", None)
+    args = runner.server_args
+    return str(
+        chosen
+        or getattr(args, "prefill_attention_backend", None)
+        or getattr(args, "attention_backend", None)
+        or "unknown"
+    )
+
+
+def request_refusal(request: Any) -> str | None:
+    """Why this request's K/V may be neither reused nor donated, if so."""
+    start = request.logprob_start_len if request.return_logprob else -1
+    checks: tuple[tuple[str, bool], ...] = (
+        ("input_embeds", request.input_embeds is not None),
+        ("embed_overrides", request.positional_embed_overrides is not None),
+        ("multimodal", request.multimodal_inputs is not None),
+        ("lora", request.lora_id is not None),
+        ("session", request.session is not None or request.session_id is not None),
+        (
+            "prompt_logprobs",
+            0 <= start < len(request.origin_input_ids) - 1,
+        ),
+        ("hidden_states", bool(request.return_hidden_states)),
+        ("routed_experts", bool(getattr(request, "return_routed_experts", False))),
+        ("beam_search", getattr(request, "beam_group", None) is not None),
+        ("barred_from_the_tree", bool(request.skip_radix_cache_insert)),
+        ("pooling", getattr(request, "token_type_ids", None) is not None),
+    )
+    return next((name for name, present in checks if present), None)
+
+
+def _pool_refusals(pool: Any) -> list[Refusal]:
+    name = type(pool).__name__
+    if name != "MHATokenToKVPool":
+        return [Refusal(feature=f"K/V pool {name}")]
+    refusals = []
+    layout = getattr(pool, "kv_cache_layout", "unknown")
+    if layout != "nhd":
+        refusals.append(Refusal(feature=f"K/V layout {layout}"))
+    stored = getattr(pool, "store_dtype", pool.dtype)
+    if stored != pool.dtype or str(pool.dtype) not in (
+        "torch.float32",
+        "torch.float16",
+        "torch.bfloat16",
+    ):
+        refusals.append(Refusal(feature=f"quantised K/V cache ({pool.dtype})"))
+    if getattr(pool, "v_head_dim", pool.head_dim) != pool.head_dim:
+        refusals.append(Refusal(feature="K and V of different widths"))
+    return refusals
+
+
+def _backend_refusals(backend: str) -> list[Refusal]:
+    if backend in ATTENTION_BACKENDS:
+        return []
+    return [
+        Refusal(
+            feature=f"attention backend {backend}",
+            remedy=f"known are {', '.join(ATTENTION_BACKENDS)}",
+        )
+    ]
+
+
+def _model_refusals(runner: Any, options: BackendOptions) -> list[Refusal]:
+    from semblend.integration.sglang.rotary import table_from_model
+
+    refusals = []
+    config = runner.model_config
+    if not getattr(config, "is_generation", True):
+        refusals.append(Refusal(feature="pooling models"))
+    if getattr(config, "is_multimodal", False):
+        refusals.append(Refusal(feature="multimodal models"))
+    if getattr(config, "is_encoder_decoder", False):
+        refusals.append(Refusal(feature="encoder-decoder models"))
+    names = list(getattr(config.hf_config, "architectures", None) or [])
+    if not options.unverified_architectures and not set(names) & set(VERIFIED_ARCHITECTURES):
+        refusals.append(
+            Refusal(
+                feature=f"architecture {', '.join(names) or 'unknown'}",
+                remedy="never seen to work; unverified_architectures=true tries it",
+            )
+        )
+    try:
+        table_from_model(runner.model)
+    except UnsupportedRotaryError as error:
+        refusals.append(Refusal(feature=f"rotary positions: {error}"))
+    return refusals
