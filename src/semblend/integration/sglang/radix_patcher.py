@@ -14,8 +14,6 @@ from semblend.core.errors import MissingExtraError, UnsupportedModelError
 from semblend.integration.sglang.plugin import BACKEND, problems, register
 from semblend.integration.sglang.versions import installed
 
-FLAG = "--radix-cache-backend"
-
 
 def patch_radix_cache() -> str:
     """Make SGLang engines started from now on use SemBlend; returns the backend's name.
@@ -59,18 +57,18 @@ def _choose_by_default() -> None:
     """Engines whose settings do not name a backend get this one.
 
     Settings travel to the scheduler's process inside ServerArgs, so that is where the
-    choice is made: what the user states is kept.
+    choice is made, with SGLang's own hook: what the user states is kept.
     """
-    from sglang.srt.server_args import ServerArgs
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    original: Any = ServerArgs.__post_init__
-    if getattr(original, "chooses_semblend", False):
-        return
+    hooked = "sglang.srt.server_args.ServerArgs.__post_init__"
+    if hooked not in HookRegistry._patched:
+        HookRegistry.register(hooked, _choose, HookType.AFTER)
+        HookRegistry.apply_hooks()
+    if hooked not in HookRegistry._patched:
+        raise UnsupportedModelError(f"patch_radix_cache(): {hooked} cannot be hooked")
 
-    def chosen(self: Any, *args: Any, **kwargs: Any) -> None:
-        if not self.radix_cache_backend:
-            self.radix_cache_backend = BACKEND
-        original(self, *args, **kwargs)
 
-    chosen.chooses_semblend = True  # type: ignore[attr-defined]
-    ServerArgs.__post_init__ = chosen
+def _choose(_result: Any, arguments: Any) -> None:
+    if not arguments.radix_cache_backend:
+        arguments.radix_cache_backend = BACKEND

@@ -27,6 +27,7 @@ from semblend.integration.sglang.support import (
     UnsupportedEngineError,
     engine_refusals,
     prefill_backend,
+    resolved,
 )
 from semblend.integration.vllm.certificates import find_certificate
 from semblend.integration.vllm.setup import cost_model
@@ -119,5 +120,5 @@ def _certified_policy(options: BackendOptions, revision: str, model: str) -> str
 
 
 def _pass_tokens(server_args: Any) -> int:
-    chunk = int(server_args.chunked_prefill_size or 0)
+    chunk = int(resolved(server_args).chunked_prefill_size or 0)
     return chunk if chunk > 0 else _UNCHUNKED_PASS

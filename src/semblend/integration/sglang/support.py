@@ -84,10 +84,18 @@ _FEATURES: tuple[tuple[str, Callable[[Any], Any]], ...] = (
 )
 
 
+def resolved(server_args: Any) -> Any:
+    """ServerArgs as SGLang reads them: what was given, with its own defaults filled in."""
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    return resolving_view(server_args)
+
+
 def engine_refusals(context: Any, options: BackendOptions) -> list[Refusal]:
     """Everything in a TreeCacheBuildContext under which donor K/V must not be loaded."""
+    arguments = resolved(context.server_args)
     refusals = version_refusals()
-    refusals += [Refusal(feature=name) for name, used in _FEATURES if used(context.server_args)]
+    refusals += [Refusal(feature=name) for name, used in _FEATURES if used(arguments)]
     for name, present in (
         ("sliding-window attention", context.is_hybrid_swa),
         ("state-space layers", context.is_hybrid_ssm),
@@ -119,7 +127,7 @@ def version_refusals() -> list[Refusal]:
 def prefill_backend(runner: Any) -> str:
     """The attention backend that extends run on."""
     chosen = getattr(runner, "prefill_attention_backend_str", None)
-    args = runner.server_args
+    args = resolved(runner.server_args)
     return str(
         chosen
         or getattr(args, "prefill_attention_backend", None)

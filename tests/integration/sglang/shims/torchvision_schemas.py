@@ -28,7 +28,7 @@ class _Declare(importlib.abc.MetaPathFinder):
             for schema in _SCHEMAS:
                 self.library.define(schema)
             globals()["_kept"] = self
-        return None
+        return
 
 
 sys.meta_path.insert(0, _Declare())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 __version__ = "0.0.0+stand-in"
 
@@ -32,7 +32,7 @@ class _Missing:
 class _StandIn(ModuleType):
     """A module (and any submodule) whose every name is a missing kernel."""
 
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -1,0 +1,43 @@
+"""Real SGLang on a CPU. `make test-sglang` makes the environment and runs these."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+HAS_SGLANG = importlib.util.find_spec("sglang") is not None
+collect_ignore_glob = [] if HAS_SGLANG else ["test_*.py"]
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return "SGLang: installed" if HAS_SGLANG else "SGLang: not installed; run make test-sglang"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "integration/sglang" in str(item.path):
+            # SGLang and what it imports warn about themselves; our tests are strict elsewhere.
+            item.add_marker(pytest.mark.filterwarnings("default"))
+
+
+@pytest.fixture(scope="module")
+def make_engine() -> Iterator[Callable[..., Any]]:
+    """Engines for one module, one at a time, closed at its end."""
+    from tests.integration.sglang.engines import Engine
+
+    made: dict[str, Any] = {}
+
+    def make(model: str = "llama", **options: Any) -> Engine:
+        key = repr((model, sorted(options.items(), key=lambda item: item[0])))
+        if key not in made:
+            while made:
+                made.popitem()[1].close()
+            made[key] = Engine(model, **options)
+        return made[key]
+
+    yield make
+    for engine in made.values():
+        engine.close()
