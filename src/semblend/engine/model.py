@@ -12,9 +12,9 @@ import torch
 from semblend.core.errors import MissingExtraError, UnsupportedModelError
 from semblend.engine.attention import BATCH_ARGUMENT, register_attention
 from semblend.engine.batch import SegmentBatch
-from semblend.engine.fingerprint import tokenizer_fingerprint, weights_fingerprint
 from semblend.engine.pool import KvShape
 from semblend.engine.support import check_supported
+from semblend.kv.fingerprint import tokenizer_fingerprint, weights_fingerprint
 from semblend.kv.rotary import RotarySpec, RotaryTable, self_test
 
 if TYPE_CHECKING:
