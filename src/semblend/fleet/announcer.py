@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -11,7 +13,13 @@ import numpy as np
 from semblend.core.errors import SemBlendError
 from semblend.core.namespace import Namespace
 from semblend.core.tokens import TokenArray
-from semblend.fleet.events.model import DonorEvicted, DonorRegistered, EventSegment, Location
+from semblend.fleet.events.model import (
+    DonorEvicted,
+    DonorRegistered,
+    DonorRelocated,
+    EventSegment,
+    Location,
+)
 from semblend.fleet.keys import FleetKeys, tenant_key
 from semblend.fleet.publish.publisher import Publisher, PublisherOptions, Sayable
 from semblend.fleet.publish.sink import EventSink
@@ -50,7 +58,6 @@ class DonorAnnouncer:
         dp_rank: int = 0,
         sampling: int = DEFAULT_SAMPLING,
         tier: str = "host",
-        locate: Callable[[str], Location | None] = lambda donor_id: None,
         options: PublisherOptions | None = None,
     ) -> None:
         """Begin to announce.
@@ -59,14 +66,14 @@ class DonorAnnouncer:
         ----------
         namespace
             The worker's own, of any tenant: gateways learn its public parts.
-        locate
-            Where a donor is, if not with the worker alone.
         """
         self._library = library
         self._secret = secret
         self._sampling = check_sampling(sampling)
         self._here = Location(kind="worker", worker_id=worker_id, dp_rank=dp_rank, tier=tier)
-        self._locate = locate
+        # Donors in a shared store: where, and what they are, also once the worker lost them.
+        self._shared: dict[str, tuple[Location, HeldDonor]] = {}
+        self._lock = threading.Lock()
         self.publisher = Publisher(
             sink,
             worker_id=worker_id,
@@ -83,16 +90,49 @@ class DonorAnnouncer:
         self.publisher.say(partial(self._registered, donor_id, tokens, namespace))
 
     def donor_lost(self, donor_id: str) -> None:
-        """The library no longer has it."""
-        self.publisher.say(DonorEvicted(donor_id=donor_id, generation=0))
+        """The library no longer has it; a shared store may."""
+        with self._lock:
+            shared = self._shared.get(donor_id)
+        if shared is None:
+            self.publisher.say(DonorEvicted(donor_id=donor_id, generation=0))
+        else:
+            self._relocate(donor_id, replace(shared[0], kind="shared", tier="store"))
+
+    def shared(self, held: HeldDonor, *, backend: str, locator: str) -> None:
+        """A donor the library holds is in a shared store, too."""
+        location = replace(self._here, backend=backend, locator=locator)
+        with self._lock:
+            self._shared[held[0]] = (location, held)
+        self._relocate(held[0], location)
+
+    def withdrawn(self, donor_id: str, *, local: bool) -> None:
+        """A donor left the shared store; `local` says whether the library still has it."""
+        with self._lock:
+            if self._shared.pop(donor_id, None) is None:
+                return
+        if local:
+            self._relocate(donor_id, self._here)
+        else:
+            self.publisher.say(DonorEvicted(donor_id=donor_id, generation=0))
+
+    def _relocate(self, donor_id: str, location: Location) -> None:
+        self.publisher.say(DonorRelocated(donor_id=donor_id, generation=0, new_location=location))
 
     def close(self) -> None:
         """Say goodbye and stop."""
         self.publisher.close()
 
     def _inventory(self) -> Iterator[Sayable]:
-        for held in list(self._library.inventory()):
+        local = {held[0]: held for held in self._library.inventory()}
+        with self._lock:
+            shared = dict(self._shared)
+        for held in local.values():
             yield partial(self._registered, *held)
+        for donor_id, (location, held) in shared.items():
+            if donor_id not in local:
+                yield partial(self._registered, *held)
+                location = replace(location, kind="shared", tier="store")
+            yield DonorRelocated(donor_id=donor_id, generation=0, new_location=location)
 
     def _registered(
         self, donor_id: str, tokens: TokenArray, namespace: Namespace
@@ -107,7 +147,7 @@ class DonorAnnouncer:
             donor_id=donor_id,
             namespace_id=keys.namespace_id,
             namespace=published_namespace(namespace, self._secret),
-            location=self._locate(donor_id) or self._here,
+            location=self._here,
             token_count=drawn.token_count,
             generation=0,
             segments=tuple(

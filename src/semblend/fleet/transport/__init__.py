@@ -1,0 +1,1 @@
+"""Donor K/V between machines: existing stores behind one small interface."""

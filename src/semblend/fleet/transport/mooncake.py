@@ -1,0 +1,74 @@
+"""Mooncake Store as the shared store, over TCP; memory is offered by every worker."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from semblend.core.errors import MissingExtraError, StorageError
+from semblend.fleet.transport.store import Buffer
+
+_SEGMENT_BYTES = 512 * 2**20
+_BUFFER_BYTES = 128 * 2**20
+
+
+class MooncakeStore:
+    """A client of one Mooncake master. Peers are found by handshake: no metadata server.
+
+    Parameters
+    ----------
+    master
+        host:port of the master.
+    hostname
+        This machine's address, as the others reach it.
+    segment_bytes
+        Memory this worker offers to the store.
+    """
+
+    backend = "mooncake"
+
+    def __init__(
+        self,
+        master: str,
+        *,
+        hostname: str = "127.0.0.1",
+        segment_bytes: int = _SEGMENT_BYTES,
+        buffer_bytes: int = _BUFFER_BYTES,
+    ) -> None:
+        try:
+            module = importlib.import_module("mooncake.store")
+        except ImportError as error:
+            raise MissingExtraError(
+                package="mooncake-transfer-engine-non-cuda",
+                extra="fleet",
+                purpose="SEMBLEND_TRANSPORT=mooncake",
+            ) from error
+        self._store: Any = module.MooncakeDistributedStore()
+        code = self._store.setup(
+            hostname, "P2PHANDSHAKE", segment_bytes, buffer_bytes, "tcp", "", master
+        )
+        if code:
+            raise StorageError(f"mooncake master {master}: setup failed with code {code}")
+
+    def put(self, name: str, parts: Sequence[Buffer]) -> None:
+        """Store an object; an older one of the name is replaced."""
+        data = b"".join(parts)
+        code = self._store.put(name, data)
+        if code:
+            raise StorageError(f"mooncake: put failed with code {code}")
+
+    def get(self, name: str) -> Buffer | None:
+        """An object, or None."""
+        if self._store.is_exist(name) != 1:
+            return None
+        data: bytes = self._store.get(name)
+        return data or None
+
+    def remove(self, name: str) -> None:
+        """Forget an object. The master may keep it a few seconds longer for its readers."""
+        self._store.remove(name)
+
+    def close(self) -> None:
+        """Leave the store; the memory this worker offered goes with it."""
+        self._store.close()
