@@ -113,29 +113,32 @@ class Figures:
 
 
 def _table(title: str, rows: Sequence[Row]) -> Table:
-    """One line a case, one column a metric, as the documents' own tables are."""
+    """Cases against metrics, the longer list downwards, so that the table fits a terminal."""
     metrics = list(dict.fromkeys(row.metric for row in rows))
+    cases = list(dict.fromkeys(row.case for row in rows))
+    cells = {(row.case, row.metric): _cell(row) for row in rows}
+    for case in cases:
+        own = [row for row in rows if row.case == case]
+        lengths = [row.context_tokens for row in own if row.context_tokens is not None]
+        said = [row.backend_confirmed for row in own if row.backend_confirmed is not None]
+        cells[case, "context"] = f"{lengths[0]:.0f} tokens" if lengths else ""
+        cells[case, "reuse"] = ("confirmed" if any(said) else "none") if said else "not stated"
+    metrics = ["context", *metrics, "reuse"]
+    downwards = len(metrics) >= len(cases)
+    across = cases if downwards else metrics
     table = Table(title=title)
-    for column in ("case", "context", *metrics, "reuse"):
-        table.add_column(column, justify="left" if column == "case" else "right")
-    for case in dict.fromkeys(row.case for row in rows):
-        own = {row.metric: row for row in rows if row.case == case}
-        lengths = [row.context_tokens for row in own.values() if row.context_tokens is not None]
-        said = [row.backend_confirmed for row in own.values() if row.backend_confirmed is not None]
-        reuse = ("confirmed" if any(said) else "none") if said else "not stated"
-        table.add_row(
-            case,
-            f"{lengths[0]:.0f}" if lengths else "",
-            *(_cell(own.get(metric)) for metric in metrics),
-            reuse,
-        )
+    table.add_column("" if downwards else "case")
+    for name in across:
+        table.add_column(name, justify="right")
+    for name in metrics if downwards else cases:
+        keys = ((other, name) if downwards else (name, other) for other in across)
+        table.add_row(name, *(cells.get(key, "") for key in keys))
     return table
 
 
-def _cell(row: Row | None) -> str:
-    if row is None:
-        return ""
+def _cell(row: Row) -> str:
     if row.value is None:
         return "not measured"
-    text = f"{row.value:.4g} {row.unit}".strip()
+    number = f"{row.value:,.0f}" if abs(row.value) >= 1000 else f"{row.value:.4g}"
+    text = f"{number} {row.unit}".strip()
     return f"[bold red]{text}[/] (target {row.target:g})" if row.ok is False else text

@@ -21,7 +21,7 @@ from benchmarks.suite.documents import Case, case, document_of
 from benchmarks.suite.endpoint import Endpoint, parser, run
 from benchmarks.suite.figures import Figures
 from benchmarks.suite.judging import LocalModel, judge, local_model, perplexity
-from benchmarks.suite.pairs import Pair, confirmed, context_tokens
+from benchmarks.suite.pairs import Pair, add_reuse, confirmed, context_tokens
 from sembench import statistics
 from sembench.profiles import load_profile
 from sembench.quality import answer_recall, rouge_l, states_value
@@ -144,6 +144,8 @@ async def _measure(
             **shared,
         )
 
+    # An answer that is right because nothing was reused says nothing about reuse.
+    add_reuse(figures, name, pairs)
     ratios = [
         after / before
         for pair in pairs
