@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # One thread a worker: two workers on two cores, and results that do not depend on the machine.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: install demo test lint types unit clean
+.PHONY: install demo test lint types unit test-vllm test-sglang clean
 
 install: $(VENV)/.dev
 
@@ -28,7 +28,7 @@ $(VENV)/.dev: $(VENV)/.engine
 demo: $(VENV)/.engine
 	@$(BIN)/semblend demo
 
-test: lint types unit
+test: lint types unit test-vllm test-sglang
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -39,6 +39,17 @@ types: $(VENV)/.dev
 
 unit: $(VENV)/.dev
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Real engines on the CPU, each in an environment of its own.
+test-vllm:
+	@echo "the vLLM environment (a few minutes when new)"
+	@bash scripts/vllm_env.sh $(PYTHON)
+	.venv-vllm/bin/python -m pytest tests/integration/vllm
+
+test-sglang:
+	@echo "the SGLang environment (a few minutes when new)"
+	@bash scripts/sglang_env.sh $(PYTHON)
+	.venv-sglang/bin/python -m pytest tests/integration/sglang
 
 clean:
 	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis
