@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from semblend.cli.doctor_sglang import doctor_sglang
 from semblend.integration.vllm.diagnosis import (
     Finding,
     Question,
@@ -41,6 +42,9 @@ _MARKS = {
 @doctor.callback()
 def main() -> None:
     """Say what an engine installed here would do with SemBlend, and why."""
+
+
+doctor.command("sglang")(doctor_sglang)
 
 
 @doctor.command("vllm")

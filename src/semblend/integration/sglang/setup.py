@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from semblend.integration.sglang import namespaces
+from semblend.integration.sglang.certificates import standing_of
 from semblend.integration.sglang.forward_hook import attach, is_installed
 from semblend.integration.sglang.kv_pool import KvPool
 from semblend.integration.sglang.loading import SpanLoader
@@ -29,7 +30,6 @@ from semblend.integration.sglang.support import (
     prefill_backend,
     resolved,
 )
-from semblend.integration.vllm.certificates import find_certificate
 from semblend.integration.vllm.setup import cost_model
 
 _UNCHUNKED_PASS = 8192
@@ -69,7 +69,8 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
     runner = context.tp_worker.model_runner
     settings = options.settings()
     namespace = namespaces.engine_namespace(context, options, settings)
-    policy = _certified_policy(options, str(namespace.model_revision), str(namespace.model))
+    segmented = options.mode is Mode.SEGMENTED
+    policy = standing_of(runner, settings).policy if segmented else None
     provider = SemBlendProvider(
         namespace,
         settings,
@@ -79,7 +80,7 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
     )
     budget = _pass_tokens(context.server_args)
     loads = options.mode.loads and not settings.discovery_only
-    loads = loads and (options.mode is not Mode.SEGMENTED or policy is not None)
+    loads = loads and (policy is not None or not segmented)
     loader, passes = None, None
     if loads:
         pool = KvPool(runner, table_from_model(runner.model))
@@ -104,19 +105,6 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
         hole_budget=options.max_hole_tokens_per_step or budget,
         certified=policy is not None,
     )
-
-
-def _certified_policy(options: BackendOptions, revision: str, model: str) -> str | None:
-    if options.mode is not Mode.SEGMENTED:
-        return None
-    certificate = find_certificate(revision)
-    if certificate is None:
-        logger.warning(
-            "SemBlend: model %s has no quality certificate; mode segmented runs discovery only",
-            model,
-        )
-        return None
-    return str(certificate.policy)
 
 
 def _pass_tokens(server_args: Any) -> int:

@@ -93,9 +93,7 @@ def resolved(server_args: Any) -> Any:
 
 def engine_refusals(context: Any, options: BackendOptions) -> list[Refusal]:
     """Everything in a TreeCacheBuildContext under which donor K/V must not be loaded."""
-    arguments = resolved(context.server_args)
-    refusals = version_refusals()
-    refusals += [Refusal(feature=name) for name, used in _FEATURES if used(arguments)]
+    refusals = [*version_refusals(), *feature_refusals(context.server_args)]
     for name, present in (
         ("sliding-window attention", context.is_hybrid_swa),
         ("state-space layers", context.is_hybrid_ssm),
@@ -110,7 +108,14 @@ def engine_refusals(context: Any, options: BackendOptions) -> list[Refusal]:
         *_pool_refusals(runner.token_to_kv_pool),
         *_backend_refusals(prefill_backend(runner)),
         *_model_refusals(runner, options),
+        *_policy_refusals(options),
     ]
+
+
+def feature_refusals(server_args: Any) -> list[Refusal]:
+    """Everything the server was told to do that this adapter was not proven with."""
+    arguments = resolved(server_args)
+    return [Refusal(feature=name) for name, used in _FEATURES if used(arguments)]
 
 
 def version_refusals() -> list[Refusal]:
@@ -213,3 +218,13 @@ def _model_refusals(runner: Any, options: BackendOptions) -> list[Refusal]:
     except UnsupportedRotaryError as error:
         refusals.append(Refusal(feature=f"rotary positions: {error}"))
     return refusals
+
+
+def _policy_refusals(options: BackendOptions) -> list[Refusal]:
+    """Policies that look at the model's work are not served here."""
+    from semblend.planning.policies.base import policy_from_spec
+
+    spec = options.settings().recompute_policy
+    if options.mode.uncertified and policy_from_spec(spec).dynamic:
+        return [Refusal(feature=f"recompute policy {spec}", remedy="it asks for a probe")]
+    return []
