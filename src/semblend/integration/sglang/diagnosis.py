@@ -1,0 +1,173 @@
+"""What this installation of SGLang would do with the backend, and why; nothing is started."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from semblend.core.errors import SemBlendError, UnsupportedRotaryError
+from semblend.integration.sglang.options import BackendOptions
+from semblend.integration.sglang.plugin import BACKEND
+from semblend.integration.sglang.support import (
+    ATTENTION_BACKENDS,
+    VERIFIED_ARCHITECTURES,
+    feature_refusals,
+)
+from semblend.integration.sglang.versions import SUPPORTED, installed
+from semblend.integration.vllm.diagnosis import Finding, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be judged: the backend's options and how SGLang would be started."""
+
+    config: Mapping[str, Any]
+    arguments: tuple[str, ...] = ()
+    """SGLang's own flags."""
+
+
+def diagnose(question: Question) -> list[Finding]:
+    """Every check, in the order in which a start would meet them."""
+    findings = [*_installation(), *_options(question)]
+    if any(finding.verdict is Verdict.REFUSED for finding in findings):
+        return findings
+    findings += _contract()
+    if question.arguments:
+        findings += _engine(question)
+    return findings
+
+
+def _installation() -> Iterator[Finding]:
+    verdict = installed()
+    if verdict is None or importlib.util.find_spec("sglang") is None:
+        yield Finding(
+            check="SGLang",
+            verdict=Verdict.REFUSED,
+            detail="not installed in this environment; pip install 'semblend[sglang]'",
+        )
+        return
+    if not verdict.supported:
+        known = ", ".join(SUPPORTED)
+        detail = f"{verdict.version}: its interfaces are not known here; known are {known}"
+        yield Finding(check="SGLang", verdict=Verdict.REFUSED, detail=detail)
+    else:
+        yield Finding(
+            check="SGLang",
+            verdict=Verdict.OK if verdict.verified else Verdict.NOTE,
+            detail=verdict.version if verdict.verified else f"{verdict.version}: read, not run",
+        )
+    yield _plugin()
+
+
+def _plugin() -> Finding:
+    allowed = [name.strip() for name in os.environ.get("SGLANG_PLUGINS", "").split(",") if name]
+    if not entry_points(group="sglang.srt.plugins", name=BACKEND):
+        detail = "no entry point: SemBlend must be installed as a package, not only importable"
+        return Finding(check="plugin", verdict=Verdict.REFUSED, detail=detail)
+    if allowed and BACKEND not in allowed:
+        detail = f"SGLANG_PLUGINS={','.join(allowed)} leaves {BACKEND} out"
+        return Finding(check="plugin", verdict=Verdict.REFUSED, detail=detail)
+    return Finding(check="plugin", verdict=Verdict.OK, detail="found by SGLang's processes")
+
+
+def _options(question: Question) -> Iterator[Finding]:
+    try:
+        options = BackendOptions.from_mapping(question.config)
+        options.settings()
+    except SemBlendError as error:
+        yield Finding(check="options", verdict=Verdict.REFUSED, detail=str(error))
+        return
+    if not options.mode.loads:
+        yield Finding(
+            check="mode", verdict=Verdict.NOTE, detail="discovery_only: nothing is loaded"
+        )
+    elif options.mode.uncertified:
+        yield Finding(
+            check="mode",
+            verdict=Verdict.NOTE,
+            detail=f"{options.mode.value}: no certificate is asked for; responses say so",
+        )
+    else:
+        yield Finding(
+            check="mode",
+            verdict=Verdict.OK,
+            detail="segmented: loads under a quality certificate, else discovery only",
+        )
+
+
+def _contract() -> Iterator[Finding]:
+    # Asked of SGLang's sources, which takes seconds: it is imported for it.
+    from semblend.integration.sglang.contract import contract_problems
+
+    problems = contract_problems()
+    for problem in problems:
+        yield Finding(check="interfaces", verdict=Verdict.REFUSED, detail=problem)
+    if not problems:
+        yield Finding(check="interfaces", verdict=Verdict.OK, detail="all that is relied on")
+
+
+def _engine(question: Question) -> Iterator[Finding]:
+    from sglang.srt.server_args import prepare_server_args
+
+    try:
+        arguments = prepare_server_args(list(question.arguments))
+        arguments.resolve_once()
+    except (Exception, SystemExit) as error:
+        yield Finding(check="arguments", verdict=Verdict.REFUSED, detail=f"SGLang: {error}")
+        return
+    refusals = feature_refusals(arguments)
+    for refusal in refusals:
+        yield Finding(check="feature", verdict=Verdict.REFUSED, detail=str(refusal))
+    if not refusals:
+        yield Finding(check="features", verdict=Verdict.OK, detail="none that is refused")
+    yield _attention(arguments)
+    yield from _model(str(arguments.model_path), question)
+
+
+def _attention(arguments: Any) -> Finding:
+    from semblend.integration.sglang.support import resolved
+
+    cfg = resolved(arguments)
+    chosen = getattr(cfg, "prefill_attention_backend", None) or cfg.attention_backend
+    if chosen is None:
+        return Finding(
+            check="attention", verdict=Verdict.NOTE, detail="chosen by SGLang when it starts"
+        )
+    if chosen not in ATTENTION_BACKENDS:
+        known = ", ".join(ATTENTION_BACKENDS)
+        detail = f"{chosen}: known are {known}"
+        return Finding(check="attention", verdict=Verdict.REFUSED, detail=detail)
+    seen = chosen == "torch_native"
+    return Finding(
+        check="attention",
+        verdict=Verdict.OK if seen else Verdict.NOTE,
+        detail=chosen if seen else f"{chosen}: one hole a request and pass; not run by the tests",
+    )
+
+
+def _model(name: str, question: Question) -> Iterator[Finding]:
+    from transformers import AutoConfig
+
+    from semblend.kv.rotary_spec import RotarySpec
+
+    try:
+        config = AutoConfig.from_pretrained(name, local_files_only=Path(name).is_dir())
+    except Exception as error:
+        yield Finding(check="model", verdict=Verdict.REFUSED, detail=f"{name}: {error}")
+        return
+    names = list(getattr(config, "architectures", None) or [])
+    known = set(names) & set(VERIFIED_ARCHITECTURES)
+    tried = bool(question.config.get("unverified_architectures"))
+    verdict = Verdict.OK if known else (Verdict.NOTE if tried else Verdict.REFUSED)
+    yield Finding(check="architecture", verdict=verdict, detail=", ".join(names) or "unknown")
+    try:
+        RotarySpec.from_config(config.get_text_config())
+    except UnsupportedRotaryError as error:
+        yield Finding(check="rotary", verdict=Verdict.REFUSED, detail=str(error))
+    else:
+        yield Finding(check="rotary", verdict=Verdict.OK, detail="movable; proven at start")
