@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import threading
 
+import pytest
+import torch
+
+from semblend.integration.vllm.metadata import ConnectorMeta
 from tests.integration.vllm.models import joined, random_tokens
 
 DOCUMENT = random_tokens(420, seed=31)
@@ -148,3 +152,70 @@ def test_preempted_requests_end_as_if_nothing_had_happened(make_engine):
     )
     assert preemptions > 0, "the pool was meant to be too small for all three"
     assert [a.tokens for a in together] == [a.tokens for a in alone]
+
+
+@pytest.fixture
+def paused_capture(engine):
+    """Captures wait before they read any block, until the event is set."""
+    captures, go = engine.worker.captures, threading.Event()
+    read = captures._read
+
+    def waiting(*arguments):
+        assert go.wait(timeout=60)
+        return read(*arguments)
+
+    captures._read = waiting
+    yield go
+    go.set()
+    del captures._read
+    engine.drain()
+
+
+def test_blocks_of_a_finished_request_wait_for_their_capture(engine, paused_capture):
+    prompt = random_tokens(200, seed=500)
+    expected = engine.kv(engine.cold(prompt), 0, 200)
+    free = engine.free_blocks()
+    one_token = engine.sampling(max_tokens=1)
+    engine.llm.generate([{"prompt_token_ids": prompt.tolist()}], one_token, use_tqdm=False)
+    skip = engine.sampling(max_tokens=2, hints={"reuse": False, "capture": False})
+    others = [random_tokens(700, seed=510 + n) for n in range(8)]
+    for other in others:  # more tokens than the pool has slots
+        engine.llm.generate([{"prompt_token_ids": other.tolist()}], skip, use_tqdm=False)
+    assert engine.free_blocks() == free - 7, "the prompt's seven blocks are still held"
+    assert engine.scheduler.bridge.pipeline.stats().donors == 0
+    paused_capture.set()
+    engine.drain()
+    assert engine.free_blocks() == free
+    assert engine.scheduler.bridge.pipeline.stats().donors == 1
+    (donor_id,) = engine.worker.donors._donors
+    with engine.worker.donors.lease(donor_id, 0, 200) as donor:
+        (piece,) = donor.pieces
+        assert torch.equal(piece.kv, expected)
+
+
+def test_preempted_requests_blocks_are_copied_before_they_are_overwritten(engine, paused_capture):
+    llm = engine.llm.llm_engine
+    prompt = {"prompt_token_ids": random_tokens(100, seed=501).tolist()}
+    llm.add_request("p", prompt, engine.sampling(max_tokens=50))
+    llm.step()
+    (request_id,) = engine.scheduler.states
+    assert engine.worker.captures.is_pending(request_id)
+    overwriting = threading.Thread(
+        target=engine.worker.before_overwrite, args=(ConnectorMeta(preempted=[request_id]),)
+    )
+    overwriting.start()
+    overwriting.join(timeout=0.2)
+    assert overwriting.is_alive()
+    paused_capture.set()
+    overwriting.join(timeout=60)
+    assert not engine.worker.captures.is_pending(request_id)
+    llm.abort_request(["p"])
+
+
+def test_no_more_prompts_wait_to_be_captured_than_the_queue_holds(engine, paused_capture):
+    prompts = [{"prompt_token_ids": random_tokens(80, seed=520 + n).tolist()} for n in range(12)]
+    engine.llm.generate(prompts, engine.sampling(max_tokens=1), use_tqdm=False)
+    assert engine.scheduler.bridge.pending == 8
+    paused_capture.set()
+    engine.drain()
+    assert engine.scheduler.bridge.pipeline.stats().donors == 8
