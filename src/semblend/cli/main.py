@@ -8,6 +8,8 @@ from semblend.cli.bench_lookup import bench_lookup
 from semblend.cli.bench_prefill import bench_prefill
 from semblend.cli.demo import demo
 from semblend.cli.explain import explain
+from semblend.cli.fleet import fleet
+from semblend.cli.route import route
 from semblend.cli.serve import serve
 from semblend.cli.settings import settings
 
@@ -19,6 +21,8 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(serve)
+app.command()(route)
+app.command()(fleet)
 app.command()(explain)
 app.command()(settings)
 bench = typer.Typer(help="Measure SemBlend on this machine.", no_args_is_help=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -182,7 +183,9 @@ def _run(
     try:
         from semblend.engine.engine import EmbeddedEngine
         from semblend.serve.app import create_app
+        from semblend.serve.fleet_member import FleetMember
         from semblend.serve.logs import configure
+        from semblend.serve.protocols import ServedEngine
         from semblend.serve.runner import make_server
     except ModuleNotFoundError as error:
         raise MissingExtraError(
@@ -191,8 +194,14 @@ def _run(
     configure(log_level.value)
     with console.status(f"loading {model}"):
         engine = EmbeddedEngine.load(model, options=engine_options, settings=settings)
-    with engine:
-        server = make_server(create_app(engine, options), options)
+    with ExitStack() as leaving:
+        leaving.callback(engine.close)
+        served: ServedEngine = engine
+        if settings.nats_url:
+            member = FleetMember(engine, settings)
+            leaving.callback(member.close)
+            served = member
+        server = make_server(create_app(served, options), options)
         address = f"[{options.host}]" if ":" in options.host else options.host
         console.print(
             f"{options.model_name} at http://{address}:{options.port}/ (page), "

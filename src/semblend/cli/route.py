@@ -1,0 +1,145 @@
+"""`semblend route`: a gateway that sends each request where it starts first."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from semblend.core.errors import MissingExtraError, SemBlendError, SettingsError
+from semblend.core.settings import Settings
+
+
+def route(
+    tokenizer: Annotated[
+        str, typer.Argument(help="The workers' model: a folder or hub name with its tokenizer.")
+    ],
+    worker: Annotated[
+        list[str],
+        typer.Option(help="A worker as id=http://host:port; the id is its SEMBLEND_WORKER_ID."),
+    ],
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8080,
+    trust_tenant_header: Annotated[
+        bool, typer.Option(help="Take the tenant from x-tenant-id, as the workers do.")
+    ] = False,
+    exact_only: Annotated[
+        bool, typer.Option(help="The workers materialise no donors: place by exact prefix only.")
+    ] = False,
+    prefill_us_per_token: Annotated[
+        float, typer.Option(help="Microseconds of a worker's prefill, a token.")
+    ] = 28.0,
+    kv_bytes_per_token: Annotated[
+        int, typer.Option(help="Bytes of K/V of a token, all layers.")
+    ] = 57_344,
+    max_donor_mib: Annotated[int, typer.Option(help="MiB of the donor directory.")] = 512,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(help="File the directory starts from and is saved to when stopped."),
+    ] = None,
+    log_level: Annotated[str, typer.Option(help="Least level logged.")] = "INFO",
+) -> None:
+    """Place requests over a fleet; SEMBLEND_* variables set the rest (see `semblend settings`)."""
+    console = Console(stderr=True)
+    try:
+        _run(
+            Settings.from_env(),
+            tokenizer,
+            {
+                "worker": worker,
+                "host": host,
+                "port": port,
+                "trust_tenant_header": trust_tenant_header,
+                "exact_only": exact_only,
+                "seconds_per_token": prefill_us_per_token / 1e6,
+                "kv_bytes_per_token": kv_bytes_per_token,
+                "max_bytes": max_donor_mib * 2**20,
+                "snapshot": snapshot,
+                "log_level": log_level,
+            },
+            console,
+        )
+    except SemBlendError as error:
+        console.print(f"semblend route: {error}", style="red", highlight=False, markup=False)
+        raise typer.Exit(2) from error
+
+
+def _run(settings: Settings, tokenizer: str, flags: dict[str, Any], console: Console) -> None:
+    try:
+        import uvicorn
+        from transformers import AutoTokenizer
+
+        from semblend.fleet.directory.directory import DEFAULT_POSTINGS_PER_DONOR, Directory
+        from semblend.fleet.directory.follower import LogFollower
+        from semblend.fleet.directory.index import SketchIndex
+        from semblend.fleet.placement.cost import FleetCost
+        from semblend.fleet.publish.nats_link import LogOptions
+        from semblend.serve.gateway.app import create_gateway
+        from semblend.serve.gateway.options import GatewayOptions, parse_worker
+        from semblend.serve.logs import configure
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            package=error.name or "fastapi", extra="serve,fleet", purpose="semblend route"
+        ) from error
+    if not settings.nats_url:
+        raise SettingsError("SEMBLEND_NATS_URL: the address of the fleet's log is needed")
+    options = GatewayOptions(
+        workers=tuple(parse_worker(text) for text in flags["worker"]),
+        host=flags["host"],
+        port=flags["port"],
+        trust_tenant_header=flags["trust_tenant_header"],
+        can_reuse=not flags["exact_only"],
+        can_transfer=bool(settings.transport),
+        cost=FleetCost(
+            seconds_per_token=flags["seconds_per_token"],
+            kv_bytes_per_token=flags["kv_bytes_per_token"],
+            transfer_bytes_per_s=settings.transport_bytes_per_s,
+        ),
+    )
+    configure(flags["log_level"])
+    directory = Directory(
+        SketchIndex.within(flags["max_bytes"], postings_per_donor=DEFAULT_POSTINGS_PER_DONOR)
+    )
+    path: Path | None = flags["snapshot"]
+    position = _restored(directory, path, console)
+    log = LogOptions(url=settings.nats_url, subject=settings.nats_subject)
+    app = create_gateway(directory, AutoTokenizer.from_pretrained(tokenizer), options, settings)
+    with ExitStack() as leaving:
+        follower = LogFollower(directory, log, position=position)
+        if path is not None:
+            leaving.callback(lambda: directory.save(path, position=follower.position))
+        leaving.callback(follower.close)
+        for stop in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(stop, _leave)
+        console.print(
+            f"gateway of {len(options.workers)} workers at http://{options.host}:{options.port}/v1",
+            highlight=False,
+        )
+        uvicorn.Server(
+            uvicorn.Config(
+                app, host=options.host, port=options.port, log_config=None, access_log=False
+            )
+        ).run()
+
+
+def _restored(directory: Any, path: Path | None, console: Console) -> int:
+    """Where to read the log from; a snapshot that cannot be used costs a replay, no more."""
+    if path is None or not path.exists():
+        return 0
+    try:
+        position: int = directory.load(path)
+    except SemBlendError as error:
+        console.print(f"the snapshot is not used: {error}", style="yellow", markup=False)
+        return 0
+    return position
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible gateway that sends each request where it starts first."""

@@ -1,0 +1,153 @@
+"""The gateway's application: routes, lifetime, and how the parts are wired."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+import httpx
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+
+from semblend.core.settings import Settings
+from semblend.fleet.directory.directory import Directory
+from semblend.fleet.keys import fleet_secret
+from semblend.serve.errors import ApiError
+from semblend.serve.gateway.forwarding import Forwarder
+from semblend.serve.gateway.metrics import GatewayMetrics
+from semblend.serve.gateway.options import GatewayOptions
+from semblend.serve.gateway.placing import Placer
+from semblend.serve.gateway.pool import WorkerPool
+from semblend.serve.logs import log
+from semblend.serve.prompts import PromptEncoder
+
+
+def create_gateway(
+    directory: Directory, tokenizer: Any, options: GatewayOptions, settings: Settings
+) -> FastAPI:
+    """A gateway over `directory`, which somebody else keeps fed.
+
+    Raises
+    ------
+    SettingsError
+        If there is no secret the fleet could share.
+    """
+    timeout = httpx.Timeout(options.read_timeout_s, connect=options.connect_timeout_s)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+    # Proxies of the environment are for the outside world, not for the workers.
+    client = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
+    pool = WorkerPool(options, client)
+    metrics = GatewayMetrics(directory, pool)
+    encoder = PromptEncoder(tokenizer, max_prompt_tokens=options.max_prompt_tokens)
+    placer = Placer(
+        directory,
+        pool,
+        encoder,
+        options=options,
+        settings=settings,
+        secret=fleet_secret(settings.namespace_secret),
+    )
+    forwarder = Forwarder(client, pool, metrics)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        watch = asyncio.create_task(pool.watch())
+        log("gateway_started", workers=len(pool.workers))
+        yield
+        watch.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watch
+        await client.aclose()
+        encoder.close()
+
+    app = FastAPI(
+        title="SemBlend gateway",
+        version=version("semblend"),
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.state.pool = pool
+    app.state.placer = placer
+
+    @app.post("/v1/chat/completions")
+    @app.post("/v1/completions")
+    async def generate(http: Request) -> Response:
+        """Place a request and pass it on."""
+        raw = await _read(http, options.max_body_bytes)
+        placed = await placer.place(_json(raw), http.headers)
+        metrics.lookup.observe(placed.lookup_s)
+        return await forwarder.forward(http, raw, placed)
+
+    @app.post("/semblend/placement")
+    async def explain(http: Request) -> JSONResponse:
+        """What would be done with this body, and why; nothing is sent anywhere."""
+        placed = await placer.place(_json(await _read(http, options.max_body_bytes)), http.headers)
+        option = placed.placement.option
+        return JSONResponse(
+            {
+                "choice": placed.placement.choice.value,
+                "worker": None if option is None else option.worker_id,
+                "prompt_tokens": placed.prompt_tokens,
+                "lookup_ms": round(placed.lookup_s * 1e3, 3),
+                "explanation": placed.placement.explain().splitlines(),
+            }
+        )
+
+    @app.get("/v1/models")
+    async def models(http: Request) -> Response:
+        """The models of whichever worker answers."""
+        placed = await placer.place({}, {})
+        return await forwarder.forward(http, b"", placed)
+
+    @app.get("/health")
+    @app.get("/health/ready")
+    async def health() -> JSONResponse:
+        """Ready while a worker is."""
+        well = [worker.worker_id for worker in pool.workers.values() if worker.healthy]
+        ready = bool(well)
+        body = {"status": "ok" if ready else "no_worker", "healthy_workers": len(well)}
+        return JSONResponse(body, status_code=200 if ready else 503)
+
+    @app.get("/health/live")
+    async def live() -> JSONResponse:
+        """Whether the process answers at all."""
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/metrics")
+    async def scrape() -> Response:
+        """Prometheus metrics."""
+        text, content_type = metrics.render()
+        return Response(text, headers={"content-type": content_type})
+
+    @app.exception_handler(ApiError)
+    async def refused(_: Request, error: Exception) -> JSONResponse:
+        if not isinstance(error, ApiError):
+            raise error
+        return error.response()
+
+    return app
+
+
+async def _read(http: Request, limit: int) -> bytes:
+    parts, size = [], 0
+    async for part in http.stream():
+        size += len(part)
+        if size > limit:
+            raise ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _json(raw: bytes) -> dict[str, Any]:
+    """The body, or nothing: what is wrong with it is the worker's to say."""
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError):
+        return {}
+    return body if isinstance(body, dict) else {}

@@ -1,0 +1,134 @@
+"""Sending a request to a worker and its answer back, byte for byte as it comes.
+
+Another worker is tried only if the connection to one could not be made: a request that
+may have been read is never sent twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+
+import httpx
+from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
+
+from semblend.fleet.placement.chooser import Choice, Placement
+from semblend.serve.errors import ApiError
+from semblend.serve.gateway.metrics import GatewayMetrics
+from semblend.serve.gateway.placing import Placed
+from semblend.serve.gateway.pool import PooledWorker, WorkerPool
+
+_HOP_BY_HOP = frozenset(
+    [
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "host",
+        "content-length",
+    ]
+)
+ROUTES = {
+    Choice.DONOR: "semantic_placement",
+    Choice.TRANSFER: "semantic_placement",
+    Choice.EXACT_PREFIX: "exact_prefix",
+    Choice.ROUTER: "router",
+}
+"""The names benchmarks read in x-semantic-route."""
+
+
+class Forwarder:
+    """Passes requests on."""
+
+    def __init__(
+        self, client: httpx.AsyncClient, pool: WorkerPool, metrics: GatewayMetrics
+    ) -> None:
+        self._client = client
+        self._pool = pool
+        self._metrics = metrics
+
+    async def forward(self, http: Request, body: bytes, placed: Placed) -> Response:
+        """The answer of the chosen worker, or of the next one that can be reached."""
+        for attempt, worker in enumerate(self._order(placed.placement)):
+            if attempt:
+                self._metrics.retries.inc()
+            try:
+                with self._pool.queued(worker, placed.prompt_tokens):
+                    reply = await self._send(worker, http, body)
+            except (httpx.ConnectError, httpx.ConnectTimeout):
+                self._pool.failed(worker)
+                continue
+            except httpx.HTTPError as error:
+                raise ApiError(
+                    502,
+                    f"worker {worker.worker_id} broke off ({type(error).__name__})",
+                    code="worker_failed",
+                ) from error
+            return self._answer(worker, reply, placed, attempt)
+        raise ApiError(503, "no worker can be reached", code="no_worker", retry_after_s=2)
+
+    def _order(self, placement: Placement) -> list[PooledWorker]:
+        """The chosen worker, then the healthy ones by load, then the others: they may be back."""
+        workers = self._pool.workers
+        chosen = placement.option.worker_id if placement.option is not None else ""
+        return sorted(
+            workers.values(),
+            key=lambda w: (w.worker_id != chosen, not w.healthy, w.queued_tokens, w.worker_id),
+        )
+
+    async def _send(self, worker: PooledWorker, http: Request, body: bytes) -> httpx.Response:
+        headers = [(name, value) for name, value in http.headers.items() if name not in _HOP_BY_HOP]
+        request = self._client.build_request(
+            http.method,
+            f"{worker.url}{http.url.path}",
+            params=http.url.query or None,
+            headers=headers,
+            content=body,
+        )
+        return await self._client.send(request, stream=True)
+
+    def _answer(
+        self, worker: PooledWorker, reply: httpx.Response, placed: Placed, retries: int
+    ) -> Response:
+        # A choice that could not be kept is not claimed.
+        choice = placed.placement.choice if not retries else Choice.ROUTER
+        self._metrics.placements.labels(choice.value).inc()
+        self._metrics.responses.labels(worker.worker_id, str(reply.status_code)).inc()
+        outcome = reply.headers.get("x-semblend-outcome")
+        if outcome:
+            self._metrics.confirmed.labels(outcome).inc()
+        headers = {name: value for name, value in reply.headers.items() if name not in _HOP_BY_HOP}
+        headers.update(_route_headers(worker, choice, placed, retries))
+        return StreamingResponse(
+            _passed_on(worker, reply), status_code=reply.status_code, headers=headers
+        )
+
+
+def _route_headers(
+    worker: PooledWorker, choice: Choice, placed: Placed, retries: int
+) -> Mapping[str, str]:
+    headers = {
+        "x-semantic-route": ROUTES[choice],
+        "x-semblend-worker": worker.worker_id,
+        "x-semblend-placement": choice.value,
+        "x-semblend-placement-ms": f"{placed.lookup_s * 1e3:.3f}",
+        "x-semblend-retries": str(retries),
+    }
+    option = placed.placement.option
+    if option is not None and choice is not Choice.ROUTER:
+        headers["x-semblend-expected-tokens"] = str(option.covered_tokens)
+    return headers
+
+
+async def _passed_on(worker: PooledWorker, reply: httpx.Response) -> AsyncIterator[bytes]:
+    worker.inside += 1
+    try:
+        async for part in reply.aiter_raw():
+            yield part
+    finally:
+        worker.inside -= 1
+        await reply.aclose()

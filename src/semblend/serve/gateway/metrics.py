@@ -1,0 +1,102 @@
+"""What a gateway tells Prometheus. A placement is a router's choice; confirmation is a worker's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
+
+from semblend.core.outcomes import Outcome
+from semblend.fleet.directory.directory import Directory
+from semblend.fleet.placement.chooser import Choice
+from semblend.serve.gateway.pool import WorkerPool
+
+_LOOKUP_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 1.0)
+
+
+class GatewayMetrics:
+    """Everything a gateway's `/metrics` says."""
+
+    def __init__(self, directory: Directory, pool: WorkerPool) -> None:
+        self.registry = CollectorRegistry()
+        self.placements = Counter(
+            "semblend:placements",
+            "Requests by what the gateway chose by.",
+            ["choice"],
+            registry=self.registry,
+        )
+        self.confirmed = Counter(
+            "semblend:confirmed",
+            "Answers by the outcome the worker confirmed.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.lookup = Histogram(
+            "semblend:placement_seconds",
+            "Time to sketch a prompt, look it up and choose.",
+            registry=self.registry,
+            buckets=_LOOKUP_BUCKETS,
+        )
+        self.responses = Counter(
+            "semblend:gateway_responses",
+            "Answers by worker and status.",
+            ["worker", "status"],
+            registry=self.registry,
+        )
+        self.retries = Counter(
+            "semblend:gateway_retries",
+            "Requests sent to another worker because one could not be reached.",
+            registry=self.registry,
+        )
+        for choice in Choice:
+            self.placements.labels(choice.value)
+        for outcome in Outcome:
+            self.confirmed.labels(outcome.value)
+        self.registry.register(_FleetCollector(directory, pool))
+
+    def render(self) -> tuple[bytes, str]:
+        """The text exposition and its content type."""
+        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
+
+
+class _FleetCollector(Collector):
+    """Gauges read from the directory and the pool when somebody scrapes."""
+
+    def __init__(self, directory: Directory, pool: WorkerPool) -> None:
+        self._directory = directory
+        self._pool = pool
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing up front."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """One snapshot."""
+        stats = self._directory.stats()
+        for name, text, value in (
+            ("directory_donors", "Donors the directory knows.", stats.donors),
+            ("directory_ranks", "Ranks ever heard of.", stats.ranks),
+            ("directory_suspended_ranks", "Ranks that are silent.", stats.suspended_ranks),
+            ("directory_ranks_in_doubt", "Ranks asked to start anew.", stats.ranks_in_doubt),
+            ("directory_bytes", "Byte cap of the index.", stats.index_bytes),
+            ("directory_events", "Events applied.", stats.events),
+            ("directory_gaps", "Gaps seen in ranks' event ids.", stats.gaps),
+            ("directory_refused_donors", "Donors without room.", stats.refused_donors),
+        ):
+            yield GaugeMetricFamily(f"semblend:{name}", text, value=value)
+        healthy = GaugeMetricFamily(
+            "semblend:worker_healthy", "1 for a healthy worker.", labels=["worker"]
+        )
+        queued = GaugeMetricFamily(
+            "semblend:worker_queued_tokens",
+            "Prompt tokens whose answer has not begun.",
+            labels=["worker"],
+        )
+        for worker in self._pool.workers.values():
+            healthy.add_metric([worker.worker_id], float(worker.healthy))
+            queued.add_metric([worker.worker_id], worker.queued_tokens)
+        yield healthy
+        yield queued

@@ -1,0 +1,55 @@
+"""Everything an operator can set about a gateway, in one frozen value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from semblend.core.errors import SettingsError
+from semblend.fleet.placement.cost import FleetCost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayOptions:
+    """Workers, limits and costs of one gateway."""
+
+    workers: tuple[tuple[str, str], ...]
+    """(worker id, base URL); the id is the worker's SEMBLEND_WORKER_ID."""
+    host: str = "127.0.0.1"
+    port: int = 8080
+    trust_tenant_header: bool = False
+    """Take the tenant from x-tenant-id, as the workers must then do, too."""
+    max_body_bytes: int = 8 * 2**20
+    max_prompt_tokens: int = 1 << 20
+    connect_timeout_s: float = 2.0
+    read_timeout_s: float = 300.0
+    health_interval_s: float = 2.0
+    health_timeout_s: float = 2.0
+    can_reuse: bool = True
+    """Whether the workers materialise donors; without it only exact prefixes place."""
+    can_transfer: bool = False
+    """Whether the workers fetch donors from a shared store."""
+    cost: FleetCost = field(default_factory=FleetCost)
+
+    def __post_init__(self) -> None:
+        if not self.workers:
+            raise SettingsError("workers: at least one id=url expected")
+        ids = [worker_id for worker_id, _ in self.workers]
+        if len(set(ids)) != len(ids):
+            raise SettingsError("workers: every id once expected")
+        for worker_id, url in self.workers:
+            if not worker_id or not url.startswith(("http://", "https://")):
+                raise SettingsError(f"workers: id=http://host:port expected, got {worker_id}={url}")
+
+
+def parse_worker(text: str) -> tuple[str, str]:
+    """A worker given as id=url.
+
+    Raises
+    ------
+    SettingsError
+        If it is not.
+    """
+    worker_id, separator, url = text.partition("=")
+    if not separator or not worker_id or not url:
+        raise SettingsError(f"worker {text!r}: id=http://host:port expected")
+    return worker_id, url.rstrip("/")

@@ -1,0 +1,128 @@
+"""From a request's body to a placement. Whatever goes wrong here, the request is still sent."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from semblend.core.errors import RequestError, SemBlendError
+from semblend.core.namespace import NONE, Namespace
+from semblend.core.settings import Settings
+from semblend.core.tokens import TokenArray
+from semblend.fleet.directory.answers import Found
+from semblend.fleet.directory.directory import Directory
+from semblend.fleet.keys import FleetKeys
+from semblend.fleet.placement.chooser import Placement, choose
+from semblend.fleet.sketch import sketch
+from semblend.serve.auth import checked_name
+from semblend.serve.gateway.options import GatewayOptions
+from semblend.serve.gateway.pool import WorkerPool
+from semblend.serve.logs import log
+from semblend.serve.prompts import PromptEncoder
+from semblend.serve.schemas import Message
+
+_MAX_NAMESPACES = 4
+"""Different models or caches behind one gateway that a prompt is sketched for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A placement and what it took to find it."""
+
+    placement: Placement
+    prompt_tokens: int
+    lookup_s: float
+
+
+class Placer:
+    """Turns bodies into placements with a local directory and the models' own tokenizer."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        pool: WorkerPool,
+        encoder: PromptEncoder,
+        *,
+        options: GatewayOptions,
+        settings: Settings,
+        secret: bytes,
+    ) -> None:
+        self._directory = directory
+        self._pool = pool
+        self._encoder = encoder
+        self._options = options
+        self._settings = settings
+        self._secret = secret
+
+    async def place(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Placed:
+        """The placement of a request; one without evidence if it cannot be read."""
+        started = time.perf_counter()
+        found, size = Found(), 1
+        try:
+            tokens = await self._tokens(body)
+            size = len(tokens)
+            started = time.perf_counter()
+            found = await asyncio.to_thread(self._look_up, tokens, body, headers)
+        except SemBlendError:
+            pass  # The worker says what is wrong with it, in its own words.
+        except Exception as error:
+            log("placement_failed", error=error)
+        placement = choose(
+            max(1, size),
+            found,
+            self._pool.loads(),
+            self._options.cost,
+            can_reuse=self._options.can_reuse,
+            can_transfer=self._options.can_transfer,
+        )
+        return Placed(
+            placement=placement, prompt_tokens=size, lookup_s=time.perf_counter() - started
+        )
+
+    async def _tokens(self, body: Mapping[str, Any]) -> TokenArray:
+        if "messages" in body:
+            messages = [
+                Message.model_validate({"role": m["role"], "content": m["content"]})
+                for m in body["messages"]
+            ]
+            return await self._encoder.chat(messages)
+        if "prompt" not in body:
+            raise RequestError("prompt: this field is required")
+        return await self._encoder.completion(body["prompt"])
+
+    def _look_up(
+        self, tokens: TokenArray, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> Found:
+        best = Found()
+        for namespace in self._namespaces(body, headers):
+            keys = FleetKeys.of(namespace, self._secret)
+            drawn = sketch(tokens, keys, sampling=self._settings.fleet_sampling)
+            found = self._directory.lookup(drawn, keys.namespace_id)
+            best = Found(
+                holdings=(*best.holdings, *found.holdings), shared=best.shared or found.shared
+            )
+        return best
+
+    def _namespaces(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> list[Namespace]:
+        """The namespaces the request would have at the workers, one for each kind of worker."""
+        tenant = self._settings.donor_tenant
+        if self._options.trust_tenant_header and "x-tenant-id" in headers:
+            tenant = checked_name("x-tenant-id", headers["x-tenant-id"])
+        template = headers.get("x-chat-template-id") or self._settings.donor_template
+        salt = body.get("cache_salt")
+        kinds: dict[str, Namespace] = {}
+        for parts in self._directory.worker_namespaces().values():
+            try:
+                namespace = Namespace(
+                    **parts,  # type: ignore[arg-type]
+                    tenant=tenant,
+                    template=template,
+                    cache_salt=salt if isinstance(salt, str) and salt else NONE,
+                )
+                kinds.setdefault(namespace.key().hex(), namespace)
+            except (SemBlendError, TypeError):
+                continue  # A worker of another version: its donors cannot be compared.
+        return list(kinds.values())[:_MAX_NAMESPACES]
