@@ -27,6 +27,8 @@ except ImportError as error:
     raise MissingExtraError(package="triton", extra="gpu", purpose="Attention on a GPU") from error
 
 LOG2_E = 1.4426950408889634
+_MERGED_ROWS = 16
+"""Rows of a tile that one program merges: no tile is smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -136,7 +138,7 @@ def _launch(
         num_stages=shape.stages,
     )
     if group.parts:
-        _merge[(len(group.merges), kv_heads)](
+        _merge[(len(group.merges), kv_heads, shape.rows // _MERGED_ROWS)](
             out,
             group.merges,
             part_out,
@@ -146,6 +148,7 @@ def _launch(
             head_dim=dim,
             head_block=head_block,
             tile_rows=shape.rows,
+            merged_rows=_MERGED_ROWS,
             fields=MERGE_FIELDS,
             num_warps=4,
         )
@@ -169,17 +172,19 @@ def _load(  # type: ignore[no-untyped-def]
 ):
     """Keys or values [start, start + key_block) of one head, [key_block, head_block]."""
     if bulk:
-        return rows.load([base + start, kv_head * head_dim])
-    key = start + tl.arange(0, key_block)
-    column = tl.arange(0, head_block)
-    live = key < end
-    if paged:
-        page = tl.load(pages + base + key // page_size, mask=live, other=0)
-        slot = page.to(tl.int64) * page_size + key % page_size
+        block = rows.load([base + start, kv_head * head_dim])
     else:
-        slot = (base + key).to(tl.int64)
-    at = rows + slot[:, None] * slot_stride + kv_head * head_dim + column[None, :]
-    return tl.load(at, mask=live[:, None] & (column < head_dim)[None, :], other=0.0)
+        key = start + tl.arange(0, key_block)
+        column = tl.arange(0, head_block)
+        live = key < end
+        if paged:
+            page = tl.load(pages + base + key // page_size, mask=live, other=0)
+            slot = page.to(tl.int64) * page_size + key % page_size
+        else:
+            slot = (base + key).to(tl.int64)
+        at = rows + slot[:, None] * slot_stride + kv_head * head_dim + column[None, :]
+        block = tl.load(at, mask=live[:, None] & (column < head_dim)[None, :], other=0.0)
+    return block
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -315,9 +320,10 @@ def _merge(  # type: ignore[no-untyped-def]
     head_dim: tl.constexpr,
     head_block: tl.constexpr,
     tile_rows: tl.constexpr,
+    merged_rows: tl.constexpr,
     fields: tl.constexpr,
 ):
-    """The partial results of one tile and K/V head as one, weighed by their log-sum-exps."""
+    """Partial results of some rows of a tile as one, weighed by their log-sum-exps."""
     entry = merges + tl.program_id(0) * fields
     kv_head = tl.program_id(1)
     first_row = tl.load(entry)
@@ -325,15 +331,15 @@ def _merge(  # type: ignore[no-untyped-def]
     first_part = tl.load(entry + 2)
     parts = tl.load(entry + 3)
 
-    folded = tl.arange(0, tile_rows)
+    folded = tl.program_id(2) * merged_rows + tl.arange(0, merged_rows)
     token = folded // groups
     head = kv_head * groups + folded % groups
     live = token < rows
     column = tl.arange(0, head_block)
     whole = live[:, None] & (column < head_dim)[None, :]
-    total = tl.zeros([tile_rows], dtype=tl.float32)
-    peak = tl.full([tile_rows], float("-inf"), dtype=tl.float32)
-    out = tl.zeros([tile_rows, head_block], dtype=tl.float32)
+    total = tl.zeros([merged_rows], dtype=tl.float32)
+    peak = tl.full([merged_rows], float("-inf"), dtype=tl.float32)
+    out = tl.zeros([merged_rows, head_block], dtype=tl.float32)
     for part in range(first_part, first_part + parts):
         place = (part * tl.num_programs(1) + kv_head).to(tl.int64) * tile_rows + folded
         lse = tl.load(part_lse + place, mask=live, other=0.0)

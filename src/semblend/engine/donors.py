@@ -17,6 +17,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
 from semblend.core.errors import CorruptSegmentError, DonorError, SemBlendError
 from semblend.core.namespace import Namespace
 from semblend.core.tokens import TokenArray
@@ -24,6 +26,7 @@ from semblend.engine.materialise import DonorKv, DonorPiece
 from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
 from semblend.engine.sequence import Sequence
+from semblend.engine.streams import SideStream
 from semblend.kv.segments import Segment, SegmentKey
 from semblend.kv.tiers.stack import TierStack
 from semblend.pipeline import SemBlendPipeline
@@ -43,6 +46,8 @@ class _Capture:
     namespace: Namespace
     share_key: bytes
     table: PageTable
+    mark: torch.cuda.Event | None
+    """The passes that computed it; None on a CPU, where they are over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +81,7 @@ class DonorLibrary:
         self, *, pool: PagedPool, pipeline: SemBlendPipeline, tiers: TierStack, queued: int
     ) -> None:
         self._pool = pool
+        self._side = SideStream(pool.data.device)
         self._pipeline = pipeline
         self._tiers = tiers
         self._donors: dict[str, _Donor] = {}
@@ -110,6 +116,7 @@ class DonorLibrary:
                 pages=sequence.table.pages[: self._pool.pages_for(sequence.prompt_tokens)],
                 page_size=sequence.table.page_size,
             ),
+            mark=self._side.mark(),
         )
         self._pool.allocator.retain(capture.table.pages)
         try:
@@ -228,7 +235,8 @@ class DonorLibrary:
             return Segment(key=key, kv=kv)
 
         try:
-            self._hold(capture.donor_id, capture.tokens, capture.namespace, keys, read)
+            with self._side.after(capture.mark):
+                self._hold(capture.donor_id, capture.tokens, capture.namespace, keys, read)
         finally:
             self._pool.allocator.release(capture.table.pages)
         self._register(capture.donor_id, capture.tokens, capture.namespace, keys)

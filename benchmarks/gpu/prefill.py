@@ -1,0 +1,127 @@
+"""Checks and times the engine on a GPU: ceilings, kernels, cold, hits, misses, capture, decode.
+
+Run from the repository root; torch, triton, transformers, safetensors and numpy suffice:
+
+    PYTHONPATH=src:. python benchmarks/gpu/prefill.py --out results.json
+
+Correctness comes first: nothing is timed unless every check passes. Figures are
+medians of one run; ratios are to what was measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.gpu import attention_shapes, checks
+from benchmarks.gpu.machine import Figure, measure_ceilings, profile
+from benchmarks.gpu.scenarios import LENGTHS, SHARES, Bench
+from benchmarks.gpu.seven_b import hit_plan, make_model, make_pool, random_donor
+
+PARTS = ("checks", "shapes", "cold", "hits", "decode", "profiles")
+PROFILED = ((8192, 0.05), (32768, 0.05), (32768, 0.15))
+
+
+class Report:
+    """Figures as they come, printed at once: a run that is cut short has said what it knew."""
+
+    def __init__(self, out: Path | None) -> None:
+        self.figures: list[Figure] = []
+        self.profiles: dict[str, Any] = {}
+        self.out = out
+        self.started = time.perf_counter()
+
+    def add(self, name: str, part: Callable[[], list[Figure]]) -> bool:
+        """Run one part; False if any of its figures misses its target."""
+        figures = part()
+        self.figures += figures
+        for figure in figures:
+            mark = "" if figure.target is None else f" (target {figure.target:g})"
+            state = "ok  " if figure.ok else "MISS"
+            print(f"{state} {figure.case}: {figure.metric} {figure.value:.4g}{mark}", flush=True)
+        print(f"-- {name}: {time.perf_counter() - self.started:.0f} s so far", flush=True)
+        self.write()
+        return all(figure.ok for figure in figures)
+
+    def write(self) -> None:
+        """The JSON so far."""
+        if self.out is not None:
+            body = {
+                "benchmark": "gpu-prefill",
+                "command": " ".join(["python", *sys.argv]),
+                "device": torch.cuda.get_device_name(),
+                "torch": torch.__version__,
+                "rows": [asdict(figure) for figure in self.figures],
+                "profiles": self.profiles,
+            }
+            self.out.write_text(json.dumps(body, indent=1), encoding="utf-8")
+
+
+def main() -> int:
+    """Run the parts asked for; 0 only if every figure reaches its target."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="write JSON here")
+    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated, of: all these")
+    parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
+    parser.add_argument("--spans", default="1,4,16")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("benchmarks/gpu/prefill.py needs an NVIDIA GPU", file=sys.stderr)
+        return 2
+    parts = options.parts.split(",")
+    lengths = tuple(int(size) for size in options.lengths.split(","))
+    spans = tuple(int(count) for count in options.spans.split(","))
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    report = Report(options.out)
+    if "checks" in parts:
+        sound = report.add("attention", lambda: checks.check_attention(rng))
+        sound &= report.add("passes", lambda: checks.check_passes(rng))
+        if not sound:
+            return 1
+    ceilings = measure_ceilings()
+    report.add("ceilings", ceilings.figures)
+    if "shapes" in parts:
+        report.add("attention by tile shape", attention_shapes.time_shapes)
+    if {"cold", "hits", "decode", "profiles"} & set(parts):
+        plain, model = make_model()
+        plain.set_attn_implementation("sdpa")
+        bench = Bench(plain, model, make_pool(model, 16 * 4352), ceilings)
+        report.add("cold", lambda: bench.cold(lengths))
+        if "hits" in parts:
+            report.add("hits", lambda: bench.hits(lengths, SHARES, spans))
+        if "decode" in parts:
+            report.add("decode", bench.decode)
+        if "profiles" in parts:
+            _profile(bench, report)
+    report.write()
+    missed = [figure for figure in report.figures if not figure.ok]
+    print(f"{len(report.figures)} figures, {len(missed)} miss their target")
+    return 1 if missed else 0
+
+
+def _profile(bench: Bench, report: Report) -> None:
+    """Device time by kernel of a cold prefill and of hits: what the figures are made of."""
+    tokens, table = bench.tokens(16384), bench.table(16384)
+    report.profiles["cold 16384"] = profile(lambda: bench.compute_cold(tokens, table))
+    for size, share in PROFILED:
+        plan, prompt, donor_tokens = hit_plan(size, 4, share, bench.rng)
+        donor = random_donor(bench.model, donor_tokens, on_host=False)
+        call = bench.hit_call(plan, prompt, bench.table(size), donor, on_host=False)
+        report.profiles[f"hit {size} {share:.0%}"] = profile(call)
+    for name, rows in report.profiles.items():
+        print(f"{name}: {sum(row['ms'] for row in rows):.2f} ms in the longest kernels")
+        for row in rows:
+            print(f"  {row['ms']:9.3f} ms {row['calls']:5d} x {row['kernel']}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
