@@ -30,6 +30,12 @@ def route(
     trust_tenant_header: Annotated[
         bool, typer.Option(help="Take the tenant from x-tenant-id, as the workers do.")
     ] = False,
+    dynamo: Annotated[
+        bool,
+        typer.Option(
+            help="The URLs are Dynamo's frontend and the ids its instance ids: pin by header."
+        ),
+    ] = False,
     exact_only: Annotated[
         bool, typer.Option(help="The workers materialise no donors: place by exact prefix only.")
     ] = False,
@@ -58,6 +64,7 @@ def route(
                 "port": port,
                 "trust_tenant_header": trust_tenant_header,
                 "exact_only": exact_only,
+                "dynamo": dynamo,
                 "seconds_per_token": prefill_us_per_token / 1e6,
                 "kv_bytes_per_token": kv_bytes_per_token,
                 "max_bytes": max_donor_mib * 2**20,
@@ -81,6 +88,7 @@ def _run(settings: Settings, tokenizer: str, flags: dict[str, Any], console: Con
         from semblend.fleet.directory.index import SketchIndex
         from semblend.fleet.placement.cost import FleetCost
         from semblend.fleet.publish.nats_link import LogOptions
+        from semblend.integration.dynamo.pinning import PIN_HEADER
         from semblend.serve.gateway.app import create_gateway
         from semblend.serve.gateway.options import GatewayOptions, parse_worker
         from semblend.serve.logs import configure
@@ -96,6 +104,7 @@ def _run(settings: Settings, tokenizer: str, flags: dict[str, Any], console: Con
         port=flags["port"],
         trust_tenant_header=flags["trust_tenant_header"],
         can_reuse=not flags["exact_only"],
+        pin_header=PIN_HEADER if flags["dynamo"] else "",
         can_transfer=bool(settings.transport),
         cost=FleetCost(
             seconds_per_token=flags["seconds_per_token"],

@@ -52,7 +52,7 @@ def create_gateway(
         settings=settings,
         secret=fleet_secret(settings.namespace_secret),
     )
-    forwarder = Forwarder(client, pool, metrics)
+    forwarder = Forwarder(client, pool, metrics, pin_header=options.pin_header)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -45,8 +45,14 @@ class Forwarder:
     """Passes requests on."""
 
     def __init__(
-        self, client: httpx.AsyncClient, pool: WorkerPool, metrics: GatewayMetrics
+        self,
+        client: httpx.AsyncClient,
+        pool: WorkerPool,
+        metrics: GatewayMetrics,
+        *,
+        pin_header: str = "",
     ) -> None:
+        self._pin_header = pin_header
         self._client = client
         self._pool = pool
         self._metrics = metrics
@@ -58,7 +64,8 @@ class Forwarder:
                 self._metrics.retries.inc()
             try:
                 with self._pool.queued(worker, placed.prompt_tokens):
-                    reply = await self._send(worker, http, body)
+                    pin = placed.placement.pinned is not None and not attempt
+                    reply = await self._send(worker, http, body, pin=pin)
             except (httpx.ConnectError, httpx.ConnectTimeout):
                 self._pool.failed(worker)
                 continue
@@ -80,8 +87,12 @@ class Forwarder:
             key=lambda w: (w.worker_id != chosen, not w.healthy, w.queued_tokens, w.worker_id),
         )
 
-    async def _send(self, worker: PooledWorker, http: Request, body: bytes) -> httpx.Response:
+    async def _send(
+        self, worker: PooledWorker, http: Request, body: bytes, *, pin: bool
+    ) -> httpx.Response:
         headers = [(name, value) for name, value in http.headers.items() if name not in _HOP_BY_HOP]
+        if self._pin_header and pin:
+            headers.append((self._pin_header, worker.worker_id))
         request = self._client.build_request(
             http.method,
             f"{worker.url}{http.url.path}",

@@ -28,6 +28,9 @@ class GatewayOptions:
     """Whether the workers materialise donors; without it only exact prefixes place."""
     can_transfer: bool = False
     """Whether the workers fetch donors from a shared store."""
+    pin_header: str = ""
+    """Header that carries the chosen worker's id to a router in front of the workers (Dynamo's
+    frontend); then all URLs may be that router's, and requests without a choice go unpinned."""
     cost: FleetCost = field(default_factory=FleetCost)
 
     def __post_init__(self) -> None:

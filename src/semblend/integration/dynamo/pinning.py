@@ -1,0 +1,61 @@
+"""How a request is told to go to one worker: Dynamo's header and body field, others' affinity."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+PIN_HEADER = "x-dynamo-worker-instance-id"
+SESSION_HEADERS: Mapping[str, str] = {
+    "vllm-router": "x-session-id",
+    "sglang-router": "x-smg-routing-key",
+}
+"""Headers by which routers keep requests together (consistent_hash, manual)."""
+
+
+def pin_headers(instance_id: int | str) -> dict[str, str]:
+    """Headers that send a request through Dynamo's frontend to one instance."""
+    return {PIN_HEADER: str(instance_id)}
+
+
+def pin_body(body: Mapping[str, Any], instance_id: int | str) -> dict[str, Any]:
+    """A body that does the same; fields the caller set for other purposes stay."""
+    extension = body.get("nvext")
+    kept = dict(extension) if isinstance(extension, Mapping) else {}
+    return {**body, "nvext": {**kept, "backend_instance_id": int(instance_id)}}
+
+
+class RouterAffinity:
+    """Session keys for routers that cannot be told a worker, only a key they keep together.
+
+    Which worker a key leads to is the router's secret; it is learned from answers. A worker
+    no key is known for is not asked for. Bounded: the keys used longest ago are forgotten.
+    """
+
+    def __init__(self, router: str, *, limit: int = 4096) -> None:
+        self.header = SESSION_HEADERS[router]
+        self._limit = limit
+        self._workers: OrderedDict[str, str] = OrderedDict()
+        self._keys: dict[str, OrderedDict[str, None]] = {}
+
+    def learn(self, key: str, worker_id: str) -> None:
+        """A request with this key was answered by that worker."""
+        self._forget(key)
+        self._workers[key] = worker_id
+        self._keys.setdefault(worker_id, OrderedDict())[key] = None
+        if len(self._workers) > self._limit:
+            self._forget(next(iter(self._workers)))
+
+    def headers(self, worker_id: str) -> dict[str, str]:
+        """Headers that lead to a worker, or none where no key of its is known."""
+        keys = self._keys.get(worker_id)
+        return {self.header: next(reversed(keys))} if keys else {}
+
+    def _forget(self, key: str) -> None:
+        worker_id = self._workers.pop(key, None)
+        if worker_id is not None:
+            keys = self._keys[worker_id]
+            keys.pop(key, None)
+            if not keys:
+                del self._keys[worker_id]
