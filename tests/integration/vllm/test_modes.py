@@ -109,6 +109,27 @@ def test_requests_choose_for_themselves(make_engine):
     assert chosen.semblend["recomputed_tokens"] == 16
 
 
+def test_policies_that_need_a_probe_nobody_makes_are_declined(make_engine):
+    engine = make_engine("llama")
+    engine.donate(DONOR)
+    for policy in ("kv_deviation(0.1)", "edit_dependents(1, 8, 96, 0.05)"):
+        answer = engine.run(TARGET, hints={"policy": policy, "capture": False})
+        assert answer.semblend["reason"] == "unsupported"
+        assert "probe" in answer.semblend["detail"]
+        assert answer.cached_tokens == 0
+        engine.forget_prefixes()
+    cold = engine.cold(TARGET)
+    asked = engine.run(TARGET, hints={"policy": "query_attention(0.25)", "capture": False})
+    assert asked.semblend["outcome"] == "materialised"
+    assert 64 <= asked.semblend["recomputed_tokens"] <= 112
+    said = asked.semblend
+    in_region = said["reused_tokens"] + said["recomputed_tokens"] + said["hole_tokens"]
+    assert in_region == asked.cached_tokens
+    engine.forget_prefixes()
+    everything = engine.run(TARGET, hints={"policy": "query_attention(1.0)", "capture": False})
+    assert everything.tokens == cold.tokens, "recomputing everything it can is cold"
+
+
 @pytest.fixture
 def staged(make_engine):
     return make_engine("llama", execution="staged", engine={"worker_cls": "auto"})

@@ -21,7 +21,7 @@ FACTS = (
 FILLER = "Visitors are asked to leave their lamps at the gate and to speak softly. " * 3
 INSTRUCTION = "You are a careful guide. Answer from these pages only. " * 2
 QUESTIONS = ("Who keeps the lighthouse of Varn?", "Who built the bridge over the Halm?")
-POLICIES = ("none", "span_head(16)", "seams(8)")
+POLICIES = ("none", "span_head(16)", "query_attention(0.2)", "seams(4) + query_attention(0.1)")
 SERIALS = itertools.count(1)
 
 

@@ -32,7 +32,10 @@ def answers(engine):
     everything = engine.run(TARGET, hints={"capture": False})
     engine.scheduler.bridge.rewrite = None
     engine.forget_prefixes()
-    return cold.tokens, warm.tokens, everything.tokens, warm.semblend["reused_tokens"]
+    asking = engine.run(TARGET, hints={"policy": "query_attention(0.2)", "capture": False})
+    engine.forget_prefixes()
+    reused = [answer.semblend["reused_tokens"] for answer in (warm, asking)]
+    return cold.tokens, warm.tokens, everything.tokens, asking.tokens, reused
 
 
 @pytest.fixture

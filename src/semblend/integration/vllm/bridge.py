@@ -18,7 +18,10 @@ from semblend.core.plan import Hole, Plan, Span, SpanKind
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray
 from semblend.integration.vllm.modes import Mode
+from semblend.integration.vllm.probing import can_probe, is_dynamic
 from semblend.pipeline import SemBlendPipeline
+from semblend.planning.boundaries import Boundaries
+from semblend.planning.certificates import Standing
 from semblend.planning.cost import CostModel
 
 logger = logging.getLogger("vllm.semblend")
@@ -49,15 +52,24 @@ class PlannerBridge:
         block_size: int,
         ranks: int,
         cost: CostModel,
-        certified_policy: str | None,
+        standing: Standing,
+        probes: bool = False,
+        boundaries: Boundaries | None = None,
     ) -> None:
-        self.pipeline = SemBlendPipeline(settings, cost=cost, certified_policy=certified_policy)
+        self.pipeline = SemBlendPipeline(
+            settings,
+            cost=cost,
+            certified_policy=standing.policy,
+            uncertified=standing.refusal,
+            boundaries=boundaries,
+        )
         self.rewrite: PlanRewriter | None = None
         self.registrar: Callable[[Offer], bool] | None = None
         """Registers donors with their text, later; False leaves it to this class, now."""
         self.generation = 0
         """Changes whenever the set of donors does; plans are remembered against it."""
         self._mode = mode
+        self._probes = probes
         self._block_size = block_size
         self._ranks = ranks
         self._settings = settings
@@ -89,6 +101,10 @@ class PlannerBridge:
         )
         try:
             plan = self._cut_to_mode(plan)
+            if plan.executable and not self._can_carry_out(plan):
+                plan = plan.declined(
+                    DeclineReason.UNSUPPORTED, f"{plan.policy} needs a probe that is not made here"
+                )
             if self.rewrite is not None:
                 plan = self.rewrite(plan, tokens)
         except Exception as error:
@@ -108,6 +124,12 @@ class PlannerBridge:
         if self._mode is Mode.REQUEST_ONLY_EXPERIMENTAL:
             return leading_part(plan, self._block_size)
         return plan
+
+    def _can_carry_out(self, plan: Plan) -> bool:
+        """Whether a dynamic policy gets the probe it asks for; never run without it."""
+        if self._mode is Mode.EXACT_PREFIX or not is_dynamic(plan.policy):
+            return True
+        return self._probes and can_probe(plan.policy)
 
     # -- donors ----------------------------------------------------------------------
 

@@ -20,10 +20,12 @@ from semblend.integration.vllm.bridge import PlannerBridge, within_hole_budget
 from semblend.integration.vllm.hazards import reads_unwritten_blocks
 from semblend.integration.vllm.modes import Execution, Mode
 from semblend.integration.vllm.options import ConnectorOptions
+from semblend.integration.vllm.probing import is_dynamic
 from semblend.integration.vllm.request_state import (
     Progress,
     RequestState,
     first_approximate_token,
+    pass_tokens,
 )
 from semblend.integration.vllm.staged import StagedClaims
 from semblend.integration.vllm.stats import SemBlendStats
@@ -141,10 +143,13 @@ class Claims:
         manager: Any,
     ) -> Answer:
         cut = within_hole_budget(plan, self._hole_budget)
-        if cut is None or cut.end <= computed_tokens:
-            state.decline(DeclineReason.NO_CAPACITY, "more holes than one pass may compute")
+        if (
+            cut is None
+            or cut.end <= computed_tokens
+            or (holes := pass_tokens(cut)) > self._hole_budget
+        ):
+            state.decline(DeclineReason.NO_CAPACITY, "more tokens than one pass may compute")
             return NOTHING
-        holes = sum(map(len, cut.holes))
         if holes > self._holes_left or (
             holes and self._reads_unwritten(state, computed_tokens, live, manager)
         ):
@@ -192,7 +197,12 @@ class Claims:
     ) -> Answer:
         """A preempted request comes back: what its private blocks no longer hold, once more."""
         plan = state.plan
-        if plan is None or computed_tokens >= plan.end or not self._bridge.still_held(plan):
+        if (
+            plan is None
+            or is_dynamic(plan.policy)  # what it chose the first time is not known here
+            or computed_tokens >= plan.end
+            or not self._bridge.still_held(plan)
+        ):
             return NOTHING
         rest = (span.clipped(computed_tokens, plan.end) for span in plan.spans)
         spans = tuple(span for span in rest if span is not None)

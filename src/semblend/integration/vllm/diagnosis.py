@@ -171,9 +171,9 @@ def _engine(question: Question, options: ConnectorOptions) -> Iterator[Finding]:
         yield Finding(
             check="certificate",
             verdict=Verdict.OK if setup.certified else Verdict.REFUSED,
-            detail=f"policy {setup.certified_policy}"
+            detail=f"policy {setup.standing.policy}"
             if setup.certified
-            else "none for these weights: the connector would run discovery only",
+            else f"{setup.standing.detail}: the connector would run discovery only",
         )
     yield Finding(
         check="budget",

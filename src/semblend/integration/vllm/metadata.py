@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from semblend.core.plan import Hole, Span
+from semblend.core.plan import Hole, Plan, Span
 from semblend.core.tokens import TokenArray
 
 
@@ -26,12 +26,14 @@ class LoadCommand:
     request_id: str
     block_ids: tuple[int, ...]
     tokens: TokenArray
-    """Prompt token ids [0, end), int32."""
+    """The whole prompt, int32."""
     start: int
     """Tokens the engine's own prefix cache supplies."""
     end: int
     copies: tuple[Span, ...]
     holes: tuple[Hole, ...]
+    refine: Plan | None = None
+    """The plan, where a dynamic policy adds to the holes once the spans are in place."""
     refused: str = ""
     """Why this load must fail: tokens were allocated for which nothing was claimed."""
 
@@ -108,6 +110,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
     loaded: Counter[str] = field(default_factory=Counter)
     """Loads carried out, by request id."""
     failed: dict[str, LoadFailure] = field(default_factory=dict)
+    refined: dict[str, int] = field(default_factory=dict)
+    """Tokens that were reused in the end, where a dynamic policy had a say."""
     layers: int = 0
     load_ms: float = 0.0
     nested_ms: float = 0.0
@@ -133,6 +137,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
             lost=self.lost | other.lost,
             loaded=self.loaded + other.loaded,
             failed={**other.failed, **self.failed},
+            refined={**other.refined, **self.refined},
             layers=max(self.layers, other.layers),
             load_ms=max(self.load_ms, other.load_ms),
             nested_ms=max(self.nested_ms, other.nested_ms),

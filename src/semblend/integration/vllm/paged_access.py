@@ -72,21 +72,34 @@ class PagedAccess:
         module = self.layers[layer]
         module.impl.do_kv_cache_update(module, keys, values, module.kv_cache, slots)
 
-    def read(
-        self, block_ids: Sequence[int], start: int, end: int, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def read(self, block_ids: Sequence[int], start: int, end: int) -> torch.Tensor:
         """K/V of positions [start, end): [layers, 2, tokens, kv_heads, head_dim]."""
         first, last = start // self.block_size, -(-end // self.block_size)
         blocks = torch.tensor(block_ids[first:last], device=self.device)
         skip = start - first * self.block_size
         shape = (len(self.layers), 2, end - start, self.kv_heads, self.head_dim)
-        result = torch.empty(shape, dtype=self.dtype, device=self.device) if out is None else out
+        result = torch.empty(shape, dtype=self.dtype, device=self.device)
         for index, layer in enumerate(self.layers):
-            flat = layer.kv_cache.index_select(0, blocks).flatten(1)
-            for part, places in enumerate(self._places):
-                tokens = flat.index_select(1, places).view(-1, self.kv_heads, self.head_dim)
-                result[index, part] = tokens[skip : skip + end - start]
+            self._read_into(result[index], layer, blocks, skip)
         return result
+
+    def read_layer(
+        self, layer: int, block_ids: Sequence[int], start: int, end: int
+    ) -> torch.Tensor:
+        """K/V of positions [start, end) on one layer: [2, tokens, kv_heads, head_dim]."""
+        first, last = start // self.block_size, -(-end // self.block_size)
+        blocks = torch.tensor(block_ids[first:last], device=self.device)
+        shape = (2, end - start, self.kv_heads, self.head_dim)
+        result = torch.empty(shape, dtype=self.dtype, device=self.device)
+        self._read_into(result, self.layers[layer], blocks, start - first * self.block_size)
+        return result
+
+    def _read_into(self, result: torch.Tensor, layer: Any, blocks: torch.Tensor, skip: int) -> None:
+        """Fill [2, tokens, kv_heads, head_dim] from a layer's blocks, `skip` tokens in."""
+        flat = layer.kv_cache.index_select(0, blocks).flatten(1)
+        for part, places in enumerate(self._places):
+            tokens = flat.index_select(1, places).view(-1, self.kv_heads, self.head_dim)
+            result[part] = tokens[skip : skip + result.shape[1]]
 
     def _probe(self, layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Where in a block's numbers K and V of each (offset, head, dim) are."""

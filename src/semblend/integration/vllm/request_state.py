@@ -11,6 +11,7 @@ from semblend.core.outcomes import DeclineReason, Outcome
 from semblend.core.plan import Plan, SpanKind
 from semblend.core.tokens import TokenArray
 from semblend.integration.vllm.block_hashes import PrivateChain
+from semblend.integration.vllm.probing import is_dynamic
 
 
 class Progress(StrEnum):
@@ -88,7 +89,13 @@ class RequestState:
         """Tell the engine that `plan` can be carried out; it may allocate or not."""
         self.before_claim, self.progress = self.progress, Progress.CLAIMED
         self.claim = plan
-        self.pass_tokens = sum(map(len, plan.holes))
+        self.pass_tokens = pass_tokens(plan)
+
+    def refine(self, reused_tokens: int | None) -> None:
+        """A dynamic policy left so many tokens to reuse; None where none had a say."""
+        if reused_tokens is not None and not self.resumes:
+            self.recomputed_tokens += self.supplied_tokens - reused_tokens
+            self.supplied_tokens = reused_tokens
 
     def decline(self, reason: DeclineReason, detail: str = "") -> None:
         """Remember why this request is computed."""
@@ -134,3 +141,12 @@ def first_approximate_token(plan: Plan) -> int | None:
     return next(
         (span.target_start for span in plan.copies if span.kind is not SpanKind.PREFIX), None
     )
+
+
+def pass_tokens(plan: Plan) -> int:
+    """Tokens a plan computes in nested passes, the tail of a dynamic policy's probe included.
+
+    What such a policy then adds is bounded where it is added.
+    """
+    holes = sum(map(len, plan.holes))
+    return holes + plan.tail_tokens if is_dynamic(plan.policy) else holes

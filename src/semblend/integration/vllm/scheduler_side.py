@@ -24,6 +24,7 @@ from semblend.integration.vllm.claims import NOTHING, Answer, Claims
 from semblend.integration.vllm.meaning import MeaningThread
 from semblend.integration.vllm.metadata import ConnectorMeta, LoadCommand, WorkerReport
 from semblend.integration.vllm.modes import Execution, ReuseRequests
+from semblend.integration.vllm.probing import is_dynamic
 from semblend.integration.vllm.request_state import (
     Progress,
     RequestState,
@@ -55,7 +56,9 @@ class SchedulerSide:
             block_size=setup.block_size,
             ranks=setup.ranks,
             cost=setup.cost,
-            certified_policy=setup.certified_policy,
+            standing=setup.standing,
+            probes=options.mode.segmented and options.execution is Execution.NESTED,
+            boundaries=setup.boundaries,
         )
         self._meaning = MeaningThread.start_if_wanted(setup, self.bridge, self.audit)
         self._staged = StagedClaims(bridge=self.bridge, block_size=setup.block_size)
@@ -136,11 +139,12 @@ class SchedulerSide:
         command = LoadCommand(
             request_id=state.request_id,
             block_ids=tuple(block_ids),
-            tokens=state.tokens[: plan.end],
+            tokens=state.tokens,
             start=start,
             end=plan.end,
             copies=plan.copies,
             holes=plan.holes,
+            refine=plan if is_dynamic(plan.policy) else None,
         )
         self._admit(state, plan, command)
 
@@ -210,6 +214,8 @@ class SchedulerSide:
         if self._meaning is not None and state.refusal is None and state.ladder_id is None:
             self._meaning.look_up(state.request_id, state.tokens, state.namespace)
         report = state.report(confirmed=confirmed, certified=self.setup.certified)
+        if waiting and confirmed and state.plan is not None and is_dynamic(state.plan.policy):
+            report["provisional"] = True  # how much the policy recomputed is not known yet
         return self._hold_blocks(state.request_id), {"semblend": report}
 
     def _hold_blocks(self, request_id: str) -> bool:
@@ -241,6 +247,7 @@ class SchedulerSide:
             finished = request_id in self._unsettled
             state = self._answered(request_id)
             if state is not None:
+                state.refine(report.refined.get(request_id))
                 if not finished:
                     self._staged.confirmed(state)
                 self._settlements.confirmed(state, layers=report.layers)

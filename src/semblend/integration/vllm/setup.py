@@ -9,9 +9,11 @@ from typing import Any
 from semblend.core.namespace import Namespace
 from semblend.core.settings import Settings
 from semblend.integration.vllm import namespaces
-from semblend.integration.vllm.certificates import find_certificate
+from semblend.integration.vllm.certificates import boundaries_of, standing_of
 from semblend.integration.vllm.modes import Mode
 from semblend.integration.vllm.options import ConnectorOptions
+from semblend.planning.boundaries import Boundaries
+from semblend.planning.certificates import Standing
 from semblend.planning.cost import CostModel
 
 logger = logging.getLogger("vllm.semblend")
@@ -32,13 +34,15 @@ class SchedulerSetup:
     hole_budget: int
     """Hole tokens one nested pass may compute."""
     cost: CostModel
-    certified_policy: str | None
+    standing: Standing
+    """What certificates say about the model; asked in mode `segmented` only."""
+    boundaries: Boundaries | None
     may_load: bool
 
     @property
     def certified(self) -> bool:
         """Whether what is loaded stands under a certificate."""
-        return self.certified_policy is not None
+        return self.standing.certificate is not None
 
     @classmethod
     def of(cls, config: Any, options: ConnectorOptions) -> SchedulerSetup:
@@ -48,7 +52,7 @@ class SchedulerSetup:
         budget = int(config.scheduler_config.max_num_batched_tokens)
         if options.max_hole_tokens_per_step is not None:
             budget = min(budget, options.max_hole_tokens_per_step)
-        policy = _certified_policy(options, namespace)
+        standing = _standing(config.model_config, options, settings)
         cache = config.cache_config
         block_size = int(cache.block_size)
         return cls(
@@ -61,28 +65,36 @@ class SchedulerSetup:
             ranks=int(config.parallel_config.tensor_parallel_size),
             hole_budget=budget,
             cost=cost_model(config.model_config),
-            certified_policy=policy,
-            may_load=_may_load(options, settings, policy),
+            standing=standing,
+            boundaries=boundaries_of(config.model_config) if options.mode.segmented else None,
+            may_load=_may_load(options, settings, standing),
         )
 
 
-def _certified_policy(options: ConnectorOptions, namespace: Namespace) -> str | None:
+def _standing(model_config: Any, options: ConnectorOptions, settings: Settings) -> Standing:
     if options.mode is not Mode.SEGMENTED:
-        return None
-    certificate = find_certificate(str(namespace.model_revision))
-    if certificate is None:
+        return Standing()
+    standing = standing_of(model_config, settings)
+    if standing.certificate is None:
         logger.warning(
-            "SemBlend: model %s has no quality certificate; mode segmented runs discovery only",
-            namespace.model,
+            "SemBlend: no quality certificate for %s (%s); mode segmented runs discovery only",
+            model_config.model,
+            standing.detail,
         )
-        return None
-    return str(certificate.policy)
+    else:
+        logger.info(
+            "SemBlend: reuse of %s is certified: %s, until %s",
+            model_config.model,
+            standing.certificate.policy,
+            standing.certificate.expires,
+        )
+    return standing
 
 
-def _may_load(options: ConnectorOptions, settings: Settings, policy: str | None) -> bool:
+def _may_load(options: ConnectorOptions, settings: Settings, standing: Standing) -> bool:
     if settings.discovery_only or not options.mode.loads:
         return False
-    return options.mode is not Mode.SEGMENTED or policy is not None
+    return options.mode is not Mode.SEGMENTED or standing.certificate is not None
 
 
 def cost_model(model_config: Any) -> CostModel:

@@ -30,6 +30,7 @@ from semblend.integration.vllm.modes import Execution
 from semblend.integration.vllm.nested_pass import NestedPass, hole_sequences
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.paged_access import PagedAccess
+from semblend.integration.vllm.probing import refined
 from semblend.integration.vllm.self_test import prove_rotation
 from semblend.integration.vllm.support import UnsupportedEngineError, layer_refusals
 
@@ -118,6 +119,7 @@ class WorkerSide:
             else:
                 self._fail(command, failure)
         copied = time.perf_counter()
+        good = self._refined(good)
         failure = self._compute_holes(good)
         for command in good:
             if failure is None:
@@ -158,11 +160,40 @@ class WorkerSide:
             )
         except Exception as error:
             logger.debug("SemBlend load failed", exc_info=True)
-            return LoadFailure(
-                reason=DeclineReason.MATERIALISATION_FAILED.value,
-                detail=f"{type(error).__name__}: {error}",
-            )
+            return _failure(error)
         return None
+
+    def _refined(self, commands: list[LoadCommand]) -> list[LoadCommand]:
+        """The loads with what their dynamic policies add; what fails there is left out."""
+        kept: list[LoadCommand] = []
+        for command in commands:
+            if command.refine is None:
+                kept.append(command)
+                continue
+            try:
+                if self.nested is None or self.access is None:
+                    raise DonorError("no model to ask")
+                command = refined(
+                    command,
+                    nested=self.nested,
+                    access=self.access,
+                    reduce=self._summed,
+                    most_tokens=int(self._config.scheduler_config.max_num_batched_tokens),
+                )
+            except Exception as error:
+                # The same on every rank: they choose by the same numbers.
+                self._fail(command, _failure(error))
+                continue
+            self._report.refined[command.request_id] = command.reused_tokens
+            kept.append(command)
+        return kept
+
+    def _summed(self, values: torch.Tensor) -> torch.Tensor:
+        from vllm.distributed.parallel_state import get_tp_group
+
+        if self._config.parallel_config.tensor_parallel_size > 1:
+            torch.distributed.all_reduce(values, group=get_tp_group().cpu_group)
+        return values
 
     def _compute_holes(self, commands: list[LoadCommand]) -> LoadFailure | None:
         if self.nested is None or self.access is None:
@@ -176,10 +207,7 @@ class WorkerSide:
             self.nested.run(sequences)
         except Exception as error:
             logger.warning("SemBlend's nested pass failed", exc_info=True)
-            return LoadFailure(
-                reason=DeclineReason.MATERIALISATION_FAILED.value,
-                detail=f"{type(error).__name__}: {error}",
-            )
+            return _failure(error)
         return None
 
     def _agreed(self, failures: list[LoadFailure | None]) -> list[LoadFailure | None]:
@@ -239,6 +267,13 @@ class WorkerSide:
             self.captures.close()
         if self.donors is not None:
             self.donors.close()
+
+
+def _failure(error: Exception) -> LoadFailure:
+    return LoadFailure(
+        reason=DeclineReason.MATERIALISATION_FAILED.value,
+        detail=f"{type(error).__name__}: {error}",
+    )
 
 
 def _tp_rank() -> int:
