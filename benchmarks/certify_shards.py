@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from semblend.quality.items import to_item
@@ -32,6 +33,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--capacity", type=int, default=400_000, help="tokens of each pool")
     parser.add_argument("--data", type=Path, help="real questions, in LongBench's form")
+    parser.add_argument("--workloads", default="", help="only these, with commas, in this order")
+    parser.add_argument("--known", type=Path, help="JSON pairs of case and policy to leave out")
+    parser.add_argument("--only", default="", help="measure only policies that contain this")
     parser.add_argument("--curves", type=int, default=24, help="items of each deviation curve")
     options = parser.parse_args()
     if options.shard >= 0:
@@ -66,10 +70,20 @@ def measure_shard(options: argparse.Namespace) -> None:
             print(options.shard, workload, f"{time.perf_counter() - started:.0f} s", flush=True)
 
     measure_curves(lab, options)
+    cells = certificate_cells(options.items, data=options.data)
+    if options.workloads:
+        by_name = {cell.workload: cell for cell in cells}
+        cells = [by_name[name] for name in options.workloads.split(",")]
+    records = Records(options.output / f"records-{options.shard}.jsonl")
+    if options.known is not None:
+        records.leave_out(json.loads(options.known.read_text(encoding="utf-8")))
     run_cells(
         lab,
-        certificate_cells(options.items, data=options.data),
-        Records(options.output / f"records-{options.shard}.jsonl"),
+        [
+            replace(cell, specs=tuple(spec for spec in cell.specs if options.only in spec))
+            for cell in cells
+        ],
+        records,
         seed=options.seed,
         shard=(options.shard, options.shards),
         progress=progress,

@@ -6,9 +6,11 @@ import typer
 
 from semblend.cli.bench_lookup import bench_lookup
 from semblend.cli.bench_prefill import bench_prefill
+from semblend.cli.certify import certify
 from semblend.cli.demo import demo
 from semblend.cli.explain import explain
 from semblend.cli.fleet import fleet
+from semblend.cli.leaderboard import leaderboard
 from semblend.cli.route import route
 from semblend.cli.serve import serve
 from semblend.cli.settings import settings
@@ -25,6 +27,8 @@ app.command()(route)
 app.command()(fleet)
 app.command()(explain)
 app.command()(settings)
+app.command()(certify)
+app.command()(leaderboard)
 bench = typer.Typer(help="Measure SemBlend on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 bench.command("lookup")(bench_lookup)

@@ -14,15 +14,16 @@ import torch
 
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
-from semblend.engine.batch import ComputeRun, LayerHook
+from semblend.engine.batch import ComputeRun, LayerHook, build_batch
 from semblend.engine.model import LoadedModel
 from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
-from semblend.engine.segmented import compute, runs_of_plan
+from semblend.engine.segmented import runs_of_plan
 from semblend.planning.policies.base import Scores
 
-TAIL_QUERIES = 64
-"""The question stands at the end; queries before the last 64 of a long tail are not asked."""
+TAIL_QUERIES = 4
+"""The last queries have read the question and are about to answer it. On the reference model
+they find the evidence better than all of the question's tokens together (docs/quality.md)."""
 
 ROWS_AT_ONCE = 256
 """Bounds the attention weights held at a time: rows x heads x keys."""
@@ -45,9 +46,9 @@ class PoolProbe:
     """What the probes cost, in tokens computed through all layers."""
 
     def tail_attention(self) -> Scores:
-        """Attention mass of the tail's last queries on each token, middle layers, all heads."""
+        """Attention mass of the last queries on each token, all heads of the later layers."""
         layers = self.model.kv_shape.layers
-        watched = range(layers // 3, max(layers // 3 + 1, 2 * layers // 3))
+        watched = range(layers // 2, layers)
         size = len(self.tokens)
         asked = min(TAIL_QUERIES, size - self.plan.end)
         runs = runs_of_plan(self.plan, self.tokens, self.table)
@@ -114,7 +115,8 @@ class PoolProbe:
         rows = sum(len(run.tokens) for run in runs)
         self.computed += rows * layers / self.model.kv_shape.layers
         try:
-            compute(self.model, pool, runs, hook=hook)
+            # transformers' own pass: it tells every layer's queries, whatever computes prefills.
+            self.model.forward(build_batch(pool, runs, hook=hook))
         except _EnoughLayersError:
             return
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from semblend.planning.policies.base import known_policies
 from semblend.planning.policies.budget import Budget
 from semblend.quality.suite import KINDS_OF_CONTROLS, KINDS_OF_EDITS, Cell
+from semblend.quality.workloads import LENGTHS
 
 MOVED = ("instruction", "reordered", "composed", "multi_turn", "continuation")
 TELLING = ("edited_exchanged", "composed", "edited_renamed", "continuation")
@@ -28,20 +30,24 @@ def grid() -> tuple[str, ...]:
     return tuple(dict.fromkeys(spec for spec in specs if spec not in BASELINES))
 
 
+def leaderboard_cells(items: int, *, lengths: tuple[int, ...] = LENGTHS) -> list[Cell]:
+    """The whole grid on the telling workloads."""
+    specs = (*BASELINES, *grid())
+    return [Cell(workload=name, items=items, specs=specs, lengths=lengths) for name in TELLING]
+
+
 def certificate_cells(
-    items: int, *, candidates: tuple[str, ...] = CANDIDATES, data: Path | None = None
+    items: int, *, data: Path | None = None, lengths: tuple[int, ...] | None = None
 ) -> list[Cell]:
     """Everything a certificate asks: the candidates everywhere, the whole grid where it tells.
 
     The cells that decide come first, so that an interrupted run has them.
     """
-    core = (*BASELINES, *candidates)
-    wide = tuple(dict.fromkeys((*core, *grid())))
-    cells = [Cell(workload=name, items=items, specs=core[1:]) for name in KINDS_OF_CONTROLS]
-    for name in (*KINDS_OF_EDITS, *MOVED):
-        if name not in TELLING:
-            cells.append(Cell(workload=name, items=items, specs=core))
+    core = (*BASELINES, *CANDIDATES)
+    plan = [(name, core[1:]) for name in KINDS_OF_CONTROLS]
+    plan += [(name, core) for name in (*KINDS_OF_EDITS, *MOVED) if name not in TELLING]
+    cells = [Cell(workload=name, items=items, specs=specs) for name, specs in plan]
     if data is not None:
         cells.append(Cell(workload="reading", items=items, specs=core, data=data))
-    cells.extend(Cell(workload=name, items=items, specs=wide) for name in TELLING)
-    return cells
+    cells.extend(leaderboard_cells(items))
+    return [replace(cell, lengths=lengths) for cell in cells] if lengths else cells

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,13 @@ class Records:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._done = {(r.case_id, r.policy) for r in read_records([path])} if path.exists() else ()
+        self._done: set[tuple[str, str]] = set()
+        if path.exists():
+            self._done = {(r.case_id, r.policy) for r in read_records([path])}
+
+    def leave_out(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Take these (case, policy) pairs as measured: other files hold them."""
+        self._done.update((case, policy) for case, policy in pairs)
 
     def missing(self, case: Case, specs: Sequence[str]) -> list[str]:
         """Policies this case has no record of yet."""
@@ -101,7 +107,8 @@ def run_cells(
     for cell in cells:
         for done, case in enumerate(cell.cases(seed)):
             progress(cell.workload, done, cell.items)
-            if case.number % parts != part:
+            # Lengths come in turns: whole rounds go to one shard, so that all have as much to do.
+            if case.number // len(cell.lengths) % parts != part:
                 continue
             specs = records.missing(case, cell.specs)
             if specs:

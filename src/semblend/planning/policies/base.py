@@ -49,7 +49,7 @@ class Probe(Protocol):
     """What an engine can tell once a plan's spans are in place. Each call costs compute."""
 
     def tail_attention(self) -> Scores:
-        """Attention mass the tail's last queries put on each token at the middle layers."""
+        """Attention mass the prompt's last queries put on each token in the later layers."""
         ...
 
     def deviation(self, layers: int) -> Scores:

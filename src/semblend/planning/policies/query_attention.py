@@ -23,16 +23,15 @@ from semblend.planning.policies.blocks import best_blocks
 class QueryAttention(RecomputePolicy):
     """`ratio` of the reusable tokens, in blocks the tail's queries attend to most.
 
-    The tail runs once over the borrowed K/V, up to the middle layers; the best blocks
-    are recomputed and the tail runs again. With `edited`, only blocks behind edits
-    compete. Query-aware choice is the idea of A3, ProphetKV and InfoFlow KV (arXiv 2511.17560,
-    2602.02579, 2603.05353).
+    The tail runs once over the borrowed K/V; the best blocks are recomputed and the tail
+    runs again. With `edited`, only blocks behind edits compete. Query-aware choice is the idea
+    of A3, ProphetKV and InfoFlow KV (arXiv 2511.17560, 2602.02579, 2603.05353).
     """
 
     grid: ClassVar[tuple[str, ...]] = tuple(f"query_attention({r})" for r in (0.05, 0.1, 0.2))
 
     ratio: float = 0.1
-    block: int = 32
+    block: int = 16
     edited: bool = False
 
     def __post_init__(self) -> None:

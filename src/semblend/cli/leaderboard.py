@@ -1,0 +1,131 @@
+"""`semblend leaderboard`: every policy over its grid, on moved and on edited text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from semblend.core.errors import SemBlendError
+
+if TYPE_CHECKING:
+    from semblend.quality.figures import Figures
+
+QUICK_ITEMS = 3
+QUICK_LENGTHS = (600,)
+
+
+def leaderboard(
+    model: Annotated[
+        str, typer.Option(help="Folder or hub name of the model.")
+    ] = "models/semblend-reference-27m",
+    items: Annotated[int, typer.Option(min=1, help="Items of every workload.")] = 200,
+    quick: Annotated[
+        bool, typer.Option(help="A few short items: two minutes on two cores, wide intervals.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the documents.")] = 1,
+    output: Annotated[
+        Path, typer.Option(help="Folder of leaderboard.json, .md and .svg files.")
+    ] = Path("results/leaderboard"),
+    records: Annotated[
+        Path | None, typer.Option(help="Records of `semblend certify`; nothing is measured then.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")] = "auto",
+) -> None:
+    """Compare recompute policies: quality against price, as JSON, Markdown and plots."""
+    console = Console()
+    try:
+        if records is None:
+            records = output / ("quick" if quick else "records")
+            _measure(console, model, items, quick, seed, records, device, dtype)
+        figures = _figures(records)
+    except SemBlendError as error:
+        Console(stderr=True).print(f"semblend leaderboard: {error}", style="red", markup=False)
+        raise typer.Exit(2) from None
+    write(figures, output, model=Path(model).name)
+    for row in figures:
+        if row.policy not in ("cold", "all"):
+            console.print(
+                f"{row.workload:18} {row.policy:60} right {row.right:6.1%} same {row.same:6.1%} "
+                f"KL {row.kl:8.1e} recomputed {row.recompute:6.1%}",
+                highlight=False,
+                soft_wrap=True,
+            )
+    console.print(f"written: [bold]{output}[/]")
+
+
+def write(figures: Sequence[Figures], output: Path, *, model: str) -> None:
+    """The three kinds of files."""
+    from semblend.quality import charts, tables
+    from semblend.quality.svg import draw
+
+    output.mkdir(parents=True, exist_ok=True)
+    rows = [row.to_dict() for row in figures]
+    (output / "leaderboard.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    parts = [HEAD.format(model=model)]
+    for workload in dict.fromkeys(row.workload for row in figures):
+        mine = [row for row in figures if row.workload == workload]
+        mine.sort(key=lambda row: (-row.right, row.price))
+        parts.append(f"## {workload}\n")
+        for measure, name in (("right", "right answers"), ("kl", "KL")):
+            path = output / f"leaderboard-{workload}-{measure}.svg"
+            path.write_text(draw(charts.trade_off(figures, workload, measure)), encoding="utf-8")
+            parts.append(f"![{workload}: {name} against recomputed share]({path.name})\n")
+        parts.append(tables.markdown(mine) + "\n")
+    parts.append("## The policies\n\n" + tables.policies_markdown() + "\n")
+    (output / "leaderboard.md").write_text("\n".join(parts), encoding="utf-8")
+
+
+HEAD = """# Leaderboard of recompute policies
+
+Model: `{model}`. *right*: greedy answers that are exact; *cold*: the same of a cold prefill;
+*same answer*: token for token cold's; *to donor's*: answers that state a donor's fact where
+cold's does not; *recomputed*: share of the tokens in spans that are reused in part; *declined*:
+share of reusable tokens in spans that the policy recomputes whole; *probe*: extra compute to
+choose, as a share of the prompt. Best first; among equals the cheaper.
+
+`semblend leaderboard` makes this page (`--quick` a small one in two minutes).
+"""
+
+
+def _measure(
+    console: Console,
+    model: str,
+    items: int,
+    quick: bool,
+    seed: int,
+    folder: Path,
+    device: str,
+    dtype: str,
+) -> None:
+    from semblend.cli.certify import measure_cells
+    from semblend.engine.model import load_model
+    from semblend.quality.certifying import leaderboard_cells
+    from semblend.quality.lab import Lab
+
+    with console.status(f"loading {model}"):
+        lab = Lab(load_model(model, device=device, dtype=dtype))
+    try:
+        cells = (
+            leaderboard_cells(QUICK_ITEMS, lengths=QUICK_LENGTHS)
+            if quick
+            else leaderboard_cells(items)
+        )
+        measure_cells(lab, cells, folder, seed=seed, console=console)
+    finally:
+        lab.close()
+
+
+def _figures(folder: Path) -> list[Figures]:
+    from semblend.quality.certifying import TELLING, grid
+    from semblend.quality.figures import figures_of
+    from semblend.quality.suite import read_records
+
+    wanted = {"cold", "none", *grid()}
+    rows = figures_of(read_records(sorted(folder.glob("records*.jsonl"))))
+    return [row for row in rows if row.workload in TELLING and row.policy in wanted]

@@ -1,0 +1,106 @@
+"""The bound a policy must keep to be certified, and the choice among those that do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from semblend.quality.figures import CONTROL, PROSE, Figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """How far from cold a policy may be.
+
+    Answers are judged by family (moved text, edited text, controls), because a workload of 200
+    items cannot tell 1 % from chance: two items are 1 %. Each workload has a wider limit of
+    its own, so that a family cannot hide one that breaks.
+    """
+
+    answers: float = 0.01
+    """Exact match, F1 and ROUGE-L of a family may fall by this much below cold's."""
+    answers_workload: float = 0.02
+    """The same of a single workload."""
+    kl_epsilon: float = 0.02
+    """Mean KL may exceed the 99th percentile of cold's own noise by this much, nats."""
+    recompute: float = 0.20
+    """Most of the reusable tokens that may be recomputed."""
+    towards_donor: int = 0
+    """Answers on adversarial controls that may change to a donor's fact."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return asdict(self)
+
+    def objections(self, rows: Sequence[Figures], *, noise_kl: float) -> list[str]:
+        """What speaks against one policy, given its row of every workload."""
+        found: list[str] = []
+        for row in rows:
+            if row.workload.startswith(f"{CONTROL}_") and row.towards_donor > self.towards_donor:
+                found.append(f"{row.workload}: {row.towards_donor} answers towards the donor's")
+            fall = _fall([row])
+            # Rounding must not decide: a share of 200 items is never exactly 0.01.
+            if row.workload != PROSE and fall > self.answers_workload + 1e-9:
+                found.append(f"{row.workload}: answers fall by {fall:.3f}")
+            if row.kl > noise_kl + self.kl_epsilon:
+                found.append(f"{row.workload}: KL {row.kl:.2g} nats")
+            if row.recompute > self.recompute:
+                found.append(f"{row.workload}: {row.recompute:.1%} recomputed")
+        for name in dict.fromkeys(family(row) for row in rows if row.workload != PROSE):
+            fall = _fall([row for row in rows if family(row) == name and row.workload != PROSE])
+            if fall > self.answers + 1e-9:
+                found.append(f"{name} text: answers fall by {fall:.3f}")
+        return found
+
+
+def family(row: Figures) -> str:
+    """Edited, control, reading or moved."""
+    first = row.workload.split("_")[0]
+    return first if first in ("edited", CONTROL, "reading") else "moved"
+
+
+def _fall(rows: Sequence[Figures]) -> float:
+    """How far the worst answer metric falls below cold's, over all items of some workloads."""
+    items = sum(row.items for row in rows)
+    return max(
+        -sum(getattr(row, name) * row.items for row in rows) / items
+        for name in ("difference", "f1_difference", "rouge_l_difference")
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One policy: its price, and what speaks against it."""
+
+    policy: str
+    price: float
+    recompute: float
+    objections: tuple[str, ...]
+
+
+def judge(figures: Sequence[Figures], bound: Bound, *, noise_kl: float) -> list[Verdict]:
+    """Every policy that was measured on all workloads, cheapest first.
+
+    A policy that recomputes everything is no candidate: that is cold.
+    """
+    workloads = {row.workload for row in figures}
+    by_policy: dict[str, list[Figures]] = {}
+    for row in figures:
+        by_policy.setdefault(row.policy, []).append(row)
+    verdicts = [
+        Verdict(
+            policy=policy,
+            price=sum(row.price for row in rows) / len(rows),
+            recompute=sum(row.recompute for row in rows) / len(rows),
+            objections=tuple(bound.objections(rows, noise_kl=noise_kl)),
+        )
+        for policy, rows in by_policy.items()
+        if {row.workload for row in rows} == workloads and policy not in ("cold", "all")
+    ]
+    return sorted(verdicts, key=lambda verdict: verdict.price)
+
+
+def choose(verdicts: Sequence[Verdict]) -> Verdict | None:
+    """The cheapest policy nothing speaks against."""
+    return next((verdict for verdict in verdicts if not verdict.objections), None)

@@ -1,0 +1,40 @@
+"""Intervals that are shown beside every figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+Z_95 = 1.959963984540054
+
+
+def wilson(successes: int, trials: int, z: float = Z_95) -> tuple[float, float]:
+    """Wilson's score interval of a proportion; honest near 0 and 1, unlike the usual one.
+
+    >>> low, high = wilson(1000, 1000)
+    >>> round(low, 4), high
+    (0.9962, 1.0)
+    """
+    if trials == 0:
+        return 0.0, 1.0
+    share = successes / trials
+    scale = 1 + z * z / trials
+    middle = share + z * z / (2 * trials)
+    spread = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    low = 0.0 if successes == 0 else (middle - spread) / scale
+    high = 1.0 if successes == trials else (middle + spread) / scale
+    return max(0.0, low), min(1.0, high)
+
+
+def bootstrap_mean(
+    values: Sequence[float], *, resamples: int = 1000, seed: int = 0
+) -> tuple[float, float]:
+    """Percentile interval (95 %) of a mean, for values of any shape."""
+    data = np.asarray(values, dtype=np.float64)
+    if data.size == 0:
+        return 0.0, 0.0
+    draws = np.random.default_rng(seed).integers(0, data.size, size=(resamples, data.size))
+    low, high = np.quantile(data[draws].mean(axis=1), (0.025, 0.975))
+    return float(low), float(high)
