@@ -1,0 +1,98 @@
+"""Mode `segmented`: reuse under a certificate, and only under one that holds."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+import transformers
+
+from semblend.integration.vllm.certificates import model_fingerprint
+from semblend.planning.certificates import Certificate, file_name, release
+from tests.integration.vllm.models import folder_of, joined, random_tokens
+
+DOCUMENT = random_tokens(420, seed=121)
+DONOR = joined(random_tokens(50, seed=122), DOCUMENT, random_tokens(20, seed=123))
+TARGET = joined(random_tokens(110, seed=124), DOCUMENT, random_tokens(33, seed=125))
+
+
+def certificate(**changes):
+    folder = folder_of("llama")
+    config = transformers.AutoConfig.from_pretrained(folder)
+    model = SimpleNamespace(model=folder, hf_config=config, revision=None)
+    now = datetime.now(UTC)
+    values = {
+        "model": "llama",
+        "fingerprint": model_fingerprint(model),
+        "dtype": "float32",
+        "policy": "span_head(24)",
+        "bound": {},
+        "figures": {},
+        "data": {},
+        "versions": {"semblend": release()},
+        "created": now.isoformat(),
+        "expires": (now + timedelta(days=1)).isoformat(),
+    }
+    return Certificate(**{**values, **changes}).signed()
+
+
+@pytest.fixture
+def serve_with(engines, tmp_path, monkeypatch):
+    def make(given):
+        (tmp_path / file_name(given)).write_text(given.to_json())
+        monkeypatch.setenv("SEMBLEND_CERTIFICATE_DIR", str(tmp_path))
+        engines.close()  # certificates are read when an engine starts
+        return engines.make("llama", mode="segmented")
+
+    return make
+
+
+def test_a_certified_model_is_served_with_the_certificates_policy(serve_with):
+    engine = serve_with(certificate())
+    engine.donate(DONOR)
+    answer = engine.run(TARGET, hints={"policy": "none"})
+    assert answer.semblend["outcome"] == "materialised"
+    assert answer.semblend["certified"] is True
+    assert answer.semblend["policy"] == "span_head(24)", "a request cannot choose a cheaper one"
+    assert answer.semblend["recomputed_tokens"] == 24
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"expires": "2020-01-01T00:00:00+00:00"}, "certificate_expired"),
+        ({"dtype": "bfloat16"}, "no_certificate"),
+        ({"fingerprint": "0" * 32}, "no_certificate"),
+        ({"versions": {"semblend": "0.0.1"}}, "no_certificate"),
+    ],
+    ids=["expired", "another number format", "other weights", "another release"],
+)
+def test_a_certificate_that_does_not_hold_is_discovery_only(serve_with, changes, reason):
+    engine = serve_with(certificate(**changes))
+    engine.donate(DONOR)
+    answer = engine.run(TARGET)
+    assert answer.semblend["outcome"] == "discovery_only"
+    assert answer.semblend["reason"] == reason
+    assert answer.cached_tokens == 0
+
+
+def test_an_altered_certificate_is_none(engines, tmp_path, monkeypatch):
+    given = certificate(policy="seams(7)")
+    text = given.to_json().replace("seams(7)", "none")
+    (tmp_path / file_name(given)).write_text(text)
+    monkeypatch.setenv("SEMBLEND_CERTIFICATE_DIR", str(tmp_path))
+    engines.close()
+    engine = engines.make("llama", mode="segmented")
+    engine.donate(DONOR)
+    assert engine.run(TARGET).semblend["reason"] == "no_certificate"
+
+
+def test_the_fingerprint_is_the_embedded_engines(tmp_path):
+    """Certificates are measured with the embedded engine and used here."""
+    from semblend.engine.model import load_model
+    from tests.integration.vllm.models import REFERENCE
+
+    config = transformers.AutoConfig.from_pretrained(REFERENCE)
+    model = SimpleNamespace(model=str(REFERENCE), hf_config=config, revision=None)
+    assert model_fingerprint(model) == load_model(str(REFERENCE), device="cpu").fingerprint
