@@ -28,6 +28,7 @@ MAX_OWNERS = 8
 _SECOND = np.uint64(0xC2B2AE3D27D4EB4F)
 _HALF = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
+_CLAIM_MASK = (1 << 20) - 1
 
 
 class PostingTable:
@@ -51,6 +52,7 @@ class PostingTable:
         self.dropped = 0
         """Postings not kept: their two buckets were full of live donors."""
         self._swept = 0
+        self._claims: npt.NDArray[np.int32] = np.zeros(_CLAIM_MASK + 1, dtype=np.int32)
 
     @property
     def nbytes(self) -> int:
@@ -75,17 +77,26 @@ class PostingTable:
         tags, first, second = self._address(hashes)
         waiting = np.arange(hashes.size)
         while waiting.size:
-            # One insertion a pair of buckets and round, so that two never take one slot.
-            _, chosen = np.unique(first[waiting], return_index=True)
-            now = waiting[chosen]
-            _, alone = np.unique(second[now], return_index=True)
-            now = now[np.sort(alone)]
-            clash = np.isin(second[now], first[now]) & (second[now] != first[now])
-            now = now[:1] if clash.all() else now[~clash]
+            won = self._alone(first[waiting], second[waiting])
+            now = waiting[won]
             self._place(tags[now], first[now], second[now], donors[now])
-            left = np.ones(hashes.size, dtype=bool)
-            left[now] = False
-            waiting = waiting[left[waiting]]
+            waiting = waiting[~won]
+
+    def _alone(self, first: IndexArray, second: IndexArray) -> BoolArray:
+        """Rows no two of which share a bucket; at least one.
+
+        Every row writes its number where its buckets point; who finds its own in both
+        places has them to itself. The places are fewer than the buckets, so some rows wait
+        for nothing; there are no sorts.
+        """
+        one, two = first & _CLAIM_MASK, second & _CLAIM_MASK
+        rows = np.arange(first.size, dtype=np.int32)
+        self._claims[one] = rows
+        self._claims[two] = rows
+        won: BoolArray = (self._claims[one] == rows) & (self._claims[two] == rows)
+        if not won.any():
+            won[0] = True
+        return won
 
     def _place(
         self, tags: Words, first: IndexArray, second: IndexArray, donors: IndexArray

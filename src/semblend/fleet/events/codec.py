@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from pydantic_core import from_json
 
 from semblend.core.errors import SerialisationError
 from semblend.fleet.events.model import (
@@ -220,18 +221,24 @@ def _read_registered(data: Mapping[str, Any]) -> DonorRegistered:
 def _read_segment(item: object) -> EventSegment:
     if not isinstance(item, dict):
         raise SerialisationError("event segments[]: a mapping expected")
-    match item.get("token_range"):
-        case [int(start), int(end)] if 0 <= start < end:
-            pass
-        case other:
-            raise SerialisationError(f"event segments[].token_range {other!r}: [start, end)")
-    blocks = item.get("block_hashes") or []
-    if not isinstance(blocks, list) or not all(isinstance(b, (int, str)) for b in blocks):
+    bounds = item.get("token_range")
+    if (
+        type(bounds) is not list
+        or len(bounds) != 2
+        or type(bounds[0]) is not int
+        or type(bounds[1]) is not int
+        or not 0 <= bounds[0] < bounds[1]
+    ):
+        raise SerialisationError(f"event segments[].token_range {bounds!r}: [start, end)")
+    blocks = item.get("block_hashes") or ()
+    if blocks and (
+        not isinstance(blocks, list) or not all(isinstance(b, (int, str)) for b in blocks)
+    ):
         raise SerialisationError("event segments[].block_hashes: integers or strings expected")
     digest = item.get("digest")
     if not isinstance(digest, int) or not 0 <= digest < 2**64:
         raise SerialisationError(f"event segments[].digest {digest!r}: 64 bits expected")
-    return EventSegment(start=start, end=end, digest=digest, block_hashes=tuple(blocks))
+    return EventSegment(start=bounds[0], end=bounds[1], digest=digest, block_hashes=tuple(blocks))
 
 
 def _read_location(data: Mapping[str, Any]) -> Location:
@@ -301,11 +308,11 @@ def _record(payload: bytes) -> dict[str, Any]:
             f"event of {len(payload)} bytes: at most {MAX_EVENT_BYTES} expected"
         )
     try:
-        record = json.loads(payload)
+        # The parser pydantic brings: three times as fast as the standard library's, and it
+        # refuses deep nesting instead of running out of stack.
+        record = from_json(payload)
     except ValueError as error:
         raise SerialisationError(f"event is not JSON: {error}") from error
-    except RecursionError as error:
-        raise SerialisationError("event is nested too deeply") from error
     if not isinstance(record, dict):
         raise SerialisationError("event: a JSON object expected")
     return record
