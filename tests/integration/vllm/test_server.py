@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import openai
@@ -18,6 +21,7 @@ from tests.integration.vllm.engines import WORKER
 from tests.integration.vllm.models import REFERENCE
 from tests.integration.vllm.servers import vllm_server
 
+EXAMPLES = Path(__file__).parents[3] / "examples" / "vllm"
 DOCUMENT = " ".join(
     f"Note {n}: the {thing} of room {n} belongs to the keeper of the {place}."
     for n, (thing, place) in enumerate(
@@ -140,6 +144,22 @@ def test_a_tenants_salt_keeps_others_out(server):
     assert said(other)["reused_tokens"] == 0
 
 
+def run_example(name, url, folder):
+    """A script of examples/vllm against this server; what it printed."""
+    (folder / "document.txt").write_text(DOCUMENT)
+    script = EXAMPLES / name
+    command = [sys.executable, str(script), url, "m", str(folder / "document.txt")]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+
+
+def test_the_example_prints_what_its_second_question_reused(server, tmp_path):
+    url, _ = server
+    printed = run_example("ask_twice.py", url, tmp_path)
+    reused = [int(found) for found in re.findall(r"(\d+) of \d+ reused", printed)]
+    assert len(reused) == 2
+    assert reused[1] > 200
+
+
 def test_the_ladder_client_climbs_over_http(tmp_path):
     with vllm_server(
         str(REFERENCE),
@@ -163,3 +183,4 @@ def test_the_ladder_client_climbs_over_http(tmp_path):
         assert report["ladder"]["rungs"] >= 2
         assert answer["usage"]["prompt_tokens"] == len(tokens)
         assert answer["choices"][0]["text"]
+        assert "reused_tokens" in run_example("ladder.py", url, tmp_path)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from semblend.core.errors import SemBlendError, UnsupportedRotaryError
+from semblend.integration.findings import Finding, Verdict
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.plugin import BACKEND
 from semblend.integration.sglang.support import (
@@ -19,7 +20,6 @@ from semblend.integration.sglang.support import (
     feature_refusals,
 )
 from semblend.integration.sglang.versions import SUPPORTED, installed
-from semblend.integration.vllm.diagnosis import Finding, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,8 +31,8 @@ from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray, TokenIds, as_token_array
+from semblend.integration.plan_cuts import within_hole_budget
 from semblend.integration.sglang import namespaces
-from semblend.integration.vllm.bridge import within_hole_budget
 from semblend.pipeline import PipelineStats, SemBlendPipeline
 from semblend.planning.cost import CostModel
 
@@ -150,7 +150,7 @@ class SemBlendProvider:
             block_size=self._page_size,
         )
         if plan.executable and hole_budget is not None:
-            cut = self._whole_pages(within_hole_budget(plan, hole_budget))
+            cut = within_hole_budget(plan, hole_budget, page_size=self._page_size)
             plan = cut or plan.declined(DeclineReason.NO_CAPACITY, "too many holes for a step")
         if request_id is not None:
             self.ledger.open(request_id, plan)
@@ -180,13 +180,6 @@ class SemBlendProvider:
         """Stop the pipeline's threads."""
         self._pipeline.close()
 
-    def _whole_pages(self, plan: Plan | None) -> Plan | None:
-        """A plan that was cut anywhere, cut again to end on a page."""
-        if plan is None or plan.end % self._page_size == 0:
-            return plan
-        end = plan.end // self._page_size * self._page_size
-        return _ending_at(plan, end)
-
     def _dropped(self, donor_id: str) -> None:
         record = self._donors.pop(donor_id, None)
         if record is None:
@@ -194,21 +187,6 @@ class SemBlendProvider:
         namespace = self.namespace_of(record.extra_key, record.cache_salt)
         self._contents.pop(_content(record.tokens, namespace), None)
         self.generation += 1
-
-
-def _ending_at(plan: Plan, end: int) -> Plan | None:
-    from dataclasses import replace
-
-    from semblend.core.plan import Hole
-
-    spans = (span.clipped(plan.exact_tokens, end) for span in plan.spans)
-    kept = tuple(span for span in spans if span is not None)
-    if not kept:
-        return None
-    recompute = tuple(
-        Hole(run.start, min(run.end, end)) for run in plan.recompute if run.start < end
-    )
-    return replace(plan, spans=kept, recompute=recompute, end=end)
 
 
 def _content(tokens: TokenArray, namespace: Namespace) -> bytes:

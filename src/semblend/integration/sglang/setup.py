@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from semblend.integration.model_cost import cost_model
 from semblend.integration.sglang import namespaces
 from semblend.integration.sglang.certificates import standing_of
 from semblend.integration.sglang.forward_hook import attach, is_installed
@@ -30,7 +31,6 @@ from semblend.integration.sglang.support import (
     prefill_backend,
     resolved,
 )
-from semblend.integration.vllm.setup import cost_model
 
 _UNCHUNKED_PASS = 8192
 """Tokens of a pass where the engine does not cut its prefills."""
@@ -75,7 +75,7 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
         namespace,
         settings,
         page_size=int(cache.page_size),
-        cost=cost_model(runner.model_config),
+        cost=cost_model(runner.model_config.hf_text_config),
         certified_policy=policy,
     )
     budget = _pass_tokens(context.server_args)

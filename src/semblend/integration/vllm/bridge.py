@@ -27,7 +27,8 @@ from semblend.planning.cost import CostModel
 logger = logging.getLogger("vllm.semblend")
 
 PlanRewriter = Callable[[Plan, TokenArray], Plan]
-"""A last look at a plan before it is claimed; the seam for policies that need a probe."""
+"""A last look at a plan before it is claimed: for experiments, and for tests that need a
+plan no planner would make."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -264,7 +264,7 @@ class SchedulerSide:
     def hit_sources(self, request_id: str, external_tokens: int) -> tuple[int, int]:
         """Of the claimed tokens, how many donors supply and how many are computed."""
         state = self.states.get(request_id)
-        reused = 0 if state is None or state.plan is None else state.plan.reused_tokens
+        reused = 0 if state is None or state.claim is None else state.claim.reused_tokens
         reused = min(reused, external_tokens)
         return reused, external_tokens - reused
 
