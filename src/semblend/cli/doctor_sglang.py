@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from semblend.core.errors import SettingsError
+from semblend.integration.findings import Finding, Verdict
 from semblend.integration.sglang.diagnosis import Question, diagnose
 from semblend.integration.sglang.options import BackendOptions
-from semblend.integration.vllm.diagnosis import Finding, Verdict
 
 _MARKS = {
     Verdict.OK: "[green]ok[/]",

@@ -26,16 +26,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="module")
 def make_engine() -> Iterator[Callable[..., Any]]:
     """Engines for one module, one at a time, closed at its end."""
-    from tests.integration.sglang.engines import Engine
+    from tests.integration.sglang.engines import Engine, SchedulerDiedError
 
     made: dict[str, Any] = {}
+    failed: dict[str, SchedulerDiedError] = {}
 
     def make(model: str = "llama", **options: Any) -> Engine:
         key = repr((model, sorted(options.items(), key=lambda item: item[0])))
+        if key in failed:
+            raise failed[key]  # starting takes half a minute: not once a test
         if key not in made:
             while made:
                 made.popitem()[1].close()
-            made[key] = Engine(model, **options)
+            try:
+                made[key] = Engine(model, **options)
+            except SchedulerDiedError as error:
+                failed[key] = error
+                raise
         return made[key]
 
     yield make

@@ -13,7 +13,6 @@ class InjectedError(Exception):
 
 
 def flush(host: Any) -> None:
-    host.scheduler.flush_wrapper_for_tests = None
     assert host.scheduler.flush_cache(), "the engine is not idle"
     host.side._failures = 0
 
@@ -71,3 +70,121 @@ def idle_checks(host: Any) -> list[str]:
     checker._check_req_pool()
     host.cache.sanity_check()
     return [*host.leaks, *(messages if leaky else ())]
+
+
+def donor_kv(host: Any, tokens: list[int]) -> np.ndarray:
+    """K/V the tree holds for a prompt, [layers, 2, tokens, kv_heads, head_dim]."""
+    from array import array
+
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    found = host.cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", tokens))))
+    assert found.device_prefix_len == len(tokens)
+    host.rows["donor"] = host.cache.path_device_indices(found.last_device_node)
+    return kv_of(host, "donor", 0, len(tokens))
+
+
+def copies_of(host: Any, rid: str) -> tuple[Any, ...]:
+    """The spans that were copied for a request."""
+    return host.requests[rid].semblend_state.load.plan.copies
+
+
+def open_requests(host: Any) -> int:
+    return host.side.provider.ledger.totals().open_requests
+
+
+def rewrite_plans(host: Any, how: str) -> None:
+    """Change plans before they are offered."""
+    from dataclasses import replace
+
+    from semblend.core.plan import Hole
+
+    provider = host.side.provider
+    original = host.memory.setdefault("match", provider.match)
+
+    def all_holes(plan: Any) -> Any:
+        if not plan.spans:
+            return plan
+        return replace(plan, recompute=(Hole(plan.spans[0].target_start, plan.end),))
+
+    def matched(*args: Any, **options: Any) -> Any:
+        return all_holes(original(*args, **options))
+
+    provider.match = original if how == "as_they_are" else matched
+    limits = host.side._passes._nested.limits
+    wanted = 1 if how == "holes_of_one_token" else host.memory.setdefault("tokens", limits.tokens)
+    host.side._passes._nested.limits = replace(limits, tokens=wanted)
+
+
+def one_hole_a_pass(host: Any, wanted: bool) -> None:
+    from dataclasses import replace
+
+    nested = host.side._passes._nested
+    nested.limits = replace(nested.limits, many_holes=not wanted)
+
+
+def clear_failures(host: Any, failures: int = 0) -> None:
+    host.side._failures = failures
+
+
+def tree_holds(host: Any, tokens: list[int]) -> int:
+    """How much of a prompt the tree holds."""
+    from array import array
+
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    key = RadixKey(array("q", tokens))
+    return host.cache.match_prefix(MatchPrefixParams(key=key)).device_prefix_len
+
+
+def empty_the_tree_alone(host: Any) -> None:
+    """What eviction does: K/V goes, and nobody tells the index."""
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    host.cache.evict(EvictParams(num_tokens=host.cache.evictable_size()))
+    assert host.cache.evictable_size() == 0
+
+
+def forget_contents(host: Any) -> None:
+    """Let the same passage be registered again, so that two donors hold it."""
+    host.side.provider._contents.clear()
+
+
+def lose_a_slot(host: Any) -> None:
+    host.memory["tolerate_leaks"] = True
+    host.memory["slot"] = host.cache.token_to_kv_pool_allocator.alloc(1)
+
+
+def find_the_slot(host: Any) -> None:
+    host.cache.token_to_kv_pool_allocator.free(host.memory.pop("slot"))
+    host.leaks.clear()
+    host.memory["tolerate_leaks"] = False
+
+
+def set_hole_budget(host: Any, tokens: int | None) -> None:
+    kept = host.memory.setdefault("budget", host.side._hole_budget)
+    host.side._hole_budget = kept if tokens is None else tokens
+
+
+def retract_now(host: Any, wanted: bool) -> None:
+    """SGLang's own switch for testing retraction."""
+    import sglang.srt.managers.scheduler as module
+
+    module.TEST_RETRACT = wanted
+
+
+def retractions(host: Any, rids: list[str]) -> int:
+    return sum(host.requests[rid].retraction_count for rid in rids)
+
+
+def is_tainted(host: Any, rid: str) -> bool:
+    state = getattr(host.requests[rid], "semblend_state", None)
+    return state is not None and state.tainted
+
+
+def donates(host: Any, rid: str) -> bool:
+    """Whether the request's prompt is a donor, or would be if it had been matched."""
+    state = getattr(host.requests[rid], "semblend_state", None)
+    return state is None or state.donated

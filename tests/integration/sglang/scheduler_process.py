@@ -62,6 +62,7 @@ class Host:
                 requests.append(AbortReq(rid=body))
             elif kind == "call":
                 self._answer(*body)
+                break  # a turn of the loop lies between two calls
             elif kind == "stop":
                 self.scheduler.gracefully_exit = True
                 break
@@ -203,12 +204,10 @@ def _record(host: Host) -> None:
 
     runner.forward = recorded
     checker._report_leak = leaked
-    handle = host.scheduler.handle_generate_request
+    run = host.scheduler.run_batch
 
-    def noted(received: Any) -> Any:
-        answer = handle(received)
-        for request in host.scheduler.waiting_queue:
-            host.requests[request.rid] = request
-        return answer
+    def noted(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        host.requests.update({request.rid: request for request in batch.reqs})
+        return run(batch, *args, **kwargs)
 
-    host.scheduler.handle_generate_request = noted
+    host.scheduler.run_batch = noted

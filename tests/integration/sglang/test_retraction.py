@@ -1,0 +1,34 @@
+"""Requests that SGLang takes back and starts again later."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.sglang import probes
+from tests.integration.sglang.models import joined, random_tokens
+from tests.integration.sglang.prompts import DONOR
+
+
+def test_retracted_requests_are_planned_again_and_counted_once(make_engine):
+    """One layer, so reuse is lossless and answers must be the cold ones."""
+    engine = make_engine("one-layer", server={"max_running_requests": 8})
+    engine.donate(DONOR)
+    prompts = [
+        joined(random_tokens(40 + n, seed=n), DONOR[50:470], random_tokens(5, seed=90 + n))
+        for n in range(6)
+    ]
+    cold = [engine.cold(prompt, max_tokens=12) for prompt in prompts]
+    before = engine.counts()
+    engine.call(probes.retract_now, True)
+    try:
+        answers = engine.run_all(prompts, max_tokens=12)
+    finally:
+        engine.call(probes.retract_now, False)
+    assert engine.call(probes.retractions, [a.request_id for a in answers]) > 0
+    for answer, expected in zip(answers, cold, strict=True):
+        assert answer.tokens == expected.tokens
+        assert answer.logprobs == pytest.approx(expected.logprobs, abs=2e-4)
+        assert answer.semblend["outcome"] == "materialised"
+    after = engine.counts()
+    assert after["requests:materialised"] - before.get("requests:materialised", 0) == 6
+    engine.assert_no_leak()
