@@ -129,6 +129,8 @@ def result(server: str, manifest: Path, tmp_path_factory: pytest.TempPathFactory
         *("run-live-gateway", "--manifest", manifest, "--output", output),
         *("--gateway-url", server, "--model", MODEL.name, "--tokenizer", MODEL),
         *("--paired", "--isolate-by-salt", "--contamination-check", "--capture-logprobs"),
+        # Donors are stored off the request path; a busy machine takes its time.
+        *("--post-donor-delay-ms", 1500),
         *(
             "--recipient-max-tokens",
             24,
