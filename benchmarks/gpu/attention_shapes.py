@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,14 @@ from semblend.engine.tiles import RowRun, TileShape, plan_tiles
 
 SHAPES = (
     (TileShape(rows=128, keys=128, warps=8, stages=2), True),
-    (TileShape(rows=128, keys=128, warps=8, stages=2), False),
+    (TileShape(rows=128, keys=128, warps=8, stages=3), True),
     (TileShape(rows=128, keys=64, warps=8, stages=3), True),
     (TileShape(rows=128, keys=64, warps=8, stages=3), False),
-    (TileShape(rows=128, keys=128, warps=8, stages=3), True),
     (TileShape(rows=64, keys=64, warps=4, stages=3), True),
+    (TileShape(rows=64, keys=64, warps=4, stages=3), False),
 )
 """Tile shapes, and whether keys are read by bulk copies."""
+ITEMS_EACH = (1, 2, 3, 6)
 GROUPS, KV_HEADS, DIM = 7, 4, 128
 SCALE = DIM**-0.5
 
@@ -40,10 +42,10 @@ def time_shapes() -> list[Figure]:
         queries = torch.randn(len(positions), GROUPS * KV_HEADS, DIM, device="cuda").bfloat16()
         kv = LayerKv(keys=pool.keys(0), values=pool.values(0))
         flops = 4.0 * GROUPS * KV_HEADS * DIM * float((positions + 1).sum())
-        for shape, bulk in SHAPES:
-            rate = _rate(pool, runs, positions, queries, kv, shape, bulk, flops)
+        for (shape, bulk), each in product(SHAPES, ITEMS_EACH if share < 1 else (3,)):
+            rate = _rate(pool, runs, positions, queries, kv, shape, bulk, flops, each)
             label = f"{name} rows={shape.rows} keys={shape.keys} warps={shape.warps} "
-            label += f"stages={shape.stages} {'bulk' if bulk else 'pointers'}"
+            label += f"stages={shape.stages} {'bulk' if bulk else 'pointers'} each={each}"
             figures.append(info(label, "attention_rate", rate, "TFLOP/s"))
         for label, run in _stock(runs[0], queries, kv, size, share).items():
             try:
@@ -80,8 +82,11 @@ def _rate(
     shape: TileShape,
     bulk: bool,
     flops: float,
+    items_each: int,
 ) -> float:
-    plan = plan_tiles(runs, shape, groups=GROUPS, kv_heads=KV_HEADS, processors=132)
+    plan = plan_tiles(
+        runs, shape, groups=GROUPS, kv_heads=KV_HEADS, processors=132, items_each=items_each
+    )
     layout = Layout(
         tokens=np.zeros(len(positions), np.int32),
         positions=positions.astype(np.int32),

@@ -14,7 +14,7 @@ from benchmarks.gpu.seven_b import cold_run, hit_plan, make_model, make_pool, ra
 from semblend.engine.batch import ComputeRun
 from semblend.engine.cuda_attention import LayerKv, attend_tiles
 from semblend.engine.cuda_batch import Layout, to_device
-from semblend.engine.cuda_pass import DECODE_SHAPE, PREFILL_SHAPE
+from semblend.engine.cuda_pass import DECODE_SHAPE, LONG_SHAPE, SHORT_SHAPE
 from semblend.engine.materialise import layerwise_spans, load_spans
 from semblend.engine.model import LoadedModel
 from semblend.engine.pages import PageTable
@@ -27,13 +27,15 @@ def check_attention(rng: np.random.Generator) -> list[Figure]:
     """Tiles against float64: head shapes, one-row tiles, splits, pages side by side and not."""
     figures = []
     for groups, kv_heads, dim, shape, splits, how in (
-        (7, 4, 128, PREFILL_SHAPE, None, "bulk"),
-        (7, 4, 128, PREFILL_SHAPE, 3, "bulk"),
-        (7, 4, 128, PREFILL_SHAPE, None, "paged"),
-        (7, 4, 128, PREFILL_SHAPE, None, "pointers"),
-        (4, 8, 128, PREFILL_SHAPE, None, "bulk"),
-        (1, 2, 64, PREFILL_SHAPE, 2, "bulk"),
-        (3, 2, 80, PREFILL_SHAPE, None, "pointers"),
+        (7, 4, 128, LONG_SHAPE, None, "bulk"),
+        (7, 4, 128, SHORT_SHAPE, None, "bulk"),
+        (7, 4, 128, LONG_SHAPE, 3, "bulk"),
+        (7, 4, 128, SHORT_SHAPE, 3, "bulk"),
+        (7, 4, 128, LONG_SHAPE, None, "paged"),
+        (7, 4, 128, LONG_SHAPE, None, "pointers"),
+        (4, 8, 128, LONG_SHAPE, None, "bulk"),
+        (1, 2, 64, LONG_SHAPE, 2, "bulk"),
+        (3, 2, 80, LONG_SHAPE, None, "pointers"),
         (7, 4, 128, DECODE_SHAPE, 5, "bulk"),
     ):
         error = _attention_error(rng, groups, kv_heads, dim, shape, splits, how)
@@ -176,7 +178,7 @@ def _check_decode(model: LoadedModel, pool: PagedPool, tokens: Any) -> list[Figu
         replayed = compute(model, pool, runs)
         passed = compute(model, pool, runs, before_layer=lambda _: None)
         worst = max(worst, _error(replayed, passed.double()))
-    return [at_most("decode by graph, three requests", "logit_error", worst, 1e-2, "of norm")]
+    return [at_most("decode by graph, three requests", "logit_error", worst, 2e-2, "of norm")]
 
 
 def _error(value: torch.Tensor, want: torch.Tensor) -> float:

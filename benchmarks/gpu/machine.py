@@ -82,10 +82,16 @@ def kernel_s(run: Callable[[], object], rep: int = 100) -> float:
     return float(triton.testing.do_bench(run, warmup=25, rep=rep, return_mode="median")) * 1e-3
 
 
-def wall_s(run: Callable[[], object], repeats: int = 5, warm: int = 1) -> float:
-    """Median seconds from call to finished work, what the host does included."""
-    for _ in range(warm):
+def wall_s(run: Callable[[], object], repeats: int = 5, warm_s: float = 0.15) -> float:
+    """Median seconds from call to finished work, what the host does included.
+
+    Warm runs go on for a while and are at least three: a card that was idle takes time
+    to reach its clocks, and a graph is recorded when its size is seen again.
+    """
+    started, runs = time.perf_counter(), 0
+    while runs < 3 or time.perf_counter() - started < warm_s:
         run()
+        runs += 1
     times = []
     for _ in range(repeats):
         torch.cuda.synchronize()

@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.gpu import attention_shapes, checks
-from benchmarks.gpu.machine import Figure, measure_ceilings, profile
+from benchmarks.gpu import attention_shapes, checks, kernels, overheads
+from benchmarks.gpu.machine import Ceilings, Figure, measure_ceilings, profile
 from benchmarks.gpu.scenarios import LENGTHS, SHARES, Bench
 from benchmarks.gpu.seven_b import hit_plan, make_model, make_pool, random_donor
 
-PARTS = ("checks", "shapes", "cold", "hits", "decode", "profiles")
+PARTS = ("checks", "copy", "shapes", "cold", "hits", "overheads", "decode", "profiles")
 PROFILED = ((8192, 0.05), (32768, 0.05), (32768, 0.15))
 
 
@@ -89,15 +89,21 @@ def main() -> int:
             return 1
     ceilings = measure_ceilings()
     report.add("ceilings", ceilings.figures)
+    if "copy" in parts:
+        report.add("fused copy", lambda: _fused_copy(rng, ceilings))
     if "shapes" in parts:
         report.add("attention by tile shape", attention_shapes.time_shapes)
-    if {"cold", "hits", "decode", "profiles"} & set(parts):
+    if {"cold", "hits", "overheads", "decode", "profiles"} & set(parts):
         plain, model = make_model()
         plain.set_attn_implementation("sdpa")
         bench = Bench(plain, model, make_pool(model, 16 * 4352), ceilings)
         report.add("cold", lambda: bench.cold(lengths))
         if "hits" in parts:
             report.add("hits", lambda: bench.hits(lengths, SHARES, spans))
+        if "overheads" in parts:
+            report.add("host work", lambda: overheads.host_work(bench))
+            report.add("miss", lambda: overheads.miss_overhead(bench, lengths))
+            report.add("capture", lambda: overheads.capture_overhead(bench, lengths))
         if "decode" in parts:
             report.add("decode", bench.decode)
         if "profiles" in parts:
@@ -106,6 +112,12 @@ def main() -> int:
     missed = [figure for figure in report.figures if not figure.ok]
     print(f"{len(report.figures)} figures, {len(missed)} miss their target")
     return 1 if missed else 0
+
+
+def _fused_copy(rng: np.random.Generator, ceilings: Ceilings) -> list[Figure]:
+    """benchmarks/gpu/kernels.py has the checks and the other sizes of this kernel."""
+    rows = kernels.measure(rng, ceilings.copy, tokens=(32768,))
+    return [Figure(**asdict(row)) for row in rows]
 
 
 def _profile(bench: Bench, report: Report) -> None:

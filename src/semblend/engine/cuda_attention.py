@@ -9,7 +9,7 @@ side, through page numbers where they do not. `engine.attention` is what it is h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -63,14 +63,17 @@ class LayerKv:
 
     keys: torch.Tensor
     values: torch.Tensor
+    _descriptors: dict[int, tuple[Any, Any]] = field(default_factory=dict)
 
     def bulk(self, key_block: int) -> tuple[Any, Any]:
         """Both as descriptors of bulk copies of `key_block` tokens of one head."""
-        block = [key_block, self.keys.shape[2]]
-        return (
-            TensorDescriptor.from_tensor(self.keys.flatten(1), block),
-            TensorDescriptor.from_tensor(self.values.flatten(1), block),
-        )
+        if key_block not in self._descriptors:
+            block = [key_block, self.keys.shape[2]]
+            self._descriptors[key_block] = (
+                TensorDescriptor.from_tensor(self.keys.flatten(1), block),
+                TensorDescriptor.from_tensor(self.values.flatten(1), block),
+            )
+        return self._descriptors[key_block]
 
     @property
     def allows_bulk(self) -> bool:

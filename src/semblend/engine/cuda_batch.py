@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,6 +27,40 @@ class Layout:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """What decides how a pass is launched: equal sizes differ in nothing but numbers."""
+        tiles = [(plan.shape.rows, len(plan.items), len(plan.merges)) for plan in self.plans]
+        pages = 0 if self.pages is None else len(self.pages)
+        return (len(self.tokens), len(self.wanted), pages, *(n for sizes in tiles for n in sizes))
+
+
+def padded(layout: Layout, rows: int, items: int) -> Layout | None:
+    """The pass as `rows` rows and `items` items; None if it does not fit.
+
+    Added rows have no slot and no tile, added items and merges no rows: nothing is
+    written for them.
+    """
+    (plan,) = layout.plans
+    merges = items // 2
+    if len(layout) > rows or len(plan.items) > items or len(plan.merges) > merges:
+        return None
+    extra = rows - len(layout)
+    return replace(
+        layout,
+        tokens=np.pad(layout.tokens, (0, extra)),
+        positions=np.pad(layout.positions, (0, extra)),
+        slots=np.pad(layout.slots, (0, extra), constant_values=-1),
+        plans=(
+            replace(
+                plan,
+                items=np.pad(plan.items, ((0, items - len(plan.items)), (0, 0))),
+                merges=np.pad(plan.merges, ((0, merges - len(plan.merges)), (0, 0))),
+                parts=items,
+            ),
+        ),
+    )
 
 
 def to_device(

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn import functional
@@ -75,6 +76,7 @@ class FusedForward:
         self._epsilon = float(model.config.rms_norm_eps)
         self._head = model.lm_head.weight.detach()
         self._rotary = rotary
+        self._kvs: WeakKeyDictionary[PagedPool, list[LayerKv]] = WeakKeyDictionary()
         self._scale = float(model.model.layers[0].self_attn.scaling)
 
     @torch.inference_mode()
@@ -82,9 +84,10 @@ class FusedForward:
         """Logits [wanted, vocabulary] of one pass, in the model's type; its K/V is in the pool."""
         hidden, residual = functional.embedding(rows.tokens, self._embedding), None
         last = len(self._layers) - 1
+        kvs = self._kvs_of(pool)
         for number, layer in enumerate(self._layers):
             normal, residual = add_norm(hidden, residual, layer.input_norm, self._epsilon)
-            kv = LayerKv(keys=pool.keys(number), values=pool.values(number))
+            kv = kvs[number]
             queries = rotate_and_write(
                 layer.qkv(normal), kv, rows.map, self._rotary, layer.head_norms
             )
@@ -103,6 +106,15 @@ class FusedForward:
             hidden = layer.down(silu_product(layer.gate_up(normal)))
         normal, _ = add_norm(hidden, residual, self._norm, self._epsilon)
         return functional.linear(normal, self._head)
+
+    def _kvs_of(self, pool: PagedPool) -> list[LayerKv]:
+        """A pool's layers as kernels take them, made once a pool."""
+        kvs = self._kvs.get(pool)
+        if kvs is None:
+            layers = range(pool.shape.layers)
+            kvs = [LayerKv(keys=pool.keys(n), values=pool.values(n)) for n in layers]
+            self._kvs[pool] = kvs
+        return kvs
 
 
 def fits(model: Any, rotary: RotaryTable) -> bool:

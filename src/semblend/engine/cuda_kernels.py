@@ -190,11 +190,13 @@ def _rotate_and_write(  # type: ignore[no-untyped-def]
     query_live = live & is_query[:, None]
     tl.store(read, turned_first, mask=query_live)
     tl.store(read + half, turned_second, mask=query_live)
-    key_live = live & is_key[:, None]
+    # A row that belongs to nobody has no slot.
+    owned = (head * 0 + slot) >= 0
+    key_live = live & (is_key & owned)[:, None]
     key_at = slot * slot_stride + (head[:, None] - query_heads) * (2 * half) + pair[None, :]
     tl.store(keys + key_at, turned_first, mask=key_live)
     tl.store(keys + key_at + half, turned_second, mask=key_live)
-    value_live = live & is_value[:, None]
+    value_live = live & (is_value & owned)[:, None]
     value_at = key_at - kv_heads * (2 * half)
     tl.store(values + value_at, first, mask=value_live)
     tl.store(values + value_at + half, second, mask=value_live)

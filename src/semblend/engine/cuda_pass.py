@@ -1,7 +1,7 @@
 """Passes on a GPU: runs laid out as rows and tiles, in one transfer, and computed.
 
-A pass that only decodes is replayed from a graph of its size; everything else is
-launched kernel by kernel, which is fast enough where there is more to compute.
+Decodes and short prefills are replayed from graphs; everything else is launched kernel
+by kernel, which is fast enough where there is more to compute.
 """
 
 from __future__ import annotations
@@ -13,17 +13,28 @@ import numpy as np
 import torch
 
 from semblend.engine.batch import ComputeRun, LayerHook
-from semblend.engine.cuda_batch import Layout, to_device
+from semblend.engine.cuda_batch import Layout, padded, to_device
 from semblend.engine.cuda_forward import FusedForward, LayerCall
-from semblend.engine.graphs import DecodeGraphs
+from semblend.engine.graphs import PassGraphs, decode_size, padded_rows
 from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
-from semblend.engine.tiles import IntArray, RowRun, TileShape, plan_tiles
+from semblend.engine.tiles import (
+    ITEMS_EACH,
+    IntArray,
+    RowRun,
+    TilePlan,
+    TileShape,
+    plan_tiles,
+)
 from semblend.kv.rotary_table import RotaryTable
 
-PREFILL_SHAPE = TileShape(rows=128, keys=128, warps=8, stages=2)
+LONG_SHAPE = TileShape(rows=128, keys=128, warps=8, stages=3)
+SHORT_SHAPE = TileShape(rows=64, keys=64, warps=4, stages=3)
 DECODE_SHAPE = TileShape(rows=16, keys=64, warps=4, stages=3)
-"""Chosen by benchmarks/gpu/prefill.py; docs/lab/gpu-prefill.md has the others."""
+"""Of the shapes in docs/lab/gpu-prefill.md the fastest for items of many keys, of few keys,
+and of one row."""
+LONG_KEYS = 2048
+"""Keys an item has on average from which the long shape is the faster one."""
 
 
 class CudaPasses:
@@ -34,7 +45,7 @@ class CudaPasses:
         self._groups = groups
         self._kv_heads = kv_heads
         self._processors = _processors(rotary.cos.device)
-        self._graphs = DecodeGraphs(self._forward) if rotary.cos.is_cuda else None
+        self._graphs = PassGraphs(self._forward) if rotary.cos.is_cuda else None
 
     def compute(
         self,
@@ -45,17 +56,36 @@ class CudaPasses:
         before_layer: LayerCall | None = None,
     ) -> torch.Tensor:
         """Compute all runs in one pass; returns the wanted logits, [wanted, vocabulary], fp32."""
-        decodes = all(len(run.tokens) == 1 and run.wants_logits for run in runs)
-        if decodes and hook is None and before_layer is None and self._graphs is not None:
-            bucket = self._graphs.bucket(len(runs))
-            if bucket is not None:
-                padded = [*runs, *[runs[0]] * (bucket - len(runs))]
-                layout = self.lay_out(pool, padded, splits=self._decode_splits(bucket))
-                if layout.pages is None:
-                    return self._graphs.replay(pool, layout)[: len(runs)].float()
+        if hook is None and before_layer is None and self._graphs is not None:
+            layout = self.recordable(pool, runs)
+            if layout is not None:
+                return self._graphs.run(pool, layout)[: _wanted(runs)].float()
         layout = self.lay_out(pool, runs)
         rows = to_device(layout, pool, hook=hook, before_layer=before_layer)
         return self._forward(pool, rows).float()
+
+    def recordable(self, pool: PagedPool, runs: Sequence[ComputeRun]) -> Layout | None:
+        """The pass in one of the sizes that are recorded, or None.
+
+        Decodes are filled up with their first request: its K/V is then written more than
+        once with the same numbers, and its further logits are not looked at.
+        """
+        if all(len(run.tokens) == 1 and run.wants_logits for run in runs):
+            size = decode_size(len(runs))
+            if size is None:
+                return None
+            filled = [*runs, *[runs[0]] * (size - len(runs))]
+            layout = self.lay_out(pool, filled, splits=self._decode_splits(size))
+            return layout if layout.pages is None else None
+        rows = padded_rows(sum(len(run.tokens) for run in runs))
+        if rows is None:
+            return None
+        layout = self.lay_out(pool, runs)
+        if layout.pages is not None or len(layout.plans) > 1:
+            return None
+        tiles = -(-rows // layout.plans[0].shape.tokens(self._groups))
+        split = ITEMS_EACH * self._processors // self._kv_heads
+        return padded(layout, rows, 2 * tiles + split)
 
     def lay_out(
         self, pool: PagedPool, runs: Sequence[ComputeRun], *, splits: int | None = None
@@ -77,18 +107,9 @@ class CudaPasses:
             row += len(rows.positions)
             small = len(rows.positions) * self._groups <= self._decode_shape.rows
             (few if small else many).append(rows)
-        plans = tuple(
-            plan_tiles(
-                chosen,
-                shape,
-                groups=self._groups,
-                kv_heads=self._kv_heads,
-                processors=self._processors,
-                splits=splits,
-            )
-            for chosen, shape in ((many, PREFILL_SHAPE), (few, self._decode_shape))
-            if chosen
-        )
+        plans = [self._prefill_plan(many)] if many else []
+        if few:
+            plans.append(self._plan(few, self._decode_shape, splits))
         ends = np.cumsum([len(run.tokens) for run in runs])
         return Layout(
             tokens=np.concatenate([run.tokens for run in runs]).astype(np.int32),
@@ -103,7 +124,21 @@ class CudaPasses:
                 dtype=np.int32,
             ),
             pages=pages,
-            plans=plans,
+            plans=tuple(plans),
+        )
+
+    def _prefill_plan(self, runs: Sequence[RowRun]) -> TilePlan:
+        plan = self._plan(runs, LONG_SHAPE, None)
+        return plan if plan.mean_keys >= LONG_KEYS else self._plan(runs, SHORT_SHAPE, None)
+
+    def _plan(self, runs: Sequence[RowRun], shape: TileShape, splits: int | None) -> TilePlan:
+        return plan_tiles(
+            runs,
+            shape,
+            groups=self._groups,
+            kv_heads=self._kv_heads,
+            processors=self._processors,
+            splits=splits,
         )
 
     @property
@@ -119,6 +154,10 @@ class CudaPasses:
     def _decode_splits(self, requests: int) -> int:
         """Items of each request that fill the device, whatever its length: graphs do not grow."""
         return max(1, min(64, -(-2 * self._processors // (requests * self._kv_heads))))
+
+
+def _wanted(runs: Sequence[ComputeRun]) -> int:
+    return sum(run.wants_logits for run in runs)
 
 
 def _by_request(runs: Sequence[ComputeRun]) -> list[list[ComputeRun]]:

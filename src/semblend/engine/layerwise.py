@@ -1,9 +1,11 @@
-"""Donor K/V from host memory, layer by layer, while the layers before are being computed.
+"""Donor K/V from host memory, some layers at a time, while layers before are being computed.
 
 Reading all spans before the pass would make a request wait for the bus. Layer n needs
 only layer n: a side stream copies layers ahead into a small ring on the device, and
 the pass, when it comes to a layer, waits for that layer's copy alone and rotates it
-into the request's pages. Where a pass computes longer than the bus needs, loading is free.
+into the request's pages. Where a pass computes longer than the bus needs, loading is
+free but for the first layer. Later layers travel several at a time: a copy costs the
+host ten microseconds whatever its size, and a long prompt lies in many segments.
 """
 
 from __future__ import annotations
@@ -20,8 +22,19 @@ from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.span_batch import CopyBatch, SpanCopy, flat_batch
 from semblend.kv.transfer import copy_spans
 
-RING_LAYERS = 4
-"""Layers on their way at a time: bounds the memory a load takes beside the pool."""
+CHUNK_LAYERS = 4
+"""Layers that travel together, once the first few have."""
+RING = 3
+"""Chunks on their way at a time: bounds the memory a load takes beside the pool."""
+
+
+def layer_chunks(layers: int, most: int = CHUNK_LAYERS) -> list[tuple[int, int]]:
+    """Layers as half-open runs: one, one, two, four and so on up to `most` at a time."""
+    chunks: list[tuple[int, int]] = []
+    while not chunks or chunks[-1][1] < layers:
+        start = chunks[-1][1] if chunks else 0
+        chunks.append((start, min(layers, start + min(most, max(1, start)))))
+    return chunks
 
 
 class LayerwiseLoad:
@@ -38,7 +51,7 @@ class LayerwiseLoad:
         rotary: RotaryTable,
         *,
         stream: torch.cuda.Stream | None = None,
-        ring: int = RING_LAYERS,
+        ring: int = RING,
     ) -> None:
         self._pool = by_slot(pool)
         self._rotary = rotary
@@ -51,11 +64,12 @@ class LayerwiseLoad:
         self.tokens = sum(map(len, copies))
         batch = flat_batch(self._pool, away, rotary)
         copy_spans(pool, here, rotary)
-        self._layers = self._pool.shape[0] if batch is not None else 0
+        self._chunks = layer_chunks(self._pool.shape[0]) if batch is not None else []
+        self._numbers = {first: number for number, (first, _) in enumerate(self._chunks)}
         self._sent = 0
         if batch is None:
             return
-        self._ring = min(ring, self._layers)
+        self._ring = min(ring, len(self._chunks))
         self._stage(batch)
         self._copied = [_event(stream) for _ in range(self._ring)]
         self._placed = [_event(stream) for _ in range(self._ring)]
@@ -66,61 +80,66 @@ class LayerwiseLoad:
 
     def __call__(self, layer: int) -> None:
         """Put `layer` in place; the layers before must have been."""
-        if layer >= self._layers:
+        number = self._numbers.get(layer)
+        if number is None:
             return
-        slot = layer % self._ring
+        slot = number % self._ring
         if self._stream is not None:
             torch.cuda.current_stream(self._pool.device).wait_event(self._copied[slot])
-        self._place[slot](self._pool[layer : layer + 1])
+        first, end = self._chunks[number]
+        self._place[slot](self._pool[first:end])
         if self._stream is not None:
             self._placed[slot].record(torch.cuda.current_stream(self._pool.device))
-        self._send_until(min(layer + 1 + self._ring, self._layers))
+        self._send_until(min(number + 1 + self._ring, len(self._chunks)))
 
     def _stage(self, batch: CopyBatch) -> None:
         """The ring, and for each of its places where sources go and how they leave it."""
         heads, dim = self._pool.shape[3:]
+        deep = max(end - first for first, end in self._chunks)
         slots = batch.source_slots.copy()
         self._sources: list[tuple[torch.Tensor, int, int]] = []
         sizes: list[int] = []
         for number, source in enumerate(batch.sources):
             mine = batch.source_numbers == number
             low, high = int(slots[mine].min()), int(slots[mine].max()) + 1
+            if 2 * (high - low) >= source.shape[2]:
+                # The whole source is one plain copy; a part of it would be two a layer.
+                low, high = 0, source.shape[2]
             slots[mine] -= low
             self._sources.append((source, low, high))
-            sizes.append(2 * (high - low) * heads * dim)
+            sizes.append(deep * 2 * (high - low) * heads * dim)
         ring = torch.empty(
             (self._ring, sum(sizes)), dtype=self._pool.dtype, device=self._pool.device
         )
         ends = np.cumsum(sizes).tolist()
         self._staged = [
             [
-                place[end - size : end].view(1, 2, -1, heads, dim)
+                place[end - size : end].view(deep, 2, -1, heads, dim)
                 for size, end in zip(sizes, ends, strict=True)
             ]
             for place in ring
         ]
-        staged = replace(batch, sources=tuple(self._staged[0]), source_slots=slots)
-        self._place = self._placers(staged)
+        self._place = self._placers(replace(batch, source_slots=slots))
 
     def _placers(self, batch: CopyBatch) -> list[Callable[[torch.Tensor], None]]:
-        """For each place of the ring, what rotates it into one layer [1, 2, slots, ...]."""
+        """For each place of the ring, what rotates it into layers [layers, 2, slots, ...]."""
+        parts = [replace(batch, sources=tuple(sources)) for sources in self._staged]
         if self._stream is None:
-            parts = [replace(batch, sources=tuple(sources)) for sources in self._staged]
             return [_torch_placer(part, self._rotary) for part in parts]
         from semblend.kv import triton_kernels
 
-        prepared = triton_kernels.prepare(self._pool.device, batch)
+        prepared = triton_kernels.prepare(self._pool.device, parts[0])
 
-        def placer(sources: list[torch.Tensor]) -> Callable[[torch.Tensor], None]:
+        def placer(part: CopyBatch) -> Callable[[torch.Tensor], None]:
             # Places lie alike, so that distances between sources are those of the first.
-            ready = replace(prepared, sources=tuple(sources))
-            return lambda layer: triton_kernels.launch(layer, ready, self._rotary)
+            ready = replace(prepared, sources=part.sources)
+            return lambda layers: triton_kernels.launch(layers, ready, self._rotary)
 
-        return [placer(sources) for sources in self._staged]
+        return [placer(part) for part in parts]
 
-    def _send_until(self, layer: int) -> None:
-        """Start the copies of all layers before `layer` that were not started yet."""
-        while self._sent < layer:
+    def _send_until(self, chunk: int) -> None:
+        """Start the copies of all chunks before `chunk` that were not started yet."""
+        while self._sent < chunk:
             slot = self._sent % self._ring
             if self._stream is None:
                 self._send(self._sent, slot)
@@ -132,18 +151,25 @@ class LayerwiseLoad:
                     self._copied[slot].record(self._stream)
             self._sent += 1
 
-    def _send(self, layer: int, slot: int) -> None:
+    def _send(self, chunk: int, slot: int) -> None:
+        first, end = self._chunks[chunk]
         for (source, low, high), target in zip(self._sources, self._staged[slot], strict=True):
             if high - low == source.shape[2]:
-                target[0].copy_(source[layer], non_blocking=True)
-            else:
-                # Two plain copies: one strided copy would go through a buffer on the host.
-                target[0, 0].copy_(source[layer, 0, low:high], non_blocking=True)
-                target[0, 1].copy_(source[layer, 1, low:high], non_blocking=True)
+                target[: end - first].copy_(source[first:end], non_blocking=True)
+                continue
+            # Plain copies: one strided copy would go through a buffer on the host.
+            for place, layer in enumerate(range(first, end)):
+                for kv in (0, 1):
+                    target[place, kv].copy_(source[layer, kv, low:high], non_blocking=True)
 
 
 def _torch_placer(batch: CopyBatch, rotary: RotaryTable) -> Callable[[torch.Tensor], None]:
-    return lambda layer: torch_copy.copy_batch(layer, batch, rotary)
+    def place(layers: torch.Tensor) -> None:
+        depth = layers.shape[0]
+        sources = tuple(source[:depth] for source in batch.sources)
+        torch_copy.copy_batch(layers, replace(batch, sources=sources), rotary)
+
+    return place
 
 
 def _event(stream: torch.cuda.Stream | None) -> torch.cuda.Event:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -125,24 +126,27 @@ def _span_copies(
 ) -> list[SpanCopy]:
     """What to copy out of which piece of a donor that is leased."""
     copies: list[SpanCopy] = []
+    ends = [piece.end for piece in donor.pieces]
     for span in spans:
         theirs = donor.tokens[span.donor_start : span.donor_end]
         if not np.array_equal(theirs, tokens[span.target_start : span.target_end]):
             raise DonorError(f"donor {donor_id!r} does not hold the planned tokens")
-        for piece in donor.pieces:
-            start = max(span.donor_start, piece.start)
-            end = min(span.donor_end, piece.end)
-            if start < end:
-                target = start + span.delta
-                copies.append(
-                    SpanCopy(
-                        source=piece.kv,
-                        source_slots=np.arange(start - piece.start, end - piece.start),
-                        target_slots=table.slots(target, target + end - start),
-                        source_start=start,
-                        target_start=target,
-                    )
+        # A long prompt has hundreds of spans and pieces: only those that meet are looked at.
+        for number in range(bisect_right(ends, span.donor_start), len(ends)):
+            piece = donor.pieces[number]
+            start, end = max(span.donor_start, piece.start), min(span.donor_end, ends[number])
+            if start >= end:
+                break
+            target = start + span.delta
+            copies.append(
+                SpanCopy(
+                    source=piece.kv,
+                    source_slots=np.arange(start - piece.start, end - piece.start),
+                    target_slots=table.slots(target, target + end - start),
+                    source_start=start,
+                    target_start=target,
                 )
+            )
     return copies
 
 

@@ -24,6 +24,8 @@ LongArray = npt.NDArray[np.int64]
 ITEM_FIELDS = 8
 """Of an item: first row, rows, base, first key, end of keys, end of keys that every row sees,
 number of its partial result (-1: it is the only one and writes the output), unused."""
+ITEMS_EACH = 3
+"""Items a processor should have, so that their lengths even out."""
 MERGE_FIELDS = 4
 """Of a tile in several items: first row, rows, number of its first partial result, how many."""
 
@@ -68,6 +70,11 @@ class TilePlan:
     parts: int
     """Partial results."""
 
+    @property
+    def mean_keys(self) -> float:
+        """Keys an item reads on average."""
+        return float((self.items[:, 4] - self.items[:, 3]).mean())
+
 
 def plan_tiles(
     runs: Sequence[RowRun],
@@ -77,6 +84,7 @@ def plan_tiles(
     kv_heads: int,
     processors: int,
     splits: int | None = None,
+    items_each: int = ITEMS_EACH,
 ) -> TilePlan:
     """Cut `runs` into items that keep `processors` processors busy.
 
@@ -91,8 +99,8 @@ def plan_tiles(
     tiles = np.concatenate([_cheapest_tiles(run, tokens) for run in runs])
     keys = tiles[:, 3] + 1
     if splits is None:
-        # Three items a processor even out their lengths; below 512 keys merging costs more.
-        wanted = max(512.0, float(keys.sum()) * kv_heads / (3 * processors))
+        # Below 512 keys an item costs more to begin and to merge than to compute.
+        wanted = max(512.0, float(keys.sum()) * kv_heads / (items_each * processors))
         counts = np.maximum(1, np.rint(keys / wanted).astype(np.int64))
     else:
         counts = np.full(len(tiles), splits, dtype=np.int64)

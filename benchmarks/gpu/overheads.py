@@ -1,0 +1,122 @@
+"""What a request pays for others: capture of the prompt before it, and looking in vain."""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import torch
+from benchmarks.gpu.machine import Figure, at_most, info, wall_s
+from benchmarks.gpu.scenarios import Bench
+from benchmarks.gpu.seven_b import SEGMENT_TOKENS
+
+from semblend.core.tokens import TokenArray
+from semblend.discovery.donor_store import DonorStore
+from semblend.engine.pages import PageTable
+from semblend.engine.streams import SideStream
+from semblend.kv.segments import Segment, SegmentKey
+from semblend.kv.tiers.memory import MemoryTier
+
+NAMESPACE = b"0123456789abcdef"
+
+
+def capture_overhead(bench: Bench, lengths: tuple[int, ...], repeats: int = 5) -> list[Figure]:
+    """Time to first token of a cold prompt while the prompt before it is copied to the host.
+
+    Copying takes the way donors take in the engine: a thread, a side stream, the host
+    tier with its checksums. Alternates with prompts behind which nothing is captured.
+    """
+    figures = []
+    for size in (length for length in lengths if length >= 8192):
+        pages = np.arange(2 * bench.pool.pages_for(size), dtype=np.int32)
+        before, after = (PageTable(pages=part, page_size=16) for part in np.split(pages, 2))
+        tokens = bench.tokens(size)
+        tier = MemoryTier.on_host(capacity_bytes=2 * size * bench.model.kv_shape.token_bytes)
+        side = SideStream(bench.model.device)
+        capture = partial(_capture, bench, tier, tokens, before, side)
+        bench.compute_cold(tokens, before)
+        capture(side.mark(), [])
+        capture(side.mark(), [])
+        with_capture, without, captured = [], [], []
+        for _ in range(repeats):
+            without.append(_timed(bench, tokens, after))
+            done: list[float] = []
+            thread = threading.Thread(target=capture, args=(side.mark(), done))
+            thread.start()
+            with_capture.append(_timed(bench, tokens, after))
+            thread.join()
+            captured += done
+        ratio = float(np.median(with_capture) / np.median(without)) - 1
+        case = f"capture {size}"
+        figures += [
+            info(case, "ttft_without", float(np.median(without)) * 1e3, "ms"),
+            info(case, "ttft_with", float(np.median(with_capture)) * 1e3, "ms"),
+            info(case, "capture_time", float(np.median(captured)) * 1e3, "ms"),
+            at_most(case, "overhead", ratio, 0.01),
+        ]
+    return figures
+
+
+def _timed(bench: Bench, tokens: TokenArray, table: PageTable) -> float:
+    started = time.perf_counter()
+    bench.compute_cold(tokens, table)
+    return time.perf_counter() - started
+
+
+def _capture(
+    bench: Bench,
+    tier: MemoryTier,
+    tokens: TokenArray,
+    table: PageTable,
+    side: SideStream,
+    mark: torch.cuda.Event | None,
+    done: list[float],
+) -> None:
+    started = time.perf_counter()
+    size = len(tokens)
+    keys = SegmentKey.chain(NAMESPACE, tokens, [*range(0, size, SEGMENT_TOKENS), size])
+    with side.after(mark):
+        for key in keys:
+            tier.remove(key)
+            kv = bench.pool.read(table, key.start, key.start + key.length)
+            tier.put(Segment(key=key, kv=kv))
+    done.append(time.perf_counter() - started)
+
+
+def miss_overhead(bench: Bench, lengths: tuple[int, ...]) -> list[Figure]:
+    """Looking a prompt up that shares nothing with two million tokens of donors."""
+    store = DonorStore(256 << 20)
+    for number in range(64):
+        store.register(f"d{number}", bench.tokens(32768), NAMESPACE)
+    figures = []
+    for size in (length for length in lengths if length >= 8192):
+        tokens = bench.tokens(size)
+        lookup = wall_s(partial(store.lookup, tokens, NAMESPACE), repeats=9, warm_s=0.0)
+        case = f"miss {size}"
+        figures += [
+            info(case, "lookup", lookup * 1e3, "ms"),
+            at_most(case, "overhead", lookup / bench.cold_s[size], 0.01),
+        ]
+    return figures
+
+
+def host_work(bench: Bench) -> list[Figure]:
+    """What the host does for a pass of one row: launched kernel by kernel, and replayed."""
+    tokens, table = bench.tokens(64), bench.table(64)
+    from semblend.engine.batch import ComputeRun
+    from semblend.engine.segmented import compute
+
+    run = [ComputeRun(tokens=tokens, start=0, table=table, wants_logits=True)]
+    figures = []
+    for name, before in (("launched", lambda layer: None), ("replayed", None)):
+        spent = []
+        for _ in range(12):
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            compute(bench.model, bench.pool, run, before_layer=before)
+            spent.append(time.perf_counter() - started)
+            torch.cuda.synchronize()
+        figures.append(info(f"pass of 64 rows, {name}", "host_time", np.median(spent) * 1e3, "ms"))
+    return figures
