@@ -96,6 +96,9 @@ class ScriptedEngine:
         self.handles.append(handle)
         return handle
 
+    def resume_reuse(self) -> int:
+        return 0
+
     def stats(self) -> EngineStats:
         if self.stats_error is not None:
             raise self.stats_error

@@ -63,10 +63,12 @@ def family(row: Figures) -> str:
 def _fall(rows: Sequence[Figures]) -> float:
     """How far the worst answer metric falls below cold's, over all items of some workloads."""
     items = sum(row.items for row in rows)
-    return max(
-        -sum(getattr(row, name) * row.items for row in rows) / items
-        for name in ("difference", "f1_difference", "rouge_l_difference")
+    falls = (
+        -sum(row.difference * row.items for row in rows) / items,
+        -sum(row.f1_difference * row.items for row in rows) / items,
+        -sum(row.rouge_l_difference * row.items for row in rows) / items,
     )
+    return max(falls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,6 +129,10 @@ class FleetMember:
         """The engine's."""
         return self.engine.stats()
 
+    def resume_reuse(self) -> int:
+        """The engine's: a watch is kept where the K/V is."""
+        return self.engine.resume_reuse()
+
     def namespace(
         self,
         *,

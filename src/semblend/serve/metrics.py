@@ -137,6 +137,10 @@ class EngineCollector(Collector):
             ("donors", "Donors held.", stats.donors),
             ("index_bytes", "Bytes of the donor index.", stats.index_bytes),
             ("index_capacity_bytes", "Byte cap of the index.", stats.index_capacity_bytes),
+            ("certified", "1 if a quality certificate allows reuse.", int(stats.certified)),
+            ("shadow_divergence", "Mean KL against cold, nats.", stats.shadow_divergence),
+            ("shadow_disagreement", "Best tokens unlike cold's.", stats.shadow_disagreement),
+            ("suspended_namespaces", "Reuse is off in them.", stats.suspended_namespaces),
         ):
             yield GaugeMetricFamily(f"semblend:{name}", text, value=value)
         for name, text, values in (
@@ -147,6 +151,11 @@ class EngineCollector(Collector):
             for tier, size in values.items():
                 family.add_metric([tier], size)
             yield family
+        yield CounterMetricFamily(
+            "semblend:shadow_samples",
+            "Reused requests also computed cold.",
+            value=stats.shadow_samples,
+        )
         yield CounterMetricFamily(
             "semblend:donor_evictions", "Donors evicted.", value=stats.evictions
         )

@@ -45,6 +45,10 @@ class ServedEngine(Protocol):
         """A snapshot for metrics and the page."""
         ...
 
+    def resume_reuse(self) -> int:
+        """Turn reuse on again where shadow samples turned it off; in how many namespaces."""
+        ...
+
     def namespace(
         self,
         *,

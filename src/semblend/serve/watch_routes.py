@@ -20,7 +20,7 @@ from semblend.serve.service import Service
 
 
 def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
-    """`/`, `/health`, `/metrics` and `/semblend/state`."""
+    """`/`, `/health`, `/metrics`, `/semblend/state` and `/semblend/reuse/resume`."""
     router = APIRouter(tags=["watch"])
     page = load_page()
     desk = service.desk
@@ -85,10 +85,19 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
                 "needs_key": needs_key,
                 "store": None if stats is None else _store(stats),
                 "load": None if stats is None else _load(service, stats),
-                "shadow": None,
+                "shadow": None if stats is None else _shadow(stats),
                 **desk.activity.snapshot(caller, since=since),
             }
         )
+
+    @router.post("/semblend/reuse/resume", responses={403: {"model": ErrorReply}})
+    async def resume(request: Request) -> JSONResponse:
+        """Turn reuse on again wherever shadow samples turned it off. An admin's decision."""
+        caller: Caller = request.state.caller
+        if not caller.sees_all:
+            raise ApiError(403, "an admin's API key is needed here", code="admin_only")
+        resumed = await asyncio.to_thread(desk.engine.resume_reuse)
+        return JSONResponse({"resumed_namespaces": resumed})
 
     return router
 
@@ -115,6 +124,18 @@ def _store(stats: EngineStats) -> dict[str, Any]:
         ],
         "index": {"bytes": stats.index_bytes, "capacity": stats.index_capacity_bytes},
         "pool": {"pages": stats.pool_pages, "free": stats.pool_pages_free},
+    }
+
+
+def _shadow(stats: EngineStats) -> dict[str, Any] | None:
+    """What reused requests looked like computed cold; None while none was."""
+    if not stats.shadow_samples:
+        return None
+    return {
+        "samples": stats.shadow_samples,
+        "divergence": stats.shadow_divergence,
+        "disagreement": stats.shadow_disagreement,
+        "suspended": stats.suspended_namespaces,
     }
 
 
