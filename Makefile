@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # One thread a worker: two workers on two cores, and results that do not depend on the machine.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: install demo test lint types unit test-vllm test-sglang clean
+.PHONY: install demo test lint types unit test-fleet test-vllm test-sglang clean
 
 install: $(VENV)/.dev
 
@@ -28,7 +28,7 @@ $(VENV)/.dev: $(VENV)/.engine
 demo: $(VENV)/.engine
 	@$(BIN)/semblend demo
 
-test: lint types unit test-vllm test-sglang
+test: lint types unit test-fleet test-vllm test-sglang
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -38,7 +38,12 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadfile
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/fleet
+
+# A real nats-server, real engines, Dynamo and Mooncake.
+test-fleet: $(VENV)/.dev
+	@bash scripts/fleet_env.sh
+	$(TEST_ENV) FLEET_TESTS=required .venv-fleet/bin/python -m pytest tests/fleet
 
 # Real engines on the CPU, each in an environment of its own.
 test-vllm:
