@@ -7,10 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("svg")
-mpl.rcParams["svg.fonttype"] = "none"
 from matplotlib import pyplot as plt
 
 PARTS = (
@@ -23,6 +19,7 @@ PARTS = (
 
 def main(source: Path, target: Path) -> None:
     """One file with three panels: time to first token, share of the floor, where time goes."""
+    plt.rcParams["svg.fonttype"] = "none"
     report = json.loads(source.read_text(encoding="utf-8"))
     figure, (times, floors, profile) = plt.subplots(1, 3, figsize=(15, 4.2))
     values = {(row["case"], row["metric"]): row["value"] for row in report["rows"]}
