@@ -18,7 +18,6 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Self
 
 from semblend.core.errors import InvalidTokensError, SemBlendError
@@ -28,7 +27,7 @@ from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Evidence, Plan
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray, TokenIds, as_token_array
-from semblend.discovery.donor_store import DonorStore, Lookup
+from semblend.discovery.donor_store import DonorStore, Lookup, StoreFollower
 from semblend.discovery.meaning import MeaningIndex, Similar
 from semblend.discovery.runs import DonorRun
 from semblend.planning.boundaries import Boundaries
@@ -156,6 +155,10 @@ class SemBlendPipeline:
     def add_eviction_listener(self, listener: Callable[[str], None]) -> None:
         """Have `listener(donor_id)` called when a donor had to make room for another."""
         self._store.add_eviction_listener(listener)
+
+    def follow(self, follower: StoreFollower) -> None:
+        """Have a follower told of every donor held or lost from now on."""
+        self._store.follow(follower)
 
     def holds(self, donor_id: str) -> bool:
         """Whether a donor is held now."""
@@ -353,12 +356,7 @@ class SemBlendPipeline:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

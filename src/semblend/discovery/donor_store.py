@@ -13,6 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +78,19 @@ class Lookup:
     fingerprint_hits: int = 0
 
 
+class StoreFollower(Protocol):
+    """Somebody who follows which donors are held. Called under the store's lock, in order:
+    it must return at once and must not call back."""
+
+    def donor_held(self, donor_id: str, tokens: TokenArray, namespace: bytes) -> None:
+        """A donor can be found from now on."""
+        ...
+
+    def donor_gone(self, donor_id: str) -> None:
+        """A donor is no longer held."""
+        ...
+
+
 class DonorStore:
     """Owns donors, chunks and their index; everything it holds fits in `max_bytes`.
 
@@ -99,6 +113,7 @@ class DonorStore:
         self._chunk_length: IndexArray = np.zeros(1024, dtype=np.int64)
         self._evicted: list[str] = []
         self._listeners: list[Callable[[str], None]] = []
+        self._followers: list[StoreFollower] = []
         self._lock = threading.RLock()
         self.registrations = 0
         self.evictions = 0
@@ -173,6 +188,15 @@ class DonorStore:
         """Have `listener(donor_id)` called after a donor was evicted for room."""
         self._listeners.append(listener)
 
+    def follow(self, follower: StoreFollower) -> None:
+        """Have a follower told of every donor held or gone, beginning with those held now."""
+        with self._lock:
+            for donor_id, donor in self._donors.items():
+                tokens = self.donor_tokens(donor_id)
+                if tokens is not None:
+                    follower.donor_held(donor_id, tokens, donor.namespace)
+            self._followers.append(follower)
+
     def register(self, donor_id: str, tokens: TokenArray, namespace: bytes) -> Donor:
         """Hold `tokens` as a donor; the least recently used donors make room.
 
@@ -196,6 +220,8 @@ class DonorStore:
             finally:
                 evicted, self._evicted = self._evicted, []
             self.registrations += 1
+            for follower in self._followers:
+                follower.donor_held(donor_id, tokens, namespace)
         self._tell(evicted)
         return donor
 
@@ -332,6 +358,8 @@ class DonorStore:
         return number
 
     def _release(self, donor: Donor) -> None:
+        for follower in self._followers:
+            follower.donor_gone(donor.donor_id)
         for number in {piece.chunk for piece in donor.pieces}:
             chunk = self._chunks[number]
             chunk.holders.pop(donor.donor_id, None)

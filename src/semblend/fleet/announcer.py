@@ -25,8 +25,8 @@ from semblend.fleet.publish.publisher import Publisher, PublisherOptions, Sayabl
 from semblend.fleet.publish.sink import EventSink
 from semblend.fleet.sketch import DEFAULT_SAMPLING, MARK_TOKENS, check_sampling, sketch
 
-HeldDonor: TypeAlias = tuple[str, TokenArray, Namespace]
-"""(donor id, tokens, namespace)."""
+HeldDonor: TypeAlias = tuple[str, TokenArray, Namespace | bytes]
+"""(donor id, tokens, namespace); a namespace may be given by its secret key alone."""
 _PRIVATE_PARTS = ("tenant", "template", "cache_salt")
 
 
@@ -85,7 +85,7 @@ class DonorAnnouncer:
         )
         library.add_listener(self)
 
-    def donor_kept(self, donor_id: str, tokens: TokenArray, namespace: Namespace) -> None:
+    def donor_kept(self, donor_id: str, tokens: TokenArray, namespace: Namespace | bytes) -> None:
         """The library keeps a donor."""
         self.publisher.say(partial(self._registered, donor_id, tokens, namespace))
 
@@ -135,10 +135,15 @@ class DonorAnnouncer:
             yield DonorRelocated(donor_id=donor_id, generation=0, new_location=location)
 
     def _registered(
-        self, donor_id: str, tokens: TokenArray, namespace: Namespace
+        self, donor_id: str, tokens: TokenArray, namespace: Namespace | bytes
     ) -> DonorRegistered | None:
+        parts: dict[str, Any] = {}
         try:
-            keys = FleetKeys.of(namespace, self._secret)
+            if isinstance(namespace, Namespace):
+                keys = FleetKeys.of(namespace, self._secret)
+                parts = published_namespace(namespace, self._secret)
+            else:
+                keys = FleetKeys.of_root(namespace)
         except SemBlendError:
             return None  # An incomplete namespace matches nothing.
         drawn = sketch(tokens, keys, sampling=self._sampling)
@@ -146,7 +151,7 @@ class DonorAnnouncer:
         return DonorRegistered(
             donor_id=donor_id,
             namespace_id=keys.namespace_id,
-            namespace=published_namespace(namespace, self._secret),
+            namespace=parts,
             location=self._here,
             token_count=drawn.token_count,
             generation=0,

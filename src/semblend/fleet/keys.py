@@ -44,8 +44,14 @@ class FleetKeys:
         NamespaceError
             If a part of the namespace is unknown.
         """
-        root = namespace.key(secret)
-        # The root seeds the worker's own index; what is published is derived one step further.
+        return cls.of_root(namespace.key(secret))
+
+    @classmethod
+    def of_root(cls, root: bytes) -> FleetKeys:
+        """Keys of the namespace whose secret key is `root` (`Namespace.key(secret)`).
+
+        The root seeds the worker's own index; what is published is derived one step further.
+        """
         return cls(
             namespace_id=_derive(root, b"id").hex()[:32],
             gram_key=_derive(root, b"grams")[:16],

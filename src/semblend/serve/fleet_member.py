@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,6 +16,7 @@ from semblend.fleet.announcer import DonorAnnouncer
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.follower import LogFollower
 from semblend.fleet.keys import fleet_secret
+from semblend.fleet.membership import worker_name
 from semblend.fleet.placement.cost import FleetCost
 from semblend.fleet.publish.jetstream import JetStreamSink
 from semblend.fleet.publish.nats_link import LogOptions
@@ -54,7 +53,7 @@ class FleetMember:
             If the fleet's secret or an address is not what it should be.
         """
         self.engine = engine
-        self.worker_id = settings.worker_id or f"{socket.gethostname()}-{os.getpid()}"
+        self.worker_id = worker_name(settings)
         secret = fleet_secret(settings.namespace_secret)
         options = LogOptions(url=settings.nats_url, subject=settings.nats_subject)
         self.importer: DonorImporter | None = None

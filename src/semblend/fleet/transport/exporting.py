@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from semblend.core.errors import SemBlendError
+from semblend.core.errors import DonorError, SemBlendError
 from semblend.core.namespace import Namespace
 from semblend.core.tokens import TokenArray
 from semblend.fleet.announcer import DonorAnnouncer, HeldDonor
@@ -30,10 +30,6 @@ class LeasingLibrary(Protocol):
 
     def add_listener(self, listener: Any) -> None:
         """Have `donor_kept` and `donor_lost` called."""
-        ...
-
-    def inventory(self) -> list[HeldDonor]:
-        """Every donor held now."""
         ...
 
     def lease(self, donor_id: str, start: int, end: int) -> AbstractContextManager[Any]:
@@ -117,6 +113,8 @@ class DonorExporter:
 
     def _export(self, held: HeldDonor) -> None:
         donor_id, tokens, namespace = held
+        if not isinstance(namespace, Namespace):
+            raise DonorError(f"donor {donor_id!r}: its namespace is not known in full")
         keys = FleetKeys.of(namespace, self._secret)
         manifest = manifest_name(donor_key(*self._rank, donor_id), keys)
         try:
@@ -124,7 +122,7 @@ class DonorExporter:
                 donor_id,
                 manifest=manifest,
                 tokens=tokens,
-                segments=self._segments(held, keys),
+                segments=self._segments(donor_id, tokens, namespace, keys),
             )
         except SemBlendError as error:
             self.skipped += 1
@@ -133,8 +131,9 @@ class DonorExporter:
         self.exported += 1
         self._announcer.shared(held, backend=self._shelf.store.backend, locator=manifest)
 
-    def _segments(self, held: HeldDonor, keys: FleetKeys) -> Iterator[tuple[str, Segment]]:
-        donor_id, tokens, namespace = held
+    def _segments(
+        self, donor_id: str, tokens: TokenArray, namespace: Namespace, keys: FleetKeys
+    ) -> Iterator[tuple[str, Segment]]:
         with self._library.lease(donor_id, 0, len(tokens)) as donor:
             pieces = sorted(donor.pieces, key=lambda piece: int(piece.start))
             edges = [int(piece.start) for piece in pieces] + [len(tokens)]

@@ -17,6 +17,7 @@ from semblend.fleet.directory.directory import Directory
 from semblend.fleet.keys import FleetKeys
 from semblend.fleet.placement.chooser import Placement, choose
 from semblend.fleet.sketch import sketch
+from semblend.integration.vllm.namespaces import isolation_of
 from semblend.serve.auth import checked_name
 from semblend.serve.gateway.options import GatewayOptions
 from semblend.serve.gateway.pool import WorkerPool
@@ -112,7 +113,8 @@ class Placer:
         if self._options.trust_tenant_header and "x-tenant-id" in headers:
             tenant = checked_name("x-tenant-id", headers["x-tenant-id"])
         template = headers.get("x-chat-template-id") or self._settings.donor_template
-        salt = body.get("cache_salt")
+        salted = body.get("cache_salt")
+        salt = salted if isinstance(salted, str) and salted else None
         kinds: dict[str, Namespace] = {}
         for parts in self._directory.worker_namespaces().values():
             try:
@@ -120,9 +122,16 @@ class Placer:
                     **parts,  # type: ignore[arg-type]
                     tenant=tenant,
                     template=template,
-                    cache_salt=salt if isinstance(salt, str) and salt else NONE,
+                    cache_salt=_salt_part(salt, str(parts.get("cache_layout"))),
                 )
                 kinds.setdefault(namespace.key().hex(), namespace)
             except (SemBlendError, TypeError):
                 continue  # A worker of another version: its donors cannot be compared.
         return list(kinds.values())[:_MAX_NAMESPACES]
+
+
+def _salt_part(salt: str | None, cache_layout: str) -> str:
+    """A salt as the worker's namespaces name it: vLLM's adapter hides it, the engine does not."""
+    if cache_layout.startswith("segments:"):
+        return isolation_of(salt)
+    return salt or NONE

@@ -1,0 +1,88 @@
+"""How an engine adapter that keeps its donors in a pipeline joins a fleet.
+
+The pipeline's store says, in order, what it holds; that is announced. The adapters
+themselves know nothing of fleets: whoever makes them calls :func:`join`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from typing import Any
+
+from semblend.core.namespace import Namespace
+from semblend.core.settings import Settings
+from semblend.core.tokens import TokenArray
+from semblend.fleet.announcer import DonorAnnouncer, HeldDonor
+from semblend.fleet.keys import fleet_secret
+from semblend.fleet.publish.jetstream import JetStreamSink
+from semblend.fleet.publish.nats_link import LogOptions
+from semblend.pipeline import SemBlendPipeline
+
+
+class PipelineLibrary:
+    """A pipeline's donors as a library that announcers follow. Thread-safe."""
+
+    def __init__(self, pipeline: SemBlendPipeline) -> None:
+        self._held: dict[str, HeldDonor] = {}
+        self._listeners: list[Any] = []
+        self._lock = threading.Lock()
+        pipeline.follow(self)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def inventory(self) -> list[HeldDonor]:
+        """Every donor held now."""
+        with self._lock:
+            return list(self._held.values())
+
+    def add_listener(self, listener: Any) -> None:
+        """Have `donor_kept` and `donor_lost` called."""
+        self._listeners.append(listener)
+
+    def donor_held(self, donor_id: str, tokens: TokenArray, namespace: bytes) -> None:
+        """The store holds a donor."""
+        with self._lock:
+            self._held[donor_id] = (donor_id, tokens, namespace)
+        for listener in self._listeners:
+            listener.donor_kept(donor_id, tokens, namespace)
+
+    def donor_gone(self, donor_id: str) -> None:
+        """The store let go of it."""
+        with self._lock:
+            known = self._held.pop(donor_id, None) is not None
+        if known:
+            for listener in self._listeners:
+                listener.donor_lost(donor_id)
+
+
+def worker_name(settings: Settings) -> str:
+    """This worker's name in the fleet."""
+    return settings.worker_id or f"{socket.gethostname()}-{os.getpid()}"
+
+
+def join(
+    pipeline: SemBlendPipeline, settings: Settings, namespace: Namespace, *, dp_rank: int = 0
+) -> DonorAnnouncer | None:
+    """Announce a pipeline's donors, if SEMBLEND_NATS_URL says where.
+
+    Raises
+    ------
+    SettingsError
+        If the fleet's secret or the address is not what it should be.
+    """
+    if not settings.nats_url:
+        return None
+    worker_id = worker_name(settings)
+    options = LogOptions(url=settings.nats_url, subject=settings.nats_subject)
+    return DonorAnnouncer(
+        PipelineLibrary(pipeline),
+        JetStreamSink(options, worker_id=worker_id, dp_rank=dp_rank),
+        worker_id=worker_id,
+        dp_rank=dp_rank,
+        secret=fleet_secret(settings.namespace_secret),
+        namespace=namespace,
+        sampling=settings.fleet_sampling,
+    )

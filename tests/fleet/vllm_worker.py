@@ -1,0 +1,73 @@
+"""One real vLLM worker of a fleet, spoken to by lines: tokens in, what happened to them out.
+
+Runs in vLLM's own environment:  python -m tests.fleet.vllm_worker MODEL
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+os.environ.update(
+    {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+)
+
+
+def main() -> None:
+    from vllm import LLM, SamplingParams
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    config = KVTransferConfig(
+        kv_connector="SemBlendVllmConnector",
+        kv_connector_module_path="semblend_vllm_connector.connector",
+        kv_role="kv_both",
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config={
+            "mode": "segmented_experimental",
+            "recompute_policy": "none",
+            "min_prompt_tokens": 64,
+        },
+    )
+    llm = LLM(
+        model=sys.argv[1],
+        enforce_eager=True,
+        dtype="float32",
+        max_model_len=2048,
+        kv_cache_memory_bytes=64 << 20,
+        block_size=32,
+        worker_cls="semblend.integration.vllm.worker.SemBlendWorker",
+        kv_transfer_config=config,
+    )
+    say({"ready": True})
+    sampling = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    for line in sys.stdin:
+        prompt = {"prompt_token_ids": json.loads(line)}
+        (output,) = llm.generate([prompt], sampling, use_tqdm=False)
+        captures = get_kv_transfer_group().worker_side.captures
+        if captures is not None:
+            captures.wait()
+        core = llm.llm_engine.engine_core.engine_core
+        core.step_fn()
+        while core.scheduler.has_requests():
+            core.step_fn()
+        said = (output.kv_transfer_params or {}).get("semblend", {})
+        say({"cached": int(output.num_cached_tokens or 0), "semblend": said})
+
+
+def say(record: dict[str, Any]) -> None:
+    print("@" + json.dumps(record, default=str), flush=True)
+
+
+if __name__ == "__main__":
+    main()
