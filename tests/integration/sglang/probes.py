@@ -188,3 +188,10 @@ def donates(host: Any, rid: str) -> bool:
     """Whether the request's prompt is a donor, or would be if it had been matched."""
     state = getattr(host.requests[rid], "semblend_state", None)
     return state is None or state.donated
+
+
+def set_policy(host: Any, spec: str) -> None:
+    """Plan with another recompute policy from now on."""
+    from semblend.planning.policies.base import policy_from_spec
+
+    host.side.provider._pipeline._policy = policy_from_spec(spec)
