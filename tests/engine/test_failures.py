@@ -90,11 +90,13 @@ class FailingPass:
         self.raised = 0
         self._decode = decode
 
-    def __call__(self, model: Any, pool: Any, runs: Sequence[ComputeRun]) -> torch.Tensor:
+    def __call__(
+        self, model: Any, pool: Any, runs: Sequence[ComputeRun], **options: Any
+    ) -> torch.Tensor:
         if not self.raised and any(r.start and (len(r.tokens) == 1) == self._decode for r in runs):
             self.raised += 1
             raise RuntimeError("kernel failed")
-        return compute(model, pool, runs)
+        return compute(model, pool, runs, **options)
 
 
 def test_a_prefill_over_reused_kv_that_raises_is_computed_again(
@@ -143,10 +145,10 @@ def test_a_request_that_fails_cold_ends_with_an_error_and_harms_nobody(
     poison = random_tokens(33, 9)
     expected = driver.cold(random_tokens(40, 1), max_tokens=30)
 
-    def fails(model: Any, pool: Any, runs: Sequence[ComputeRun]) -> torch.Tensor:
+    def fails(model: Any, pool: Any, runs: Sequence[ComputeRun], **options: Any) -> torch.Tensor:
         if any(np.array_equal(run.tokens, poison) for run in runs):
             raise RuntimeError("kernel failed")
-        return compute(model, pool, runs)
+        return compute(model, pool, runs, **options)
 
     monkeypatch.setattr(scheduler_module, "compute", fails)
     good = driver.submit(random_tokens(40, 1), max_tokens=30)

@@ -15,6 +15,7 @@ import numpy as np
 from semblend.core.errors import CapacityError, CorruptSegmentError, DonorError
 from semblend.core.outcomes import DeclineReason, Outcome
 from semblend.core.plan import Hole, Plan
+from semblend.engine.loading import start_load
 from semblend.engine.materialise import DonorSource, load_spans
 from semblend.engine.model import LoadedModel
 from semblend.engine.pages import PageIds, PageTable
@@ -24,6 +25,7 @@ from semblend.engine.probes import PoolProbe
 from semblend.engine.segmented import plan_runs
 from semblend.engine.sequence import Phase, Sequence
 from semblend.engine.shadow import Shadow
+from semblend.engine.streams import SideStream
 from semblend.pipeline import SemBlendPipeline
 from semblend.planning.boundaries import Boundaries
 from semblend.planning.policies.base import policy_from_spec
@@ -49,7 +51,9 @@ class Admission:
         donors: DonorSource,
         boundaries: Boundaries | None = None,
         shadow: Shadow | None = None,
+        layerwise: bool | None = None,
     ) -> None:
+        """`layerwise` leaves copying to the first pass; where None, on a GPU only."""
         self._boundaries = boundaries
         self._shadow = shadow
         self._model = model
@@ -57,6 +61,8 @@ class Admission:
         self._prefixes = prefixes
         self._pipeline = pipeline
         self._donors = donors
+        self._layerwise = pool.data.is_cuda if layerwise is None else layerwise
+        self._side = SideStream(pool.data.device)
 
     def pages_needed(self, sequence: Sequence) -> int:
         """Pages of prompt and longest output; the last output token needs no K/V."""
@@ -153,18 +159,25 @@ class Admission:
         return plan
 
     def _load(self, sequence: Sequence, plan: Plan) -> bool:
-        """Copy the plan's spans in; False, with the reason noted, if that failed."""
-        if sequence.table is None:  # pragma: no cover - try_admit sets it
+        """Copy the plan's spans in, or begin to; False, with the reason noted, if that failed."""
+        table, tokens = sequence.table, sequence.request.tokens
+        if table is None:  # pragma: no cover - try_admit sets it
             return False
+        pool, rotary, donors = self._pool, self._model.rotary, self._donors
         try:
-            load_spans(
-                plan,
-                sequence.request.tokens,
-                table=sequence.table,
-                pool=self._pool,
-                rotary=self._model.rotary,
-                donors=self._donors,
-            )
+            # A dynamic policy looks at the copies before the first pass.
+            if self._layerwise and not policy_from_spec(plan.policy).dynamic:
+                sequence.loading = start_load(
+                    plan,
+                    tokens,
+                    table=table,
+                    pool=pool,
+                    rotary=rotary,
+                    donors=donors,
+                    stream=self._side.stream,
+                )
+            else:
+                load_spans(plan, tokens, table=table, pool=pool, rotary=rotary, donors=donors)
         except Exception as error:
             logger.warning(
                 "request %s: donor K/V could not be loaded (%s); computing it",
@@ -209,6 +222,7 @@ class Admission:
 
 def compute_from_tokens(sequence: Sequence) -> None:
     """Compute everything behind the exact prefix from tokens, whatever was planned."""
+    sequence.drop_load()
     sequence.plan = None
     sequence.pending = deque((Hole(sequence.exact_tokens, sequence.length),))
     sequence.phase = Phase.PREFILL

@@ -101,6 +101,7 @@ class Emission:
         """End a request in any phase: settle, publish, give pages back, tell the caller."""
         if sequence.phase is Phase.FINISHED:
             return
+        sequence.drop_load()
         if sequence.phase is Phase.DECODE:
             self._publish(sequence, sequence.length - 1)
         else:

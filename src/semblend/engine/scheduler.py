@@ -22,6 +22,7 @@ from semblend.engine.admission import Admission, compute_from_tokens
 from semblend.engine.api import FinishReason
 from semblend.engine.batch import ComputeRun
 from semblend.engine.emission import Emission
+from semblend.engine.loading import layers_of
 from semblend.engine.model import LoadedModel
 from semblend.engine.options import EngineOptions
 from semblend.engine.pool import PagedPool
@@ -113,20 +114,34 @@ class Scheduler:
         return shares
 
     def _compute(self, shares: list[_Share]) -> None:
+        loads = [s.sequence.loading for s in shares if s.sequence.loading is not None]
         try:
-            logits = compute(self._model, self._pool, [run for s in shares for run in s.runs])
+            runs = [run for share in shares for run in share.runs]
+            logits = compute(self._model, self._pool, runs, before_layer=layers_of(loads))
             rows = iter(logits.cpu())
             results = [next(rows) if share.wants_logits else None for share in shares]
         except Exception as error:
-            if len(shares) > 1:
-                logger.warning("a pass over %d requests failed; one by one", len(shares))
-                for share in shares:
-                    self._compute([share])
-            else:
-                self._recover(shares[0].sequence, f"{type(error).__name__}: {error}")
+            self._compute_apart(shares, f"{type(error).__name__}: {error}")
             return
+        for share in shares:
+            share.sequence.drop_load()
         for share, row in zip(shares, results, strict=True):
             self._advance(share, row)
+
+    def _compute_apart(self, shares: list[_Share], error: str) -> None:
+        """After a failed pass: the requests one by one, so that a failure is one's own.
+
+        A load is used up by the pass that failed; its request is computed from its tokens.
+        """
+        if len(shares) == 1:
+            self._recover(shares[0].sequence, error)
+            return
+        logger.warning("a pass over %d requests failed; one by one", len(shares))
+        for share in shares:
+            if share.sequence.loading is not None:
+                self._recover(share.sequence, error)
+            else:
+                self._compute([share])
 
     def _advance(self, share: _Share, row: torch.Tensor | None) -> None:
         sequence = share.sequence

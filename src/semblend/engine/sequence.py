@@ -16,6 +16,7 @@ from semblend.core.tokens import TokenArray
 from semblend.engine.api import GenerationRequest
 from semblend.engine.detokenise import StopStrings, StreamDecoder
 from semblend.engine.handle import RequestHandle
+from semblend.engine.loading import PendingLoad
 from semblend.engine.pages import PageTable
 
 
@@ -47,6 +48,8 @@ class Sequence:
     exact_tokens: int = 0
     plan: Plan | None = None
     """The plan whose copies are in place; None for a request computed from its tokens alone."""
+    loading: PendingLoad | None = None
+    """The plan's copies where they are still on their way; the first pass brings them in."""
     pending: deque[Hole] = field(default_factory=deque)
     """Runs of positions still to compute, in order; the last of them yields the next token."""
     output_ids: list[int] = field(default_factory=list)
@@ -82,6 +85,12 @@ class Sequence:
     def tainted(self) -> bool:
         """Whether any of this request's K/V is approximate."""
         return self.exact_until < self.length
+
+    def drop_load(self) -> None:
+        """Give up what is on its way, if anything is."""
+        loading, self.loading = self.loading, None
+        if loading is not None:
+            loading.close()
 
     def tokens_between(self, start: int, end: int) -> TokenArray:
         """Token ids at positions [start, end), of prompt and output."""
