@@ -43,13 +43,13 @@ def main() -> None:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     with ExitStack() as ending:
         client = ending.enter_context(httpx.Client(trust_env=False, timeout=60))
-        dynamo(folder, model, ending)
+        mockers = dynamo(folder, model, ending)
         instances = until(lambda: backends(client), "two mockers to register", 120)
-        seen = explore(client, folder, model, instances, ending)
+        seen = explore(client, folder, model, instances, mockers, ending)
     print(json.dumps(seen))
 
 
-def dynamo(folder: Path, model: str, ending: ExitStack) -> None:
+def dynamo(folder: Path, model: str, ending: ExitStack) -> list[subprocess.Popen[bytes]]:
     env = {
         **os.environ,
         "DYN_DISCOVERY_BACKEND": "file",
@@ -67,11 +67,14 @@ def dynamo(folder: Path, model: str, ending: ExitStack) -> None:
         *("-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", "8123"),
         *("--router-mode", "kv", "--kv-cache-block-size", "16"),
     ]
+    processes = []
     for number, command in enumerate((mocker, mocker, frontend)):
         log = ending.enter_context((folder / f"dynamo{number}.log").open("wb"))
         process = subprocess.Popen([sys.executable, *command], stdout=log, stderr=log, env=env)
         ending.callback(process.wait)
         ending.callback(process.kill)
+        processes.append(process)
+    return processes[:2]
 
 
 def backends(client: httpx.Client) -> list[int] | None:
@@ -85,7 +88,12 @@ def backends(client: httpx.Client) -> list[int] | None:
 
 
 def explore(
-    client: httpx.Client, folder: Path, model: str, instances: list[int], ending: ExitStack
+    client: httpx.Client,
+    folder: Path,
+    model: str,
+    instances: list[int],
+    mockers: list[subprocess.Popen[bytes]],
+    ending: ExitStack,
 ) -> dict[str, Any]:
     server = NatsServer(folder / "jetstream")
     ending.callback(server.stop)
@@ -168,6 +176,15 @@ def explore(
         )
         for instance in instances
     ]
+    # A worker dies; its donors are still believed in for a lease.
+    mockers[0].kill()
+    mockers[0].wait()
+    orphaned = []
+    for document in documents.values():
+        reply = ask(url, np.concatenate((random.integers(300, 4000, 52), document)))
+        orphaned.append(
+            {"status": reply.status_code, "retries": reply.headers["x-semblend-retries"]}
+        )
     for instance, shelf in shelves.items():
         shelf.lose(f"donor-{instance}")
     until(lambda: held.stats().donors == 0, "the evictions")
@@ -178,6 +195,7 @@ def explore(
         "unknown": {"status": unknown.status_code, "route": unknown.headers["x-semantic-route"]},
         "by_header": by_header,
         "by_body": by_body,
+        "orphaned": orphaned,
         "after_eviction": {
             "status": after.status_code,
             "route": after.headers["x-semantic-route"],

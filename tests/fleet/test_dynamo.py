@@ -193,4 +193,6 @@ def test_placement_through_dynamos_frontend_reaches_the_donors_worker(tmp_path):
         assert placed["worker"] == placed["owner"]
     assert seen["by_header"] == seen["by_body"] == seen["instances"]
     assert seen["unknown"] == {"status": 200, "route": "router"}
+    assert [reply["status"] for reply in seen["orphaned"]] == [200, 200]
+    assert sorted(reply["retries"] for reply in seen["orphaned"]) == ["0", "1"]
     assert seen["after_eviction"] == {"status": 200, "route": "router"}

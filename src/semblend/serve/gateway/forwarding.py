@@ -1,7 +1,8 @@
 """Sending a request to a worker and its answer back, byte for byte as it comes.
 
 Another worker is tried only if the connection to one could not be made: a request that
-may have been read is never sent twice.
+may have been read is never sent twice. The one exception is a pin of ours that a router behind
+the gateway could not honour.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ _HOP_BY_HOP = frozenset(
         "content-length",
     ]
 )
+_PIN_REFUSED = frozenset([400, 500, 503])
+"""What Dynamo answers when a pinned instance is unknown or has just died. The pin was ours, so
+the request is sent again without it; one that is wrong by itself is refused again."""
 ROUTES = {
     Choice.DONOR: "semantic_placement",
     Choice.TRANSFER: "semantic_placement",
@@ -59,12 +63,14 @@ class Forwarder:
 
     async def forward(self, http: Request, body: bytes, placed: Placed) -> Response:
         """The answer of the chosen worker, or of the next one that can be reached."""
-        for attempt, worker in enumerate(self._order(placed.placement)):
+        order = self._order(placed.placement)
+        # Behind another router, a pin that it cannot honour is taken back once.
+        for attempt, worker in enumerate([*order, order[0]] if self._pin_header else order):
             if attempt:
                 self._metrics.retries.inc()
+            pin = placed.placement.pinned is not None and not attempt
             try:
                 with self._pool.queued(worker, placed.prompt_tokens):
-                    pin = placed.placement.pinned is not None and not attempt
                     reply = await self._send(worker, http, body, pin=pin)
             except (httpx.ConnectError, httpx.ConnectTimeout):
                 self._pool.failed(worker)
@@ -75,6 +81,9 @@ class Forwarder:
                     f"worker {worker.worker_id} broke off ({type(error).__name__})",
                     code="worker_failed",
                 ) from error
+            if pin and self._pin_header and reply.status_code in _PIN_REFUSED:
+                await reply.aclose()
+                continue
             return self._answer(worker, reply, placed, attempt)
         raise ApiError(503, "no worker can be reached", code="no_worker", retry_after_s=2)
 
