@@ -144,14 +144,19 @@ class Engine:
         return int(self.core.kv_cache_manager.block_pool.get_num_free_blocks())
 
     def close(self) -> None:
-        from vllm.distributed import cleanup_dist_env_and_memory
-        from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
-
         self.llm.llm_engine.engine_core.shutdown()
         del self.llm
-        ensure_kv_transfer_shutdown()
-        cleanup_dist_env_and_memory()
-        gc.collect()
+        forget_engines()
+
+
+def forget_engines() -> None:
+    """Undo what a start leaves in this process, also one that was refused half-way."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+
+    ensure_kv_transfer_shutdown()
+    cleanup_dist_env_and_memory()
+    gc.collect()
 
 
 class EngineFactory:
@@ -174,6 +179,8 @@ class EngineFactory:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
+        else:
+            forget_engines()
 
 
 def _prompt(tokens: TokenArray, salt: str | None) -> dict[str, Any]:
