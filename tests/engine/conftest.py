@@ -20,6 +20,7 @@ REUSING = Settings(
     allow_uncertified=True,
     recompute_policy="none",
     namespace_secret="test",
+    shadow_rate=0.0,
 )
 EngineMaker = Callable[..., "Driver"]
 

@@ -1,20 +1,27 @@
 """Every registered policy, by itself, in one matrix."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semblend.core.errors import SettingsError
-from semblend.core.plan import Span, SpanKind
+from semblend.core.plan import Hole, Plan, Span, SpanKind
+from semblend.planning.boundaries import Boundaries
 from semblend.planning.policies.base import (
     RecomputeRequest,
     known_policies,
     policy_from_spec,
     register_policy,
 )
+from semblend.planning.recompute import inside_spans, probed, with_policy
 
 POLICIES = sorted(known_policies())
+SPECS = sorted({spec for name, cls in known_policies().items() for spec in (name, *cls.grid)})
+WORDS = ["a", " b", ".", " C", "\n\n", "3", " d"]
+BOUNDARIES = Boundaries.from_texts(WORDS)
 
 
 @st.composite
@@ -35,28 +42,71 @@ def requests(draw):
             )
         )
         position += length
-    tokens = np.zeros(position + 1, dtype=np.int32)
-    return RecomputeRequest(tokens=tokens, spans=tuple(spans), end=position)
+    seed = draw(st.integers(0, 99))
+    tokens = np.random.default_rng(seed).integers(0, len(WORDS), position + 1, dtype=np.int32)
+    return RecomputeRequest(
+        tokens=tokens,
+        spans=tuple(spans),
+        end=position,
+        boundaries=draw(st.sampled_from([None, BOUNDARIES])),
+    )
 
 
-@pytest.mark.parametrize("name", POLICIES)
-@given(request=requests())
-def test_runs_lie_inside_spans_and_repeat_exactly(name, request):
-    policy = policy_from_spec(name)
-    runs = policy.runs(request)
-    inside = {at for span in request.spans for at in range(span.target_start, span.target_end)}
-    assert all(set(range(run.start, run.end)) <= inside for run in runs)
-    assert policy.runs(request) == runs
+class FakeProbe:
+    """Scores without a model, the same for the same prompt."""
+
+    def __init__(self, request):
+        self._scores = np.random.default_rng(len(request.tokens)).random(len(request.tokens))
+
+    def tail_attention(self):
+        return self._scores
+
+    def deviation(self, layers):
+        return self._scores[::-1]
+
+    def edit_attention(self, layers):
+        return self._scores**2
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_a_policys_spec_reads_back_as_itself(name):
-    policy = policy_from_spec(name)
-    assert policy_from_spec(policy.spec) == policy
+def all_runs(policy, request):
+    runs = inside_spans(policy.runs(request), request.spans)
+    if policy.dynamic:
+        taken = replace(request, taken=runs)
+        runs = (*runs, *policy.probed_runs(taken, FakeProbe(request)))
+    return list(runs)
+
+
+def positions(runs):
+    return {at for run in runs for at in range(run.start, run.end)}
 
 
 def recomputed(spec, request):
-    return {at for run in policy_from_spec(spec).runs(request) for at in range(run.start, run.end)}
+    return positions(all_runs(policy_from_spec(spec), request))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@settings(max_examples=25)
+@given(request=requests())
+def test_runs_lie_inside_spans_and_repeat_exactly(spec, request):
+    policy = policy_from_spec(spec)
+    inside = {at for span in request.spans for at in range(span.target_start, span.target_end)}
+    assert positions(all_runs(policy, request)) <= inside
+    assert all_runs(policy, request) == all_runs(policy, request)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_policys_spec_reads_back_as_itself(spec):
+    policy = policy_from_spec(spec)
+    assert policy_from_spec(policy.spec) == policy
+    assert policy_from_spec(f"({policy.spec}) + none").first == policy
+
+
+@pytest.mark.parametrize("name", [n for n, cls in known_policies().items() if cls.ordered])
+@given(request=requests())
+def test_a_grid_goes_from_cheap_to_dear(name, request):
+    sizes = [len(recomputed(spec, request)) for spec in known_policies()[name].grid]
+    if name != "budget":  # declining a span may cost more than a dearer policy that fits
+        assert sizes == sorted(sizes)
 
 
 @given(requests())
@@ -72,17 +122,60 @@ def test_a_larger_head_recomputes_no_less(request, fewer, more):
         assert small <= recomputed(f"{name}({fewer + more})", request)
 
 
+@given(
+    request=requests(), ratio=st.floats(0, 1), block=st.sampled_from([1, 16, 32, 64]),
+    name=st.sampled_from(["query_attention({}, {})", "kv_deviation({}, 2, {})"]),
+)  # fmt: skip
+def test_chosen_blocks_keep_within_the_share_asked_for(request, ratio, block, name):
+    taken = recomputed(name.format(ratio, block), request)
+    assert len(taken) <= ratio * sum(span.length for span in request.spans)
+
+
 @given(requests())
 def test_edit_safe_recomputes_everything_behind_an_edit(request):
     done = recomputed("edit_safe", request)
     for span in request.spans:
-        positions = set(range(span.target_start, span.target_end))
+        inside = set(range(span.target_start, span.target_end))
         if span.kind is SpanKind.BEHIND_EDIT:
-            assert positions <= done
+            assert inside <= done
         elif span.kind is SpanKind.PREFIX:
-            assert not positions & done
+            assert not inside & done
         else:
             assert span.target_start in done
+
+
+@given(request=requests(), sentences=st.integers(1, 3), margin=st.integers(1, 12))
+def test_edit_dependents_reach_the_sentences_end_behind_every_edit(request, sentences, margin):
+    request = replace(request, boundaries=BOUNDARIES)
+    done = recomputed(f"edit_dependents({sentences}, {margin}, 400)", request)
+    ends = np.flatnonzero(BOUNDARIES.sentence_ends(request.tokens))
+    for span in request.spans:
+        inside = range(span.target_start, span.target_end)
+        if span.kind is not SpanKind.BEHIND_EDIT:
+            assert not done & set(inside)
+            continue
+        later = [end for end in ends if end >= span.target_start][:sentences]
+        assert span.target_start in done  # at least one token after every hole
+        if len(later) == sentences:
+            assert {at for at in inside if at <= later[-1] + margin} == done & set(inside)
+
+
+@given(request=requests(), ratio=st.floats(0, 1))
+def test_a_budget_declines_until_the_rest_is_cheap_enough(request, ratio):
+    inner = recomputed("edit_dependents(2, 8) + span_head(16)", request)
+    done = recomputed(f"budget(edit_dependents(2, 8) + span_head(16), {ratio})", request)
+    assert inner <= done
+    kept = [s for s in request.spans if not set(range(s.target_start, s.target_end)) <= done]
+    spent = sum(len(done & set(range(s.target_start, s.target_end))) for s in kept)
+    assert spent <= ratio * sum(span.length for span in kept)
+
+
+@given(requests())
+def test_a_sum_recomputes_what_either_does(request):
+    one, two = "span_head(5)", "query_attention(0.3)"
+    both = recomputed(f"{one} + {two}", request)
+    assert recomputed(one, request) <= both
+    assert len(both) <= len(recomputed(one, request)) + 0.3 * sum(s.length for s in request.spans)
 
 
 @given(request=requests(), ratio=st.sampled_from([0.0, 0.1, 0.5, 1.0]))
@@ -90,6 +183,34 @@ def test_random_recomputes_the_asked_share_of_blocks(request, ratio):
     blocks = sum(-(-span.length // 32) for span in request.spans)
     runs = policy_from_spec(f"random({ratio})").runs(request)
     assert len(runs) == round(ratio * blocks)
+
+
+@given(requests())
+def test_a_probe_only_adds_to_a_plan(request):
+    spans = tuple(replace(span, kind=SpanKind.BEHIND_EDIT) for span in request.spans)
+    plan = Plan(namespace="n", prompt_tokens=len(request.tokens), spans=spans, end=request.end)
+    policy = policy_from_spec("edit_dependents(1, 4) + query_attention(0.2)")
+    first = with_policy(plan, request.tokens, policy, BOUNDARIES)
+    second = probed(first, request.tokens, policy, FakeProbe(request), BOUNDARIES)
+    assert first.policy == second.policy == policy.spec
+    assert positions(first.recompute) <= positions(second.recompute)
+    assert second.reused_tokens <= first.reused_tokens
+
+
+def test_sentences_end_where_a_new_one_opens():
+    tokens = np.asarray([0, 2, 3, 5, 2, 5, 1, 4, 0, 2], dtype=np.int32)  # a. C3.3 b¶a.
+    assert np.flatnonzero(BOUNDARIES.sentence_ends(tokens)).tolist() == [1, 7, 9]
+    assert np.flatnonzero(BOUNDARIES.paragraph_ends(tokens)).tolist() == [7]
+
+
+def test_token_ids_beyond_the_vocabulary_end_nothing():
+    far = np.asarray([10**6, 1], dtype=np.int32)
+    assert not BOUNDARIES.sentence_ends(far)[0]
+
+
+def test_holes_outside_spans_are_dropped():
+    span = Span(donor_id="d", donor_start=0, target_start=10, length=10)
+    assert inside_spans([Hole(0, 12), Hole(15, 40)], [span]) == (Hole(10, 12), Hole(15, 20))
 
 
 @pytest.mark.parametrize(
@@ -101,8 +222,13 @@ def test_random_recomputes_the_asked_share_of_blocks(request, ratio):
         ("span_head(1, 2)", "takes \\(tokens\\)"),
         ("span_head(", "known are"),
         ("random(2)", "ratio"),
+        ("kv_deviation(0.1, 1)", "2 or more"),
+        ("budget(0.1)", "a policy expected"),
+        ("budget(unknown, 0.1)", "known are"),
+        ("span_head(8) - none", "known are"),
         ("__import__('os')", "known are"),
         ("span_head(__import__('os'))", "takes"),
+        ("span_head(**{'tokens': 3})", "takes"),
     ],
 )
 def test_bad_specs_say_what_would_be_right(spec, said):

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from semblend.core.errors import SemBlendError
 from semblend.planning.certificates import file_name
+from semblend.planning.policies.base import policy_from_spec
 
 if TYPE_CHECKING:
     from semblend.quality.bound import Bound
@@ -43,6 +44,9 @@ def certify(
     items: Annotated[int, typer.Option(min=1, help="Items of every workload.")] = 200,
     length: Annotated[
         list[int] | None, typer.Option(help="Prompt lengths in tokens, instead of 1K to 8K.")
+    ] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Try only this policy; may be repeated.")
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Also real questions: JSON lines in LongBench's form.")
@@ -79,6 +83,7 @@ def certify(
             model=model,
             items=items,
             lengths=tuple(length or ()),
+            policies=tuple(policy_from_spec(spec).spec for spec in policy or ()),
             data=data,
             seed=seed,
             output=output,
@@ -103,6 +108,7 @@ def _run(
     model: str,
     items: int,
     lengths: tuple[int, ...],
+    policies: tuple[str, ...],
     data: Path | None,
     seed: int,
     output: Path,
@@ -123,7 +129,7 @@ def _run(
 
     with console.status(f"loading {model}"):
         loaded = load_model(model, device=device, dtype=dtype)
-    cells = certificate_cells(items, data=data, lengths=lengths or None)
+    cells = certificate_cells(items, data=data, lengths=lengths or None, policies=policies)
     lab = Lab(loaded)
     try:
         if measure:
@@ -225,6 +231,8 @@ def _table(found: Issue) -> Table:
     table.add_column("recomputed", justify="right")
     table.add_column("verdict")
     for verdict in found.verdicts:
-        said = "; ".join(verdict.objections) or "[green]keeps the bound[/]"
+        said = "; ".join(verdict.objections[:2]) or "[green]keeps the bound[/]"
+        if len(verdict.objections) > 2:
+            said += f"; and {len(verdict.objections) - 2} more"
         table.add_row(verdict.policy, f"{verdict.recompute:.1%}", said)
     return table

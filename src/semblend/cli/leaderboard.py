@@ -29,7 +29,7 @@ def leaderboard(
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the documents.")] = 1,
     output: Annotated[
-        Path, typer.Option(help="Folder of leaderboard.json, .md and .svg files.")
+        Path, typer.Option(help="Folder of the figures and plots; the page is OUTPUT.md.")
     ] = Path("results/leaderboard"),
     records: Annotated[
         Path | None, typer.Option(help="Records of `semblend certify`; nothing is measured then.")
@@ -56,29 +56,30 @@ def leaderboard(
                 highlight=False,
                 soft_wrap=True,
             )
-    console.print(f"written: [bold]{output}[/]")
+    console.print(f"written: [bold]{output}.md[/]")
 
 
 def write(figures: Sequence[Figures], output: Path, *, model: str) -> None:
-    """The three kinds of files."""
+    """The page, and beside it a folder with its plots and all figures as JSON."""
     from semblend.quality import charts, tables
     from semblend.quality.svg import draw
 
     output.mkdir(parents=True, exist_ok=True)
     rows = [row.to_dict() for row in figures]
-    (output / "leaderboard.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    (output / "figures.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     parts = [HEAD.format(model=model)]
     for workload in dict.fromkeys(row.workload for row in figures):
         mine = [row for row in figures if row.workload == workload]
         mine.sort(key=lambda row: (-row.right, row.price))
         parts.append(f"## {workload}\n")
         for measure, name in (("right", "right answers"), ("kl", "KL")):
-            path = output / f"leaderboard-{workload}-{measure}.svg"
+            path = output / f"{workload}-{measure}.svg"
             path.write_text(draw(charts.trade_off(figures, workload, measure)), encoding="utf-8")
-            parts.append(f"![{workload}: {name} against recomputed share]({path.name})\n")
+            parts.append(f"![{workload}: {name} against recomputed share]({output.name}/{path.name})\n")
         parts.append(tables.markdown(mine) + "\n")
     parts.append("## The policies\n\n" + tables.policies_markdown() + "\n")
-    (output / "leaderboard.md").write_text("\n".join(parts), encoding="utf-8")
+    page = output.with_name(f"{output.name}.md")
+    page.write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
 
 
 HEAD = """# Leaderboard of recompute policies

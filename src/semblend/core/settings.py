@@ -140,7 +140,8 @@ class Settings(BaseModel):
         "",
         description=(
             "Folder (or file) looked at first for quality certificates; then follow "
-            "~/.cache/semblend/certificates and those that ship with the project."
+            "~/.cache/semblend/certificates and those that ship with the project. none looks "
+            "nowhere."
         ),
     )
     shadow_rate: float = Field(

@@ -289,7 +289,12 @@ class EmbeddedEngine:
 
 
 def _standing(model: LoadedModel, settings: Settings) -> Standing:
-    """What certificates say about the model; said once in the log."""
+    """What certificates say about the model; said once in the log.
+
+    An experiment with a policy of its own is not what was certified.
+    """
+    if settings.allow_uncertified and "recompute_policy" in settings.model_fields_set:
+        return Standing(detail=f"an experiment with {settings.recompute_policy}")
     dtype = str(model.kv_shape.dtype).removeprefix("torch.")
     standing = look_up(
         model.fingerprint, dtype=dtype, folders=certificate_folders(settings.certificate_dir)

@@ -135,7 +135,7 @@ def look_up(
     for path in _files(certificate_folders() if folders is None else folders):
         try:
             certificate = Certificate.from_json(path.read_text(encoding="utf-8"))
-        except (OSError, SerialisationError) as error:
+        except (OSError, ValueError) as error:  # ours is a ValueError, as is text not in UTF-8
             logger.warning("certificate %s is not used: %s", path, error)
             if refusal is None and fingerprint in path.name:
                 refusal = DeclineReason.NO_CERTIFICATE, str(error)
@@ -159,7 +159,12 @@ def find_certificate(fingerprint: str) -> Certificate | None:
 
 
 def certificate_folders(explicit: str = "") -> tuple[Path, ...]:
-    """Where certificates are looked for, in order: as told, the user's, those that ship."""
+    """Where certificates are looked for, in order: as told, the user's, those that ship.
+
+    "none" looks nowhere.
+    """
+    if explicit == "none":
+        return ()
     told = (Path(explicit).expanduser(),) if explicit else ()
     shipped = Path(__file__).resolve().parents[3] / "certificates"
     return (*told, Path.home() / ".cache" / "semblend" / "certificates", shipped)

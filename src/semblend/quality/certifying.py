@@ -37,17 +37,23 @@ def leaderboard_cells(items: int, *, lengths: tuple[int, ...] = LENGTHS) -> list
 
 
 def certificate_cells(
-    items: int, *, data: Path | None = None, lengths: tuple[int, ...] | None = None
+    items: int,
+    *,
+    data: Path | None = None,
+    lengths: tuple[int, ...] | None = None,
+    policies: tuple[str, ...] = (),
 ) -> list[Cell]:
     """Everything a certificate asks: the candidates everywhere, the whole grid where it tells.
 
-    The cells that decide come first, so that an interrupted run has them.
+    The cells that decide come first, so that an interrupted run has them. `policies` are
+    tried instead of the candidates and the grid.
     """
-    core = (*BASELINES, *CANDIDATES)
+    core = (*BASELINES, *(policies or CANDIDATES))
     plan = [(name, core[1:]) for name in KINDS_OF_CONTROLS]
     plan += [(name, core) for name in (*KINDS_OF_EDITS, *MOVED) if name not in TELLING]
     cells = [Cell(workload=name, items=items, specs=specs) for name, specs in plan]
     if data is not None:
         cells.append(Cell(workload="reading", items=items, specs=core, data=data))
-    cells.extend(leaderboard_cells(items))
+    for cell in leaderboard_cells(items):
+        cells.append(replace(cell, specs=core) if policies else cell)
     return [replace(cell, lengths=lengths) for cell in cells] if lengths else cells

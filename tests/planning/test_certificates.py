@@ -1,0 +1,110 @@
+"""A certificate that is not exactly what was measured, here and now, allows nothing."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from semblend.core.errors import SerialisationError
+from semblend.core.outcomes import DeclineReason
+from semblend.planning.certificates import (
+    Certificate,
+    certificate_folders,
+    file_name,
+    look_up,
+    release,
+)
+
+NOW = datetime(2026, 11, 15, tzinfo=UTC)
+GOOD = Certificate(
+    model="some/model",
+    fingerprint="f" * 32,
+    dtype="float32",
+    policy="edit_dependents(1, 8) + span_head(8)",
+    bound={"answers": 0.01},
+    figures={"chosen": [{"kl": 1e-3}]},
+    data={"fingerprint": "d"},
+    versions={"semblend": release()},
+    created=NOW.isoformat(),
+    expires=(NOW + timedelta(days=30)).isoformat(),
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / file_name(GOOD)).write_text(GOOD.to_json(), encoding="utf-8")
+    return tmp_path
+
+
+def standing(folder, *, fingerprint=GOOD.fingerprint, dtype="float32", now=NOW):
+    return look_up(fingerprint, dtype=dtype, folders=[folder], now=now)
+
+
+def test_a_certificate_reads_back_and_names_its_policy(folder):
+    found = standing(folder)
+    assert found.policy == GOOD.policy
+    assert found.certificate == GOOD
+    assert found.refusal is None
+
+
+def test_every_altered_field_is_noticed():
+    data = json.loads(GOOD.to_json())
+    for key, value in data.items():
+        if key == "digest":
+            continue
+        changed = {**data, key: [value] if key != "format" else value + 1}
+        with pytest.raises(SerialisationError):
+            Certificate.from_json(json.dumps(changed))
+    figures = {**data, "figures": {"chosen": [{"kl": 1e-4}]}}
+    with pytest.raises(SerialisationError, match="altered"):
+        Certificate.from_json(json.dumps(figures))
+
+
+def test_an_altered_file_allows_nothing_and_is_said(folder, caplog):
+    path = folder / file_name(GOOD)
+    path.write_text(path.read_text("utf-8").replace("span_head(8)", "none"), encoding="utf-8")
+    found = standing(folder)
+    assert found.policy is None
+    assert found.reason is DeclineReason.NO_CERTIFICATE
+    assert "altered" in found.detail
+    assert "altered" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "asked", "reason", "said"),
+    [
+        ({}, {"now": NOW + timedelta(days=31)}, DeclineReason.CERTIFICATE_EXPIRED, "expired"),
+        ({}, {"dtype": "bfloat16"}, DeclineReason.NO_CERTIFICATE, "measured in float32"),
+        ({}, {"fingerprint": "0" * 32}, DeclineReason.NO_CERTIFICATE, "no quality certificate"),
+        ({"versions": {"semblend": "0.1.0"}}, {}, DeclineReason.NO_CERTIFICATE, "semblend 0.1.0"),
+        ({"versions": {}}, {}, DeclineReason.NO_CERTIFICATE, "measured with semblend"),
+    ],
+)
+def test_another_time_model_format_or_version_allows_nothing(tmp_path, change, asked, reason, said):
+    (tmp_path / "c.json").write_text(replace(GOOD, **change).to_json(), encoding="utf-8")
+    found = standing(tmp_path, **asked)
+    assert (found.policy, found.reason) == (None, reason)
+    assert said in found.detail
+
+
+def test_one_that_holds_is_found_beside_others_that_do_not(folder):
+    expired = replace(GOOD, expires=(NOW - timedelta(days=1)).isoformat(), policy="none")
+    (folder / "a.json").write_text(expired.to_json(), encoding="utf-8")
+    (folder / "b.json").write_text("{}", encoding="utf-8")
+    (folder / "c.json").write_bytes(b"\xff\xfe")
+    assert standing(folder).policy == GOOD.policy
+
+
+def test_an_unknown_policy_or_date_is_no_certificate():
+    for change in ({"policy": "magic(3)"}, {"expires": "soon"}):
+        with pytest.raises(SerialisationError):
+            Certificate.from_json(replace(GOOD, **change).to_json())
+
+
+def test_folders_are_searched_as_told_then_the_users_then_the_shipped(tmp_path):
+    told, users, shipped = certificate_folders(str(tmp_path))
+    assert told == tmp_path
+    assert users.parts[-2:] == ("semblend", "certificates")
+    assert shipped.name == "certificates"
+    assert certificate_folders("none") == ()
