@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias
@@ -58,6 +58,7 @@ class DonorAnnouncer:
         dp_rank: int = 0,
         sampling: int = DEFAULT_SAMPLING,
         tier: str = "host",
+        embed: Callable[[TokenArray], Sequence[float]] | None = None,
         options: PublisherOptions | None = None,
     ) -> None:
         """Begin to announce.
@@ -66,11 +67,15 @@ class DonorAnnouncer:
         ----------
         namespace
             The worker's own, of any tenant: gateways learn its public parts.
+        embed
+            Makes a vector of a prompt's meaning, to be published with it. Vectors tell
+            something of a text; without this, none leaves the worker.
         """
         self._library = library
         self._secret = secret
         self._sampling = check_sampling(sampling)
         self._here = Location(kind="worker", worker_id=worker_id, dp_rank=dp_rank, tier=tier)
+        self._embed = embed
         # Donors in a shared store: where, and what they are, also once the worker lost them.
         self._shared: dict[str, tuple[Location, HeldDonor]] = {}
         self._lock = threading.Lock()
@@ -161,6 +166,7 @@ class DonorAnnouncer:
             ),
             sampling=self._sampling,
             hashes=drawn.hashes,
+            embedding=() if self._embed is None else tuple(self._embed(tokens)),
         )
 
 
