@@ -44,7 +44,7 @@ def test_the_nearest_living_donors_are_suggested_and_no_token_is_claimed():
         ]
     )
     found = suggestions.suggest((1.0, 0.0, 0.0), KEYS.namespace_id)
-    assert [item.donor_key for item in found][0] == donor_key("w", 0, "near")
+    assert found[0].donor_key == donor_key("w", 0, "near")
     assert donor_key("w", 0, "foreign") not in [item.donor_key for item in found]
     assert not held.lookup(sketch(prompt(9, 600), KEYS), KEYS.namespace_id).holdings
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -199,6 +199,18 @@ class Directory:
                 for rank in self.ranks
                 if rank.standing is Standing.ALIVE
             }
+
+    def owners(self, keys: Sequence[int]) -> dict[int, RankName]:
+        """Whose donors these are, of those that may be spoken of."""
+        with self._lock:
+            rows = self._index.rows
+            found = self._index.rows_of(np.array(keys, dtype=np.uint64))
+            owned = {
+                int(rows.key[row]): self.ranks.by_number(int(rows.rank[row]))
+                for row in found
+                if not rows.places[row] & HIDDEN
+            }
+        return {k: rank.name for k, rank in owned.items() if rank.standing is Standing.ALIVE}
 
     def worker_namespaces(self) -> dict[RankName, dict[str, object]]:
         """The namespace each rank published when it started, where it did."""

@@ -16,7 +16,8 @@ import numpy as np
 from semblend.core.errors import SemBlendError
 from semblend.discovery.vector_index import VectorIndex
 from semblend.fleet.directory.directory import Directory
-from semblend.fleet.events.model import DonorEvicted, DonorRegistered, Event
+from semblend.fleet.directory.ranks import RankName
+from semblend.fleet.events.model import DonorEvicted, DonorRegistered, Event, GenerationReset
 from semblend.fleet.keys import donor_key
 
 
@@ -42,6 +43,7 @@ class Suggestions:
         self._directory = directory
         self._dimension = dimension
         self._index = VectorIndex(dimension, max_bytes=max_bytes)
+        self._namespaces: dict[RankName, dict[str, bytes]] = {}
         self._lock = threading.Lock()
 
     def apply(self, events: Iterable[Event]) -> None:
@@ -50,11 +52,15 @@ class Suggestions:
         self._directory.apply(listed)
         with self._lock:
             for event in listed:
+                rank = (event.worker_id, event.dp_rank)
                 match event.data:
                     case DonorRegistered() as data if len(data.embedding) == self._dimension:
-                        self._learn(event, data)
+                        self._learn(rank, data)
                     case DonorEvicted() as data:
-                        self._index.remove(_name(event, data.donor_id))
+                        self._forget(rank, _name(rank, data.donor_id))
+                    case GenerationReset():
+                        for name in tuple(self._namespaces.get(rank, ())):
+                            self._forget(rank, name)
 
     def suggest(
         self, vector: Sequence[float], namespace_id: str, *, limit: int = 8
@@ -64,10 +70,10 @@ class Suggestions:
         with self._lock:
             # Some may be dead by now: ask for more, then keep what the directory vouches for.
             matches = self._index.search(query, 4 * limit, namespace=namespace_id.encode())
-        owners = {key: name for name, keys in self._directory.donor_keys().items() for key in keys}
+        keys = [int(match.donor_id, 16) for match in matches]
+        owners = self._directory.owners(keys)
         found = []
-        for match in matches:
-            key = int(match.donor_id, 16)
+        for key, match in zip(keys, matches, strict=True):
             if key in owners:
                 worker_id, dp_rank = owners[key]
                 found.append(
@@ -77,18 +83,21 @@ class Suggestions:
                 )
         return found[:limit]
 
-    def _learn(self, event: Event, data: DonorRegistered) -> None:
-        name = _name(event, data.donor_id)
-        self._index.remove(name)
+    def _learn(self, rank: RankName, data: DonorRegistered) -> None:
+        name, namespace = _name(rank, data.donor_id), data.namespace_id.encode()
         try:
             self._index.add(
-                name,
-                np.asarray([data.embedding], dtype=np.float32),
-                namespace=data.namespace_id.encode(),
+                name, np.asarray([data.embedding], dtype=np.float32), namespace=namespace
             )
         except SemBlendError:
             return  # A vector of zeros, or no room: the donor is found by its tokens.
+        self._namespaces.setdefault(rank, {})[name] = namespace
+
+    def _forget(self, rank: RankName, name: str) -> None:
+        namespace = self._namespaces.get(rank, {}).pop(name, None)
+        if namespace is not None:
+            self._index.remove(name, namespace=namespace)
 
 
-def _name(event: Event, donor_id: str) -> str:
-    return f"{donor_key(event.worker_id, event.dp_rank, donor_id):016x}"
+def _name(rank: RankName, donor_id: str) -> str:
+    return f"{donor_key(*rank, donor_id):016x}"
