@@ -166,6 +166,10 @@ def _scheduler(options: dict[str, Any]) -> Any:
     from sglang.srt.runtime_context import SpawnRanks, publish
     from sglang.srt.server_args import PortArgs, ServerArgs
 
+    if options.pop("patched", False):  # as a program of the user's would
+        from semblend.integration.sglang.radix_patcher import patch_radix_cache
+
+        patch_radix_cache()
     load_plugins()
     arguments = ServerArgs(**options)
     arguments.resolve_once()

@@ -56,7 +56,7 @@ class SpanLoader:
             try:
                 self._copy(plan, sources, slots)
             except BaseException:
-                self._cache.token_to_kv_pool_allocator.free(slots)
+                self._free(slots)
                 raise
         finally:
             for lock in locks:

@@ -32,13 +32,15 @@ class SemBlendRadixCache(UnifiedRadixCache):
         return self.semblend.offered(params.req, params.key, result)
 
     def init_load_back(self, params: Any) -> tuple[int, Any] | None:
-        """Load what was offered. There is no host memory here but SemBlend's word."""
-        if self.semblend is None or params.req is None:
-            return 0, params.best_match_node
+        """Load what was offered; without SemBlend's offers, whatever the tree itself has."""
+        if self.semblend is None or not self.semblend.can_load:
+            return super().init_load_back(params)  # type: ignore[no-any-return]
         return self.semblend.load(params)
 
     def load_back_is_cache_owned(self) -> bool:
-        """Loaded slots belong to the request, which frees them with its row."""
+        """Slots SemBlend loads belong to the request, which frees them with its row."""
+        if self.semblend is None or not self.semblend.can_load:
+            return bool(super().load_back_is_cache_owned())
         return False
 
     def prefix_device_indices(self, req: Any) -> torch.Tensor:

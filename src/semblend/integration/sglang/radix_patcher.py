@@ -56,19 +56,21 @@ def _entry_point_found() -> bool:
 def _choose_by_default() -> None:
     """Engines whose settings do not name a backend get this one.
 
-    Settings travel to the scheduler's process inside ServerArgs, so that is where the
-    choice is made, with SGLang's own hook: what the user states is kept.
+    Settings travel to the scheduler's process inside ServerArgs, which every way of
+    starting SGLang resolves once: with SGLang's own hook the choice is made just before,
+    and what the user states is kept.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    hooked = "sglang.srt.server_args.ServerArgs.__post_init__"
+    hooked = "sglang.srt.server_args.ServerArgs.resolve_once"
     if hooked not in HookRegistry._patched:
-        HookRegistry.register(hooked, _choose, HookType.AFTER)
+        HookRegistry.register(hooked, _choose, HookType.BEFORE)
         HookRegistry.apply_hooks()
     if hooked not in HookRegistry._patched:
         raise UnsupportedModelError(f"patch_radix_cache(): {hooked} cannot be hooked")
 
 
-def _choose(_result: Any, arguments: Any) -> None:
-    if not arguments.radix_cache_backend:
+def _choose(arguments: Any) -> None:
+    resolved = getattr(arguments, "_resolution_finished", False)
+    if not resolved and not arguments.radix_cache_backend:
         arguments.radix_cache_backend = BACKEND

@@ -66,19 +66,20 @@ class SchedulerSide:
         self._loader = loader
         self._passes = passes
         self._hole_budget = hole_budget
-        self._holes_used = 0
-        self._pending = 0
+        self._pending: dict[str, int] = {}
+        """Hole tokens of requests that are loaded and wait for this step's forward."""
         self._failures = 0
         self._certified = certified
 
     @property
+    def can_load(self) -> bool:
+        """Whether this engine and mode load at all: fixed at start."""
+        return self._loader is not None and self._passes is not None
+
+    @property
     def loads(self) -> bool:
         """Whether anything is loaded at present."""
-        return (
-            self._loader is not None
-            and self._passes is not None
-            and self._failures < self._options.failures_before_off
-        )
+        return self.can_load and self._failures < self._options.failures_before_off
 
     # -- matching --------------------------------------------------------------------
 
@@ -100,6 +101,8 @@ class SchedulerSide:
             return result
         if state.progress is Progress.FAILED:
             return result
+        if state.progress is Progress.LOADED:
+            self._take_back(state)
         plan = self._plan(state, request, key)
         if not plan.executable or plan.end > len(key):
             if plan.reason is not None:
@@ -154,7 +157,7 @@ class SchedulerSide:
         if params.host_hit_length != plan.end - plan.exact_tokens:
             return nothing
         holes = sum(map(len, plan.holes))
-        if self._pending and self._holes_used + holes > self._hole_budget:
+        if self._pending and sum(self._pending.values()) + holes > self._hole_budget:
             self.stats.count("waits")
             return None
         try:
@@ -165,7 +168,7 @@ class SchedulerSide:
             self.settlements.declined(state, DeclineReason.NO_CAPACITY, str(error))
         except Exception as error:
             logger.warning("SemBlend could not load for %s", request.rid, exc_info=True)
-            self._failures += 1
+            self._note_failure()
             self.settlements.failed(
                 state, DeclineReason.MATERIALISATION_FAILED, f"{type(error).__name__}: {error}"
             )
@@ -183,8 +186,7 @@ class SchedulerSide:
         request.skip_radix_cache_insert = True
         state.tainted = True
         state.progress = Progress.LOADED
-        self._pending += 1
-        self._holes_used += holes
+        self._pending[state.request_id] = holes
         self.log.loaded(state.request_id, plan)
         self.stats.time("load", time.perf_counter() - started)
         return plan.end - plan.exact_tokens, request.last_node
@@ -205,6 +207,20 @@ class SchedulerSide:
         state.progress = Progress.FAILED
         return nothing
 
+    def _take_back(self, state: RequestState) -> None:
+        """A load whose request was not run after all: its slots go back."""
+        self._pending.pop(state.request_id, None)
+        if self._loader is not None and state.load is not None:
+            self._loader.free(state.load)
+        state.released()
+
+    def _note_failure(self) -> None:
+        self._failures += 1
+        if self._failures == self._options.failures_before_off:
+            logger.error(
+                "SemBlend failed %d times in a row; nothing is loaded any more", self._failures
+            )
+
     # -- the forward -----------------------------------------------------------------
 
     def before_forward(self, batch: Any) -> Any:
@@ -218,11 +234,14 @@ class SchedulerSide:
                 state = known_state(request)
                 if state is not None and state.progress is Progress.LOADED:
                     loaded[row] = (request, state)
+                    self._pending.pop(state.request_id, None)
         if loaded and self._passes is not None:
-            self._pending, self._holes_used = 0, 0
             started = time.perf_counter()
             batch, failed = self._passes.complete(batch, loaded, self.settlements)
-            self._failures = self._failures + 1 if failed else 0
+            if failed:
+                self._note_failure()
+            else:
+                self._failures = 0
             self.stats.time("nested", time.perf_counter() - started)
         if self._options.report:
             self._report(batch)
@@ -274,6 +293,7 @@ class SchedulerSide:
         state = known_state(request)
         if state is None:
             return
+        self._pending.pop(state.request_id, None)
         try:
             if request.finished():
                 self.settlements.ended(state, len(request.origin_input_ids))
@@ -285,4 +305,4 @@ class SchedulerSide:
     def flushed(self) -> None:
         """The tree was emptied, and every donor with it."""
         self.provider.clear()
-        self._pending, self._holes_used = 0, 0
+        self._pending.clear()
