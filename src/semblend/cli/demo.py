@@ -80,8 +80,8 @@ def demo(
     console.print(
         "Reused and computed tokens add up to the prompt; those in brackets could be reused and "
         "are computed for quality. 'same' is the cold answer, 'donor's fact' what must never "
-        "happen: the naive row shows why the default policy recomputes behind edits. No "
-        "certificate is loaded; every warm answer is marked uncertified.\n"
+        "happen: the naive row, an experiment without a certificate, shows why policies recompute "
+        f"behind edits. The other rows: {standing_of(comparisons)}.\n"
     )
     write_report(report, comparisons)
     console.print(f"report: [bold]{report}[/]")
@@ -89,6 +89,18 @@ def demo(
     if wrong:
         console.print("[bold red]a donor's fact reached an answer under the default policy[/]")
         raise typer.Exit(1)
+
+
+def standing_of(comparisons: list[Comparison]) -> str:
+    """Whether reuse stood under the model's certificate, in words."""
+    reused = [
+        item.warm.report
+        for item in comparisons
+        if item.scenario.policy is None and item.warm.report.reused_tokens
+    ]
+    if reused and all(report.certified for report in reused):
+        return f"under the model's quality certificate, {reused[0].policy}"
+    return "no certificate, every warm answer is marked uncertified"
 
 
 def _run(model: str, scenes: Demo, rounds: int, console: Console) -> list[Comparison]:

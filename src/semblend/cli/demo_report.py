@@ -65,7 +65,7 @@ def _page(comparisons: Sequence[Comparison]) -> str:
 <body><h1>SemBlend demo</h1>
 <p class="soft">semblend {html.escape(__version__)}, Python {platform.python_version()},
 {html.escape(platform.machine())}. Times are this machine's own, the faster of the runs of each arm;
-read the ratios. No certificate was loaded: warm answers are uncertified.</p>
+read the ratios.</p>
 <p class="legend">{legend}</p>
 {articles}
 </body></html>

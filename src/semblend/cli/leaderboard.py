@@ -75,7 +75,8 @@ def write(figures: Sequence[Figures], output: Path, *, model: str) -> None:
         for measure, name in (("right", "right answers"), ("kl", "KL")):
             path = output / f"{workload}-{measure}.svg"
             path.write_text(draw(charts.trade_off(figures, workload, measure)), encoding="utf-8")
-            parts.append(f"![{workload}: {name} against recomputed share]({output.name}/{path.name})\n")
+            alt = f"{workload}: {name} against recomputed share"
+            parts.append(f"![{alt}]({output.name}/{path.name})\n")
         parts.append(tables.markdown(mine) + "\n")
     parts.append("## The policies\n\n" + tables.policies_markdown() + "\n")
     page = output.with_name(f"{output.name}.md")

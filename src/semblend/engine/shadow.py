@@ -164,7 +164,8 @@ class Shadow:
         return True
 
     def _drop(self, sample: _Sample) -> None:
-        self._queue.remove(sample)
+        if sample in self._queue:
+            self._queue.remove(sample)
         if sample.table is not None:
             self._pool.allocator.release(sample.table.pages)
             sample.table = None
