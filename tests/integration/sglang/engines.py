@@ -160,7 +160,9 @@ class Engine:
 
     def donate(self, tokens: TokenArray, **options: Any) -> Answer:
         """Run a prompt so that it becomes a donor."""
-        return self.run(tokens, max_tokens=1, **options)
+        answer = self.run(tokens, max_tokens=1, **options)
+        self.call(probes.wait_for_donors)
+        return answer
 
     def abort(self, rid: str) -> None:
         """What a client that goes away causes."""

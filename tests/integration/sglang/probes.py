@@ -38,7 +38,12 @@ def counts(host: Any) -> dict[str, int]:
     return dict(host.side.stats.counts)
 
 
+def wait_for_donors(host: Any) -> None:
+    host.side.wait_for_donors()
+
+
 def donors(host: Any) -> int:
+    host.side.wait_for_donors()
     return host.side.provider.stats().donors
 
 

@@ -5,7 +5,7 @@ Where things are, in the order a request meets them:
 - `plugin`: the entry point SGLang calls in each of its processes; registers backend and hook.
 - `radix_cache`: the radix-cache backend `semblend`, a subclass of SGLang's unified tree.
 - `scheduler_side`: what a prompt is offered, loaded and reported; `request_state`: its memory.
-- `provider`: prompts to plans and donors to plans, usable without SGLang.
+- `provider`: who has read these tokens, usable without SGLang; `donor_queue`: who becomes known.
 - `loading`, `kv_pool`: donor K/V into the request's own slots, K re-rotated.
 - `forward_hook`, `nested_pass`, `recompute`: holes, computed before the engine's own forward.
 - `options`, `modes`, `support`, `versions`, `contract`, `namespaces`, `rotary`: what is set,

@@ -63,6 +63,13 @@ class SpanLoader:
                 self._cache.unlock(lock)
         return PrivateLoad(plan=plan, slots=slots)
 
+    def free(self, load: PrivateLoad) -> None:
+        """Give the slots of a load back that no request uses."""
+        self._free(load.slots)
+
+    def _free(self, slots: torch.Tensor) -> None:
+        self._cache.token_to_kv_pool_allocator.free(slots)
+
     def _resolve(self, plan: Plan, tokens: TokenArray, locks: list[Any]) -> dict[str, torch.Tensor]:
         """Slots of every donor of the plan, [donor tokens], its path locked."""
         reach: dict[str, int] = {}

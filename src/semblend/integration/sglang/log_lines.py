@@ -26,7 +26,7 @@ class BackendLog:
         self, request_id: str, *, donor_id: str, namespace: str, tokens: int
     ) -> None:
         """A prompt computed exactly may be found from now on."""
-        logger.info("[FUZZY] register_donor: ok request_id=%s tokens=%d", request_id, tokens)
+        logger.info("[FUZZY] register_donor_async: ok request_id=%s tokens=%d", request_id, tokens)
         self.audit.event(
             "donor_registered", request_id, donor_id=donor_id, namespace=namespace, tokens=tokens
         )

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import threading
 from dataclasses import dataclass
 
 from semblend.core.errors import InvalidTokensError
@@ -49,7 +50,7 @@ class DonorRecord:
 
 
 class SemBlendProvider:
-    """Plans for one engine; owns which donors are known. Called from one thread.
+    """Plans for one engine; owns which donors are known. Thread-safe.
 
     A donor that is known need not be held any more: SGLang evicts without saying so.
     Whoever loads finds out, and says `forget`.
@@ -72,6 +73,7 @@ class SemBlendProvider:
         self._numbers = itertools.count(1)
         self._donors: dict[str, DonorRecord] = {}
         self._contents: dict[bytes, str] = {}
+        self._lock = threading.RLock()
         self.generation = 0
         """Changes whenever the set of donors does; plans are remembered against it."""
 
@@ -107,18 +109,21 @@ class SemBlendProvider:
         array = array[:whole].copy()
         namespace = self.namespace_of(extra_key, cache_salt)
         content = _content(array, namespace)
-        if content in self._contents:
-            return None
         record = DonorRecord(
             donor_id=f"{request_id}#{next(self._numbers)}",
             tokens=array,
             extra_key=extra_key,
             cache_salt=cache_salt,
         )
+        with self._lock:
+            if content in self._contents:
+                return None
+            self._contents[content] = record.donor_id
+            self._donors[record.donor_id] = record
+        # Outside the lock: fingerprinting takes milliseconds, and matching must not wait.
         if not self._pipeline.register_donor(record.donor_id, array, namespace, text=text):
+            self._dropped(record.donor_id)
             return None
-        self._donors[record.donor_id] = record
-        self._contents[content] = record.donor_id
         self.generation += 1
         return record
 
@@ -168,9 +173,10 @@ class SemBlendProvider:
     def clear(self) -> None:
         """Forget every donor."""
         self._pipeline.clear()
-        self._donors.clear()
-        self._contents.clear()
-        self.generation += 1
+        with self._lock:
+            self._donors.clear()
+            self._contents.clear()
+            self.generation += 1
 
     def stats(self) -> PipelineStats:
         """Counts and sizes, now."""
@@ -181,12 +187,13 @@ class SemBlendProvider:
         self._pipeline.close()
 
     def _dropped(self, donor_id: str) -> None:
-        record = self._donors.pop(donor_id, None)
-        if record is None:
-            return
-        namespace = self.namespace_of(record.extra_key, record.cache_salt)
-        self._contents.pop(_content(record.tokens, namespace), None)
-        self.generation += 1
+        with self._lock:
+            record = self._donors.pop(donor_id, None)
+            if record is None:
+                return
+            namespace = self.namespace_of(record.extra_key, record.cache_salt)
+            self._contents.pop(_content(record.tokens, namespace), None)
+            self.generation += 1
 
 
 def _content(tokens: TokenArray, namespace: Namespace) -> bytes:

@@ -22,11 +22,12 @@ from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.core.tokens import as_token_array
 from semblend.integration.sglang import namespaces
+from semblend.integration.sglang.donor_queue import DonorQueue, Offer
 from semblend.integration.sglang.loading import DonorLostError, SpanLoader
 from semblend.integration.sglang.log_lines import BackendLog, logger
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.passes import RegionPasses
-from semblend.integration.sglang.provider import SemBlendProvider
+from semblend.integration.sglang.provider import DonorRecord, SemBlendProvider
 from semblend.integration.sglang.request_state import (
     Progress,
     RequestState,
@@ -62,6 +63,7 @@ class SchedulerSide:
         self.settlements = Settlements(ledger=provider.ledger, log=log, stats=stats)
         self.hook_seen = False
         """Whether the forward hook has run in this process: without it nothing is loaded."""
+        self._donors = DonorQueue(provider, self._registered)
         self._options = options
         self._loader = loader
         self._passes = passes
@@ -271,22 +273,31 @@ class SchedulerSide:
             return
         if not self._options.register_donors or up_to < len(prompt):
             return
-        state.donated = True
-        record = self.provider.register_donor(
-            prompt,
-            request_id=state.request_id,
-            extra_key=request.extra_key,
-            cache_salt=request.cache_salt,
-        )
-        if record is not None:
-            self.stats.count("donors_registered")
-            namespace = self.provider.namespace_of(request.extra_key, request.cache_salt)
-            self.log.donor_registered(
-                state.request_id,
-                donor_id=record.donor_id,
-                namespace=namespaces.shown(namespace),
-                tokens=len(record.tokens),
+        state.donated = self._donors.offer(
+            Offer(
+                tokens=prompt,
+                request_id=state.request_id,
+                extra_key=request.extra_key,
+                cache_salt=request.cache_salt,
             )
+        )
+        if not state.donated:
+            self.stats.count("donors_skipped")
+
+    def _registered(self, offer: Offer, record: DonorRecord) -> None:
+        """On the donors' thread: a prompt may be found from now on."""
+        self.stats.count("donors_registered")
+        namespace = self.provider.namespace_of(offer.extra_key, offer.cache_salt)
+        self.log.donor_registered(
+            offer.request_id,
+            donor_id=record.donor_id,
+            namespace=namespaces.shown(namespace),
+            tokens=len(record.tokens),
+        )
+
+    def wait_for_donors(self) -> None:
+        """Until every prompt offered so far may be found. For tests and benchmarks."""
+        self._donors.wait()
 
     def released(self, request: Any) -> None:
         """The request's slots were given back: it has ended, or was retracted."""
@@ -304,5 +315,6 @@ class SchedulerSide:
 
     def flushed(self) -> None:
         """The tree was emptied, and every donor with it."""
+        self._donors.clear()
         self.provider.clear()
         self._pending.clear()
