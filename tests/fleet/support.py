@@ -66,6 +66,11 @@ def until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> A
     return value
 
 
+slow = pytest.mark.skipif(
+    os.environ.get("FLEET_TESTS") != "required", reason="starts engines; runs with make test-fleet"
+)
+
+
 def need(found: object, what: str) -> None:
     """Skip loudly without a component; `make test-fleet` promises them all, and fails instead."""
     if found:

@@ -20,7 +20,7 @@ from semblend.fleet.placement.cost import FleetCost
 from semblend.integration.dynamo.pinning import PIN_HEADER, RouterAffinity, pin_body, pin_headers
 from semblend.integration.dynamo.selection import SelectionView
 from semblend.serve.gateway.dynamo import DynamoProvider
-from tests.fleet.support import NAMESPACE, SECRET, event, need, prompt, registered
+from tests.fleet.support import NAMESPACE, SECRET, event, need, prompt, registered, slow
 
 ROOT = Path(__file__).resolve().parents[2]
 COST = FleetCost(seconds_per_token=1e-3)
@@ -170,6 +170,7 @@ async def _selection(folder):
         selection.close()
 
 
+@slow
 def test_placement_through_dynamos_frontend_reaches_the_donors_worker(tmp_path):
     need(has_dynamo(), "ai-dynamo")
     need(shutil.which("nats-server"), "nats-server")

@@ -5,7 +5,9 @@ import pytest
 
 from semblend.engine.model import load_model
 from tests.fleet.engines import MODEL, Gateway, Worker, ask, serving
-from tests.fleet.support import until
+from tests.fleet.support import slow, until
+
+pytestmark = slow
 
 DOCUMENTS = [np.random.default_rng(seed).integers(300, 4000, 700).tolist() for seed in range(8)]
 QUESTION = np.random.default_rng(99).integers(300, 4000, 40).tolist()

@@ -18,7 +18,9 @@ from semblend.fleet.publish.nats_link import LogOptions
 from semblend.fleet.sketch import sketch
 from semblend.integration.vllm.namespaces import isolation_of
 from tests.fleet.engines import MODEL, SLOW_PREFILL
-from tests.fleet.support import need, until
+from tests.fleet.support import need, slow, until
+
+pytestmark = slow
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
