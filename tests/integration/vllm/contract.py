@@ -23,6 +23,8 @@ WATCHED = {
         "KVConnectorPromMetrics",
     ),
     "v1/outputs.py": ("KVConnectorOutput",),
+    "v1/worker/utils.py": ("AttentionGroup",),
+    "v1/attention/backend.py": ("CommonAttentionMetadata",),
 }
 
 

@@ -44,7 +44,7 @@ class NestedPass:
         groups = [group for groups in runner.attn_groups for group in groups]
         if len(groups) != 1:
             raise UnsupportedModelError(f"{len(groups)} attention groups; one is supported")
-        if groups[0].kernel_block_size is not None:
+        if getattr(groups[0], "kernel_block_size", None) is not None:  # since vLLM 0.32
             raise UnsupportedModelError("kernel blocks smaller than K/V cache blocks")
         self._runner = runner
         self._config = vllm_config
