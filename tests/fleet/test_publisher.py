@@ -60,7 +60,7 @@ def test_a_worker_tells_its_public_namespace_and_nothing_about_tenants():
     bus.attach(held)
     announcer = announce(bus, "w", Shelf())
     announcer.publisher.wait()
-    parts = held.worker_namespaces()[("w", 0)]
+    (parts,) = held.namespace_kinds()
     assert parts["model"] == "m"
     assert not {"tenant", "template", "cache_salt"} & set(parts)
     announcer.close()

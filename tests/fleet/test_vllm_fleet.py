@@ -75,7 +75,7 @@ def test_a_vllm_worker_announces_its_donors_and_reuses_them_when_placed_to(nats_
         assert first["cached"] == 0
         until(lambda: held.donor_keys().get(("vllm-a", 0)), "the donor to be announced")
 
-        parts = held.worker_namespaces()[("vllm-a", 0)]
+        (parts,) = held.namespace_kinds()
         namespace = Namespace(
             **parts, tenant="none", template="none", cache_salt=isolation_of(None)
         )

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from semblend.core.errors import SerialisationError
 from semblend.fleet.directory.answers import DirectoryStats, Found, WorkerHolding
 from semblend.fleet.directory.donor_rows import HIDDEN, LOCAL, SHARED
 from semblend.fleet.directory.index import Holding, NewDonor, SketchIndex
-from semblend.fleet.directory.ranks import Rank, RankBook, RankName, Standing
+from semblend.fleet.directory.ranks import NamespaceKinds, Rank, RankBook, RankName, Standing
 from semblend.fleet.directory.snapshot import read_snapshot, write_snapshot
 from semblend.fleet.events.model import (
     DonorEvicted,
@@ -65,6 +66,7 @@ class Directory:
         self._clock = clock
         self.ranks = RankBook()
         self._namespaces: dict[str, int] = {}
+        self._kinds = NamespaceKinds()
         # Gathered while a batch is read, so that the index is written in one step.
         self._new: dict[int, NewDonor] = {}
         self._gone: list[int] = []
@@ -212,10 +214,10 @@ class Directory:
             }
         return {k: rank.name for k, rank in owned.items() if rank.standing is Standing.ALIVE}
 
-    def worker_namespaces(self) -> dict[RankName, dict[str, object]]:
-        """The namespace each rank published when it started, where it did."""
+    def namespace_kinds(self) -> list[dict[str, Any]]:
+        """Every different namespace that ranks published when they started, newest last."""
         with self._lock:
-            return {rank.name: dict(rank.namespace) for rank in self.ranks if rank.namespace}
+            return self._kinds.listed()
 
     def stats(self) -> DirectoryStats:
         """Counts and sizes, now."""
@@ -271,6 +273,8 @@ class Directory:
             if len(self.ranks):
                 raise SerialisationError("snapshot: only an empty directory takes one over")
             self.ranks.restore(meta["ranks"], self._clock())
+            for rank in self.ranks:
+                self._kinds.add(rank.namespace)
             self._namespaces = {name: number for number, name in enumerate(meta["namespaces"])}
             self._index.restore(arrays)
         return int(meta["position"])
@@ -324,6 +328,7 @@ class Directory:
         rank.generation, rank.last_event_id = data.generation, event_id
         rank.in_doubt = False
         rank.namespace = data.namespace
+        self._kinds.add(data.namespace)
 
     def _new_donor(self, rank: Rank, data: DonorRegistered) -> NewDonor:
         number = self._namespaces.setdefault(data.namespace_id, len(self._namespaces))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -62,6 +63,29 @@ class Rank:
             "in_doubt": self.in_doubt,
             "namespace": dict(self.namespace),
         }
+
+
+class NamespaceKinds:
+    """The different namespaces ranks published, few whatever the number of ranks."""
+
+    LIMIT = 64
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, dict[str, Any]] = {}
+
+    def add(self, namespace: Mapping[str, Any]) -> None:
+        """Note a rank's namespace; the one heard of longest ago is forgotten past the limit."""
+        if not namespace:
+            return
+        kind = json.dumps(namespace, sort_keys=True)
+        self._kinds.pop(kind, None)
+        self._kinds[kind] = dict(namespace)
+        if len(self._kinds) > self.LIMIT:
+            del self._kinds[next(iter(self._kinds))]
+
+    def listed(self) -> list[dict[str, Any]]:
+        """All of them, newest last."""
+        return list(self._kinds.values())
 
 
 class RankBook:

@@ -123,11 +123,12 @@ def choose(
     """
     healthy = [worker for worker in workers if worker.healthy]
     holdings = {(held.worker_id, held.dp_rank): held for held in found.holdings}
-    plain = [_plain(prompt_tokens, worker, cost) for worker in healthy]
-    if not plain:
+    if not healthy:
         return Placement(
             choice=Choice.ROUTER, option=None, router=None, options=(), reason="no healthy worker"
         )
+    healthy = _worth_a_look(healthy, holdings, router_worker)
+    plain = [_plain(prompt_tokens, worker, cost) for worker in healthy]
     named = [o for o in plain if (o.worker_id, o.dp_rank) == router_worker]
     router = named[0] if named else min(plain, key=lambda option: option.expected_s)
     options = [router]
@@ -160,6 +161,27 @@ def choose(
             f"{gain * 1e3:.1f} ms over the router's {router.worker_id}/{router.dp_rank}"
         ),
     )
+
+
+def _worth_a_look(
+    workers: list[WorkerLoad],
+    holdings: dict[tuple[str, int], WorkerHolding],
+    router_worker: tuple[str, int] | None,
+) -> list[WorkerLoad]:
+    """Workers that hold something, the router's, and of all others the idlest.
+
+    Those that hold nothing differ by their queues alone, so a thousand of them are one option.
+    """
+    special: list[WorkerLoad] = []
+    others: list[WorkerLoad] = []
+    for worker in workers:
+        name = (worker.worker_id, worker.dp_rank)
+        notable = name in holdings or worker.prefix_tokens or name == router_worker
+        (special if notable else others).append(worker)
+    if others:
+        # By queue, then by speed: of two idle ones the faster.
+        special.append(min(others, key=lambda w: (w.queued_tokens / w.speed, -w.speed)))
+    return special
 
 
 def _plain(prompt_tokens: int, worker: WorkerLoad, cost: FleetCost) -> Option:

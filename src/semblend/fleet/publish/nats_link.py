@@ -31,7 +31,8 @@ class LogOptions:
     replicas: int = 1
     max_age_s: float = 7 * 86_400.0
     """Events older than this are dropped; a worker compacts its log long before."""
-    max_bytes: int = 16 * 2**30
+    max_bytes: int = -1
+    """Cap of the log; -1 leaves it to the server. Workers keep it to a few times what they hold."""
     timeout_s: float = 5.0
 
     def __post_init__(self) -> None:

@@ -116,10 +116,10 @@ class Placer:
         salted = body.get("cache_salt")
         salt = salted if isinstance(salted, str) and salted else None
         kinds: dict[str, Namespace] = {}
-        for parts in self._directory.worker_namespaces().values():
+        for parts in self._directory.namespace_kinds():
             try:
                 namespace = Namespace(
-                    **parts,  # type: ignore[arg-type]
+                    **parts,
                     tenant=tenant,
                     template=template,
                     cache_salt=_salt_part(salt, str(parts.get("cache_layout"))),
