@@ -1,0 +1,171 @@
+"""The measurement itself, on the reference model: it can fail, and cold is its own oracle."""
+
+import json
+import os
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from semblend.cli.main import app
+from semblend.engine.model import load_model
+from semblend.planning.certificates import Certificate, certificate_folders, look_up
+from semblend.planning.policies.base import known_policies
+from semblend.quality.curves import curves
+from semblend.quality.items import data_fingerprint, to_item
+from semblend.quality.lab import Lab
+from semblend.quality.measure import measure
+from semblend.quality.suite import Cell, Records, read_records, run_cells
+from semblend.quality.tables import policies_markdown
+from semblend.quality.workloads import WORKLOADS
+
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "models" / "semblend-reference-27m"
+SAFE = "budget(edit_dependents(1, 8) + span_head(8) + query_attention(0.05), 0.15)"
+
+
+@pytest.fixture(scope="module")
+def lab():
+    torch.set_num_threads(1)
+    made = Lab(load_model(str(MODEL), device="cpu", dtype="float32"), capacity_tokens=20_000)
+    yield made
+    assert made.pool.allocator.free == made.pool.allocator.total
+    made.close()
+
+
+def item(lab, name, number, tokens=500):
+    return to_item(WORKLOADS[name](11, number, tokens), lab.model.tokenizer)
+
+
+def test_all_equals_cold_for_every_workload(lab):
+    for name in ("instruction", "composed", "edited_exchanged", "control_negation"):
+        cold, everything = measure(lab, item(lab, name, 0), ["cold", "all"])
+        assert everything.kl <= 1e-6
+        assert everything.same
+        assert cold.kl <= 1e-6
+        assert everything.declined_tokens == everything.reusable_tokens
+
+
+def test_naive_reuse_fails_on_exchanged_subjects_and_the_certified_policy_does_not(lab):
+    records = [
+        record
+        for number in (0, 3, 6, 9)  # the value right behind the changed word
+        for record in measure(lab, item(lab, "edited_exchanged", number), ["none", SAFE])
+    ]
+    naive = [record for record in records if record.policy == "none"]
+    safe = [record for record in records if record.policy == SAFE]
+    assert sum(record.cold_right for record in naive) >= 3
+    assert sum(record.leaked for record in naive) >= 2
+    assert all(record.same and not record.leaked for record in safe)
+
+
+def test_quality_does_not_fall_as_the_ratio_rises(lab):
+    grids = [cls.grid for cls in known_policies().values() if cls.ordered and len(cls.grid) > 1]
+    specs = ["none", *dict.fromkeys(spec for grid in grids for spec in grid), "all"]
+    kl = dict.fromkeys(specs, 0.0)
+    for number in (0, 1, 3):
+        for record in measure(lab, item(lab, "edited_exchanged", number), specs):
+            kl[record.policy] += record.kl
+    noise = 0.05 * kl["none"]
+    for grid in grids:
+        steps = [kl["none"], *(kl[spec] for spec in grid), kl["all"]]
+        assert all(after <= before + noise for before, after in pairwise(steps))
+
+
+def test_a_policys_price_is_what_it_computes(lab):
+    for record in measure(lab, item(lab, "edited_renamed", 1), ["none", "span_head(8)", SAFE]):
+        assert record.reusable_tokens <= record.prompt_tokens
+        assert (record.recomputed_tokens > 0) == (record.policy != "none")
+        assert (record.probe_tokens > 0) == ("query_attention" in record.policy)
+
+
+def test_deviation_starts_behind_layer_zero_and_at_the_span(lab):
+    (curve,) = curves(lab, item(lab, "edited_exchanged", 0), ["none"])
+    assert curve.layers[0] < 1e-4
+    assert max(curve.layers[1:]) > 1e-3
+    assert curve.positions[0] is not None
+
+
+def test_a_run_goes_on_where_it_stopped_and_drops_a_line_cut_short(lab, tmp_path):
+    path = tmp_path / "records.jsonl"
+    cell = Cell(workload="instruction", items=2, specs=("none", "span_head(8)"), lengths=(400,))
+    run_cells(lab, [cell], Records(path), seed=2)
+    whole = path.read_text("utf-8")
+    assert len(read_records([path])) == 4
+    path.write_text(whole[: whole.rindex("\n", 0, -1) + 30], encoding="utf-8")
+    assert len(read_records([path])) == 3
+    path.write_text(whole[: whole.rindex("\n", 0, -1) + 1], encoding="utf-8")
+    seen = []
+    run_cells(lab, [cell], Records(path), seed=2, progress=lambda *args: seen.append(args))
+    assert len(read_records([path])) == 4
+    assert seen[-1] == ("instruction", 2, 2)
+
+
+def test_shards_share_the_items_without_gaps_or_overlap(lab, tmp_path):
+    cell = Cell(workload="instruction", items=3, specs=("none",), lengths=(300,))
+    for part in range(2):
+        records = Records(tmp_path / f"records-{part}.jsonl")
+        run_cells(lab, [cell], records, seed=2, shard=(part, 2))
+    found = [r.case_id for p in sorted(tmp_path.iterdir()) for r in read_records([p])]
+    assert sorted(found) == [f"instruction/instruction/{n}" for n in range(3)]
+
+
+def test_the_datas_fingerprint_sees_every_token(lab):
+    one, two = item(lab, "instruction", 0), item(lab, "instruction", 1)
+    assert data_fingerprint([one, two]) != data_fingerprint([two, one])
+    assert data_fingerprint([one]) == data_fingerprint([item(lab, "instruction", 0)])
+
+
+def test_certify_measures_judges_and_signs(tmp_path):
+    """From nothing to a certificate that an engine would accept, in one small run."""
+    command = [
+        "certify", "--model", str(MODEL), "--items", "1", "--length", "300", "--policy", SAFE,
+        "--records", str(tmp_path / "records"), "--output", str(tmp_path / "out"),
+        "--device", "cpu", "--answers", "1.0", "--kl-epsilon", "1.0",
+    ]  # fmt: skip
+    result = CliRunner().invoke(app, command, env={**os.environ, "COLUMNS": "120"})
+    assert result.exit_code in (0, 1), result.output
+    (report,) = (tmp_path / "out").glob("*.html")
+    assert "<svg" in report.read_text("utf-8")
+    found = list((tmp_path / "out").glob("*.json"))
+    # One item a workload is too few for a verdict either way; what is written must hold.
+    if result.exit_code == 0:
+        certificate = Certificate.from_json(found[0].read_text("utf-8"))
+        fingerprint = certificate.fingerprint
+        assert look_up(fingerprint, dtype="float32", folders=found).policy == certificate.policy
+    else:
+        assert found == []
+
+
+def test_the_shipped_certificate_holds_for_the_bundled_model(lab):
+    standing = look_up(
+        lab.model.fingerprint,
+        dtype="float32",
+        folders=certificate_folders()[-1:],
+        now=datetime(2026, 12, 1, tzinfo=UTC),
+    )
+    assert standing.policy is not None, standing.detail
+    figures = standing.certificate.figures
+    controls = [row for row in figures["chosen"] if row["workload"].startswith("control_")]
+    assert sum(row["items"] for row in controls) == 1000
+    assert sum(row["towards_donor"] for row in controls) == 0
+    naive = [row for row in figures["naive"] if row["workload"] == "edited_exchanged"]
+    assert naive[0]["right"] < 0.5 * naive[0]["cold_right"]
+    for row in figures["chosen"]:
+        assert row["items"] >= 200
+        if row["workload"].startswith("edited_"):
+            assert row["difference"] >= -0.01
+            assert row["recompute"] <= 0.15
+
+
+def test_the_leaderboards_page_and_the_docs_know_every_policy():
+    page = (ROOT / "docs" / "leaderboard.md").read_text("utf-8")
+    quality = (ROOT / "docs" / "quality.md").read_text("utf-8")
+    assert policies_markdown() in quality
+    for spec in {spec for cls in known_policies().values() for spec in cls.grid}:
+        assert f"`{spec}`" in page
+    rows = json.loads((ROOT / "docs" / "leaderboard" / "figures.json").read_text("utf-8"))
+    assert all(row["items"] >= 200 for row in rows)
