@@ -49,6 +49,7 @@ def environment(**config: Any) -> dict[str, str]:
     return {
         "SGLANG_USE_CPU_ENGINE": "1",
         "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
+        "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
         "SEMBLEND_SGLANG_CONFIG": json.dumps(config),
         "PYTHONPATH": os.pathsep.join((str(SHIMS), str(ROOT), os.environ.get("PYTHONPATH", ""))),
         "OMP_NUM_THREADS": "1",

@@ -1,4 +1,4 @@
-"""Registering donors beside the scheduler's loop: fingerprints of a long prompt take milliseconds."""
+"""Registering donors beside the scheduler: fingerprinting long prompts takes milliseconds."""
 
 from __future__ import annotations
 
