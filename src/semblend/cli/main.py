@@ -8,6 +8,7 @@ from semblend.cli.bench_lookup import bench_lookup
 from semblend.cli.bench_prefill import bench_prefill
 from semblend.cli.certify import certify
 from semblend.cli.demo import demo
+from semblend.cli.doctor import doctor
 from semblend.cli.explain import explain
 from semblend.cli.fleet import fleet
 from semblend.cli.leaderboard import leaderboard
@@ -31,6 +32,7 @@ app.command()(certify)
 app.command()(leaderboard)
 bench = typer.Typer(help="Measure SemBlend on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+app.add_typer(doctor, name="doctor")
 bench.command("lookup")(bench_lookup)
 bench.command("prefill")(bench_prefill)
 
