@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from semblend.cli.doctor_sglang import doctor_sglang
@@ -106,5 +107,6 @@ def _read(given: str) -> dict[str, Any]:
 def _table(findings: list[Finding]) -> Table:
     table = Table("check", "", "detail", title="semblend doctor vllm")
     for finding in findings:
-        table.add_row(finding.check, _MARKS[finding.verdict], finding.detail)
+        # Escaped: "semblend[vllm]" is an extra, not markup.
+        table.add_row(finding.check, _MARKS[finding.verdict], escape(finding.detail))
     return table

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from semblend.core.errors import SettingsError
@@ -67,5 +68,6 @@ def doctor_sglang(
 def _table(findings: list[Finding]) -> Table:
     table = Table("check", "", "detail", title="semblend doctor sglang")
     for finding in findings:
-        table.add_row(finding.check, _MARKS[finding.verdict], finding.detail)
+        # Escaped: "semblend[vllm]" is an extra, not markup.
+        table.add_row(finding.check, _MARKS[finding.verdict], escape(finding.detail))
     return table
