@@ -123,6 +123,9 @@ class Engine:
             "ignore_eos": True,
         }
         stream = options.pop("stream", False)
+        hints = options.pop("hints", None)
+        if hints is not None:
+            sampling["custom_params"] = {"semblend": hints}
         items = [
             {
                 "rid": f"{prefix}{next(_NUMBERS)}",

@@ -97,6 +97,18 @@ def test_the_providers_donors_stay_in_their_namespace():
     assert isolation_of("x", "s") != isolation_of("xs", None)
 
 
+def test_the_provider_tells_of_donors_by_meaning_when_given_text():
+    settings = Settings(embedder="jaccard", allow_uncertified=True, min_similarity=0.3)
+    provider = SemBlendProvider(Namespace.of(model="m"), settings)
+    text = "the lighthouse keeper of Varn trims the lamps at dusk and sleeps at dawn " * 8
+    provider.register_donor(DOCUMENT, request_id="a", text=text)
+    assert provider._pipeline.wait_until_learned()
+    plan = provider.match(list(range(3000, 3400)), text=text + "in winter")
+    assert not plan.spans, "meaning is evidence, never a reason to reuse"
+    assert plan.evidence.similar_donor_id == "a#1"
+    provider.close()
+
+
 def test_donors_are_whole_pages_and_regions_end_on_them():
     provider = SemBlendProvider(Namespace.of(model="m"), SETTINGS, page_size=16)
     record = provider.register_donor([*DOCUMENT, 5], request_id="a")

@@ -52,13 +52,36 @@ def test_a_failure_is_a_cold_prefill(engine, stage):
 
 
 def test_failures_in_a_row_turn_loading_off(engine):
+    prompts = [joined(random_tokens(9 + n, seed=70 + n), TARGET) for n in range(4)]
     with engine.broken(f"{PACKAGE}.kv_pool.KvPool.copy"):
-        said = [engine.run(TARGET, max_tokens=1).semblend for _ in range(4)]
-    assert [one["outcome"] for one in said[:1]] == ["declined"]
-    engine.call(probes.clear_failures, 3)
-    off = engine.run(joined(random_tokens(9, seed=78), TARGET))
-    assert off.semblend["outcome"] == "cold"
-    assert off.semblend["reason"] == "disabled"
+        said = [engine.run(prompt).semblend for prompt in prompts[:3]]
+    assert {one["reason"] for one in said} == {"materialisation_failed"}
+    off = engine.run(prompts[3]).semblend
+    assert (off["outcome"], off["reason"]) == ("cold", "disabled")
+
+
+@pytest.mark.parametrize("also", [None, f"{PACKAGE}.recompute.with_regions_computed"])
+def test_a_bug_of_ours_in_the_hook_never_stops_the_scheduler(engine, also):
+    cold = engine.cold(TARGET)
+    with engine.broken(f"{PACKAGE}.passes.RegionPasses.complete"):
+        if also is not None:
+            engine.call(probes.break_function, also, None)
+        answer = engine.run(TARGET)
+    if also is None:
+        assert answer.tokens == cold.tokens
+        assert answer.cached_tokens == 0
+    else:
+        assert answer.finished["type"] == "abort", "no answer rather than a wrong one"
+    engine.assert_no_leak()
+    assert engine.run(TARGET).semblend["outcome"] == "materialised"
+
+
+def test_a_request_may_say_that_it_neither_reuses_nor_donates(engine):
+    before = engine.call(probes.donors)
+    answer = engine.run(TARGET, hints={"reuse": False, "donate": False})
+    assert answer.cached_tokens == 0
+    assert answer.semblend["reason"] == "disabled"
+    assert engine.call(probes.donors) == before
 
 
 def test_the_same_prompt_twice_is_never_an_exact_hit_on_approximate_kv(engine):

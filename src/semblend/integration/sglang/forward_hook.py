@@ -6,10 +6,11 @@ factory asks whether this one is really there, and nothing is loaded before it h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from semblend.integration.sglang.log_lines import logger
+from semblend.integration.sglang.request_state import Progress, known_state
 
 _SIDE = "semblend_side"
 
@@ -24,8 +25,8 @@ def before_forward(original: Callable[..., Any], worker: Any, *args: Any, **kwar
         batch = side.before_forward(batch)
     except Exception:
         # before_forward answers for its own failures; this is for our own bugs in it.
-        logger.exception("SemBlend's hook failed; requests it had loaded for are stopped")
-        _stop(batch)
+        logger.exception("SemBlend's hook failed; what it had loaded for is computed exactly")
+        batch = _rescued(worker, batch)
     if args:
         return original(worker, batch, *args[1:], **kwargs)
     return original(worker, **{**kwargs, "batch": batch})
@@ -54,13 +55,38 @@ def _content(cell: Any) -> Any:
         return None
 
 
-def _stop(batch: Any) -> None:
-    """Drop the output of requests whose regions may hold nothing: never a wrong answer."""
+def _rescued(worker: Any, batch: Any) -> Any:
+    """The batch with every loaded region computed by the engine's own forward."""
+    from semblend.integration.sglang.passes import correct_cached_tokens
+    from semblend.integration.sglang.recompute import with_regions_computed
+
+    regions = {}
+    loaded = list(_loaded(batch))
+    try:
+        for row, request, state in loaded:
+            regions[row] = state.load.region
+            correct_cached_tokens(request, state, reused=False)
+            state.progress = Progress.FAILED
+        if not regions:
+            return batch
+        table = worker.model_runner.req_to_token_pool.req_to_token
+        return with_regions_computed(batch, regions, table)
+    except Exception:
+        logger.exception("SemBlend cannot have regions computed; their requests are stopped")
+        _stop([request for _, request, _ in loaded])
+        return batch
+
+
+def _loaded(batch: Any) -> Iterator[tuple[int, Any, Any]]:
+    for row, request in enumerate(getattr(batch, "reqs", None) or ()):
+        state = known_state(request)
+        if state is not None and state.load is not None and state.progress is Progress.LOADED:
+            yield row, request, state
+
+
+def _stop(requests: list[Any]) -> None:
+    """Drop the output of requests whose regions hold nothing: never a wrong answer."""
     from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
-    from semblend.integration.sglang.request_state import Progress, known_state
-
-    for request in getattr(batch, "reqs", ()):
-        state = known_state(request)
-        if state is not None and state.progress is Progress.LOADED:
-            request.discard_output_reason = FINISH_ABORT("SemBlend could not complete a load")
+    for request in requests:
+        request.discard_output_reason = FINISH_ABORT("SemBlend could not complete a load")

@@ -41,7 +41,7 @@ class RegionPasses:
             return self._computed(batch, loaded, settlements, error), True
         for request, state in loaded.values():
             settlements.confirmed(state, layers=self._pool.layers)
-            _correct_cached_tokens(request, state, reused=True)
+            correct_cached_tokens(request, state, reused=True)
         return batch, False
 
     def _computed(
@@ -60,7 +60,7 @@ class RegionPasses:
             settlements.failed(
                 state, DeclineReason.MATERIALISATION_FAILED, f"{type(error).__name__}: {error}"
             )
-            _correct_cached_tokens(request, state, reused=False)
+            correct_cached_tokens(request, state, reused=False)
         if not left:
             return batch
         table = self._runner.req_to_token_pool.req_to_token
@@ -71,7 +71,7 @@ def _loads(loaded: Loaded) -> list[tuple[int, Any]]:
     return [(row, state) for row, (_, state) in loaded.items() if state.load is not None]
 
 
-def _correct_cached_tokens(request: Any, state: RequestState, *, reused: bool) -> None:
+def correct_cached_tokens(request: Any, state: RequestState, *, reused: bool) -> None:
     """SGLang took the whole region for a hit in host memory; say what it really was."""
     if state.load is None or request.retracted_stain:
         return

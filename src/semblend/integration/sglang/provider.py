@@ -136,6 +136,7 @@ class SemBlendProvider:
         cache_salt: str | None = None,
         exact_tokens: int = 0,
         hole_budget: int | None = None,
+        text: str | None = None,
     ) -> Plan:
         """The plan for a prompt. Never raises; a plan that is refused says why.
 
@@ -147,13 +148,23 @@ class SemBlendProvider:
             Tokens at the front that the engine's own prefix cache holds.
         hole_budget
             Cut the plan so that no more tokens than these are computed between spans.
+        text
+            Also look for donors of similar meaning, as evidence. Embeds: not for a
+            scheduler's loop.
         """
-        plan = self._pipeline.plan(
-            tokens,
-            self.namespace_of(extra_key, cache_salt),
-            exact_tokens=exact_tokens,
-            block_size=self._page_size,
-        )
+        namespace = self.namespace_of(extra_key, cache_salt)
+        page = self._page_size
+        found = None
+        if text is not None:
+            found = self._pipeline.find_donor(
+                tokens, namespace, text=text, exact_tokens=exact_tokens, block_size=page
+            )
+        if found is not None:
+            plan = found.plan
+        else:
+            plan = self._pipeline.plan(
+                tokens, namespace, exact_tokens=exact_tokens, block_size=page
+            )
         if plan.executable and hole_budget is not None:
             cut = within_hole_budget(plan, hole_budget, page_size=self._page_size)
             plan = cut or plan.declined(DeclineReason.NO_CAPACITY, "too many holes for a step")

@@ -51,6 +51,8 @@ class RequestState:
     request_id: str
     refusal: str | None = None
     """Why it may neither reuse nor donate, if so (LoRA, multimodal, …)."""
+    may_reuse: bool = True
+    may_donate: bool = True
     tokens: TokenArray | None = None
     plan: Plan | None = None
     planned_at: tuple[int, int, int] | None = None
@@ -114,7 +116,13 @@ def state_of(request: Any) -> RequestState:
     if state is None:
         from semblend.integration.sglang.support import request_refusal
 
-        state = RequestState(request_id=str(request.rid), refusal=request_refusal(request))
+        hints = _hints(request)
+        state = RequestState(
+            request_id=str(request.rid),
+            refusal=request_refusal(request),
+            may_reuse=hints.get("reuse") is not False,
+            may_donate=hints.get("donate") is not False,
+        )
         setattr(request, _ATTRIBUTE, state)
     return state
 
@@ -122,3 +130,10 @@ def state_of(request: Any) -> RequestState:
 def known_state(request: Any) -> RequestState | None:
     """The request's state, if it was ever matched."""
     return getattr(request, _ATTRIBUTE, None)
+
+
+def _hints(request: Any) -> dict[str, Any]:
+    """What the request itself says: sampling_params.custom_params {"semblend": {…}}."""
+    given = getattr(request.sampling_params, "custom_params", None)
+    hints = given.get("semblend") if isinstance(given, dict) else None
+    return hints if isinstance(hints, dict) else {}

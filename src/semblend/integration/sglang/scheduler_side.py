@@ -101,6 +101,9 @@ class SchedulerSide:
         if state.refusal is not None:
             state.decline(DeclineReason.UNSUPPORTED, state.refusal)
             return result
+        if not state.may_reuse:
+            state.decline(DeclineReason.DISABLED, "the request says reuse: false")
+            return result
         if state.progress is Progress.FAILED:
             return result
         if state.progress is Progress.LOADED:
@@ -271,7 +274,7 @@ class SchedulerSide:
         prompt = request.origin_input_ids
         if state is None or state.donated or state.tainted or state.refusal is not None:
             return
-        if not self._options.register_donors or up_to < len(prompt):
+        if not self._options.register_donors or not state.may_donate or up_to < len(prompt):
             return
         state.donated = self._donors.offer(
             Offer(
