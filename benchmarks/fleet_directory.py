@@ -78,21 +78,7 @@ def measure(options: argparse.Namespace) -> dict[str, float | int]:
     )
     directory = Directory(index, lease_s=3600.0)
 
-    made_s, decode_s, apply_s, events, wire_bytes = 0.0, 0.0, 0.0, 0, 0
-    started = time.process_time()
-    for payloads in batches(options, words, marks, random):
-        made_s += time.process_time() - started
-        started = time.process_time()
-        decoded = [decode(payload) for payload in payloads]
-        decode_s += time.process_time() - started
-        started = time.process_time()
-        directory.apply(decoded)
-        apply_s += time.process_time() - started
-        events += len(payloads)
-        wire_bytes += sum(map(len, payloads))
-        if events // 1_000_000 != (events - len(payloads)) // 1_000_000:
-            print(f"{events} events, {events / (decode_s + apply_s):.0f} a second", flush=True)
-        started = time.process_time()
+    decode_s, apply_s, events, wire_bytes = replay(directory, options, words, marks, random)
     directory.apply(real_events(real, options.sampling))
     for rank in directory.ranks:
         directory.hear(
@@ -124,8 +110,49 @@ def measure(options: argparse.Namespace) -> dict[str, float | int]:
     figures.update(look_up(directory, real, options, random))
     figures.update(change(directory, options))
     figures.update(restart(directory, options))
+    figures.update(slopes(options))
     figures["peak_resident_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return figures
+
+
+def replay(
+    directory: Directory,
+    options: argparse.Namespace,
+    words: int,
+    marks: int,
+    random: np.random.Generator,
+) -> tuple[float, float, int, int]:
+    """Read the whole log: (seconds decoding, seconds applying, events, bytes)."""
+    decode_s, apply_s, events, wire_bytes = 0.0, 0.0, 0, 0
+    for payloads in batches(options, words, marks, random):
+        started = time.process_time()
+        decoded = [decode(payload) for payload in payloads]
+        decode_s += time.process_time() - started
+        started = time.process_time()
+        directory.apply(decoded)
+        apply_s += time.process_time() - started
+        events += len(payloads)
+        wire_bytes += sum(map(len, payloads))
+        if events // 1_000_000 != (events - len(payloads)) // 1_000_000:
+            print(f"{events} events, {events / (decode_s + apply_s):.0f} a second", flush=True)
+    return decode_s, apply_s, events, wire_bytes
+
+
+def slopes(options: argparse.Namespace) -> dict[str, float | int]:
+    """What an event costs by itself and what each posting adds, from two shapes of donors."""
+    points = []
+    for tokens in (2048, 8192):
+        shape = argparse.Namespace(workers=100, donors=200, tokens=tokens, sampling=8)
+        marks, words = tokens // MARK_TOKENS, round(tokens * FINGERPRINTS_PER_TOKEN / 8)
+        index = SketchIndex(max_donors=20_000, max_postings=20_000 * (words + marks))
+        random = np.random.default_rng(2)
+        decode_s, apply_s, events, _ = replay(
+            Directory(index, lease_s=None), shape, words, marks, random
+        )
+        points.append((words + marks, (decode_s + apply_s) / events * 1e6))
+    (few, low), (many, high) = points
+    slope = (high - low) / (many - few)
+    return {"us_per_posting": round(slope, 3), "us_per_event_fixed": round(low - slope * few, 2)}
 
 
 def batches(

@@ -62,11 +62,9 @@ def size(
     fixed = constants["index_bytes_per_donor"] - measured * slot
     frame = constants["event_bytes"] - _wire(constants["tokens_per_donor"], constants["sampling"])
     event_bytes = frame + _wire(tokens_per_donor, sampling)
-    us = (constants["decode_us_per_event"] + constants["apply_us_per_event"]) * (
-        0.4 + 0.6 * postings / measured
-    )
+    us = constants["decode_us_per_event"] + constants["apply_us_per_event"]
+    us *= _event_us(constants, postings) / _event_us(constants, measured)
     rate = workers * prompts_per_s
-    evict_us = constants["evict_us"] / 4  # one at a time, as measured; batches share the call
     index_bytes = donors * (fixed + postings * slot)
     load_rate = constants["snapshot_bytes"] / max(0.01, constants["snapshot_load_s"])
     return Sizing(
@@ -77,10 +75,15 @@ def size(
         index_bytes=index_bytes,
         events_per_s=2 * rate,
         event_bytes_per_s=rate * (event_bytes + 250),
-        directory_cpu_share=rate * (us + evict_us) / 1e6,
+        directory_cpu_share=rate * (us + constants["evict_us"]) / 1e6,
         replay_s=donors * us / 1e6,
         restart_s=index_bytes / load_rate,
     )
+
+
+def _event_us(constants: dict[str, Any], postings: float) -> float:
+    """Time of a registration in a small index; a large one's is in proportion."""
+    return float(constants["us_per_event_fixed"] + constants["us_per_posting"] * postings)
 
 
 def _wire(tokens: int, sampling: int) -> float:

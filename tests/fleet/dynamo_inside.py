@@ -79,12 +79,17 @@ def dynamo(folder: Path, model: str, ending: ExitStack) -> list[subprocess.Popen
 
 def backends(client: httpx.Client) -> list[int] | None:
     try:
-        instances = client.get(f"{FRONTEND}/health").json().get("instances", [])
+        found = generating(client)
         ready = client.get(f"{FRONTEND}/v1/models").json()["data"]
     except (httpx.HTTPError, ValueError, KeyError):
         return None
-    found = sorted(i["instance_id"] for i in instances if i["endpoint"] == "generate")
     return found if len(found) == 2 and ready else None
+
+
+def generating(client: httpx.Client) -> list[int]:
+    """Instances that Dynamo's frontend knows to generate."""
+    instances = client.get(f"{FRONTEND}/health").json().get("instances", [])
+    return sorted(i["instance_id"] for i in instances if i["endpoint"] == "generate")
 
 
 def explore(
@@ -176,19 +181,22 @@ def explore(
         )
         for instance in instances
     ]
-    # A worker dies; its donors are still believed in for a lease.
-    mockers[0].kill()
-    mockers[0].wait()
-    orphaned = []
-    for document in documents.values():
-        reply = ask(url, np.concatenate((random.integers(300, 4000, 52), document)))
-        orphaned.append(
-            {"status": reply.status_code, "retries": reply.headers["x-semblend-retries"]}
-        )
     for instance, shelf in shelves.items():
         shelf.lose(f"donor-{instance}")
     until(lambda: held.stats().donors == 0, "the evictions")
     after = ask(url, np.concatenate((random.integers(300, 4000, 40), documents[instances[0]])))
+    # A worker dies. Dynamo notices in its own time; the donors are still believed in.
+    for instance, shelf in shelves.items():
+        shelf.keep(f"again-{instance}", documents[instance].astype(np.int32), namespace)
+    until(lambda: held.stats().donors == 2, "the donors again")
+    mockers[0].kill()
+    mockers[0].wait()
+    until(lambda: len(generating(client)) == 1, "Dynamo to miss the mocker", 180)
+    orphaned = []
+    for document in documents.values():
+        reply = ask(url, np.concatenate((random.integers(300, 4000, 52), document)))
+        retries = reply.headers.get("x-semblend-retries")
+        orphaned.append({"status": reply.status_code, "retries": retries})
     return {
         "instances": instances,
         "placed": placed,

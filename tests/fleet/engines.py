@@ -120,6 +120,8 @@ class Gateway:
             trust_tenant_header=True,
             cost=SLOW_PREFILL,
             health_interval_s=changes.pop("health_interval_s", 60.0),
+            # A busy machine is no sick worker.
+            health_timeout_s=60.0,
             **changes,
         )
         self.app = create_gateway(

@@ -1,6 +1,7 @@
 """`semblend fleet` and `semblend route`, as a user runs them."""
 
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -19,6 +20,17 @@ from tests.fleet.support import slow, until
 from tests.fleet.test_jetstream import Member
 
 SECRET = "the secret of this fleet"
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before():
+    """Commands send logs to their own stderr, which a runner closes behind them."""
+    loggers = [logging.getLogger(name) for name in ("semblend", "uvicorn.error", "uvicorn.access")]
+    before = [(log, log.handlers[:], log.propagate, log.level, log.disabled) for log in loggers]
+    yield
+    for log, handlers, propagate, level, disabled in before:
+        log.handlers, log.propagate, log.disabled = handlers, propagate, disabled
+        log.setLevel(level)
 
 
 def test_fleet_lists_the_workers_and_what_they_hold(nats_server):
