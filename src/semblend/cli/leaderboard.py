@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from semblend.quality.figures import Figures
 
 QUICK_ITEMS = 3
-QUICK_LENGTHS = (600,)
+QUICK_LENGTHS = (400,)
 
 
 def leaderboard(
