@@ -41,7 +41,7 @@ class MooncakeStore:
         except ImportError as error:
             raise MissingExtraError(
                 package="mooncake-transfer-engine-non-cuda",
-                extra="fleet",
+                extra="mooncake",
                 purpose="SEMBLEND_TRANSPORT=mooncake",
             ) from error
         self._store: Any = module.MooncakeDistributedStore()

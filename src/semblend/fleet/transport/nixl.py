@@ -140,4 +140,4 @@ def _api() -> Any:
             return importlib.import_module(name)
         except ImportError:
             continue
-    raise MissingExtraError(package="nixl-cu12", extra="fleet", purpose="SEMBLEND_TRANSPORT=nixl")
+    raise MissingExtraError(package="nixl-cu12", extra="nixl", purpose="SEMBLEND_TRANSPORT=nixl")
