@@ -10,7 +10,7 @@ folder=.venv-sglang
 tests=tests/integration/sglang
 requirements="$tests/requirements.txt"
 stamp="$folder/.requirements"
-inputs() { cat "$requirements" "$tests"/shims/*.py pyproject.toml "$0"; }
+inputs() { cat "$requirements" "$tests"/shims/*.py pyproject.toml scripts/sglang_env.sh; }
 
 if [[ -f "$stamp" ]] && inputs | cmp -s - "$stamp"; then
     exit 0

@@ -200,3 +200,18 @@ def set_policy(host: Any, spec: str) -> None:
     from semblend.planning.policies.base import policy_from_spec
 
     host.side.provider._pipeline._policy = policy_from_spec(spec)
+
+
+def count_plans(host: Any) -> None:
+    """Count plans made and matches asked for, from now on."""
+    from unittest.mock import Mock
+
+    side = host.side
+    host.memory["plans"] = side.provider.match = Mock(wraps=side.provider.match)
+    host.memory["matches"] = side.offered = Mock(wraps=side.offered)
+
+
+def counted_plans(host: Any) -> tuple[int, int]:
+    counts = host.memory["plans"].call_count, host.memory["matches"].call_count
+    del host.side.provider.match, host.side.offered
+    return counts

@@ -55,8 +55,10 @@ class RequestState:
     may_donate: bool = True
     tokens: TokenArray | None = None
     plan: Plan | None = None
-    planned_at: tuple[int, int, int] | None = None
-    """Tokens, exact tokens and donor generation the plan was made for."""
+    planned_for: tuple[int, int] | None = None
+    """Tokens and exact tokens the plan was made for."""
+    generation: int = 0
+    """The provider's generation then."""
     progress: Progress = Progress.NONE
     load: PrivateLoad | None = None
     tainted: bool = False
@@ -77,7 +79,7 @@ class RequestState:
     def released(self) -> None:
         """Its slots are gone: it was retracted and may come back, or it has ended."""
         self.load = None
-        self.plan, self.planned_at = None, None
+        self.plan, self.planned_for = None, None
         self.progress = Progress.NONE
 
     def report(self, prompt_tokens: int, *, certified: bool) -> dict[str, Any]:

@@ -37,6 +37,8 @@ from semblend.integration.sglang.request_state import (
 from semblend.integration.sglang.settlement import Settlements
 from semblend.integration.sglang.stats import BackendStats
 
+_REPLANS = 8
+"""Waiting requests planned again between two forwards because the set of donors changed."""
 _RETRIES = 2
 """Times a request is planned again because donors were gone, before it is computed cold."""
 
@@ -71,6 +73,7 @@ class SchedulerSide:
         self._pending: dict[str, int] = {}
         """Hole tokens of requests that are loaded and wait for this step's forward."""
         self._failures = 0
+        self._replans_left = _REPLANS
         self._certified = certified
 
     @property
@@ -127,14 +130,15 @@ class SchedulerSide:
         )
 
     def _plan(self, state: RequestState, request: Any, key: Any) -> Plan:
-        """The request's plan, made once for one set of donors and one exact prefix."""
-        made_for = (len(key.token_ids), state.exact_tokens, self.provider.generation)
-        if state.plan is not None and state.planned_at == made_for:
+        """The request's plan, made once for one exact prefix; new donors may improve it."""
+        made_for = (len(key.token_ids), state.exact_tokens)
+        if state.plan is not None and state.planned_for == made_for and not self._replan(state):
             return state.plan
         started = time.perf_counter()
         if state.tokens is None or len(state.tokens) != len(key.token_ids):
             state.tokens = as_token_array(key.token_ids)
-        first = state.planned_at is None and not state.settled
+        first = state.planned_for is None and not state.settled
+        state.generation = self.provider.generation
         state.plan = self.provider.match(
             state.tokens,
             request_id=None if state.settled else state.request_id,
@@ -143,11 +147,26 @@ class SchedulerSide:
             exact_tokens=state.exact_tokens,
             hole_budget=self._hole_budget,
         )
-        state.planned_at = made_for
+        state.planned_for = made_for
         self.stats.time("lookup", time.perf_counter() - started)
         if first:
             self.log.looked_up(state.request_id, state.plan)
         return state.plan
+
+    def _replan(self, state: RequestState) -> bool:
+        """Whether a waiting request is planned again because donors came or went.
+
+        A long queue is matched at every step, and donors come with every step: without a
+        ration, planning would be quadratic in the queue.
+        """
+        if state.plan is None or state.generation == self.provider.generation:
+            return False
+        if state.plan.executable and all(map(self.provider.donor, state.plan.donor_ids)):
+            return False
+        if not self._replans_left:
+            return False
+        self._replans_left -= 1
+        return True
 
     # -- loading ---------------------------------------------------------------------
 
@@ -206,7 +225,7 @@ class SchedulerSide:
         if state.losses <= _RETRIES:
             # Forgotten donors are not planned with again: other donors may do.
             self.stats.count("waits")
-            state.progress = Progress.NONE
+            state.released()
             return None
         self.settlements.declined(state, DeclineReason.DONOR_GONE, str(error))
         state.progress = Progress.FAILED
@@ -231,6 +250,7 @@ class SchedulerSide:
     def before_forward(self, batch: Any) -> Any:
         """The batch to run, with every region in place. Never raises."""
         self.hook_seen = True
+        self._replans_left = _REPLANS
         if batch is None or not batch.forward_mode.is_extend():
             return batch
         loaded = {}

@@ -1,4 +1,4 @@
-"""Requests that SGLang takes back and starts again later."""
+"""Requests that wait, and requests that SGLang takes back and starts again later."""
 
 from __future__ import annotations
 
@@ -6,12 +6,28 @@ import pytest
 
 from tests.integration.sglang import probes
 from tests.integration.sglang.models import joined, random_tokens
-from tests.integration.sglang.prompts import DONOR
+from tests.integration.sglang.prompts import DONOR, mixed_requests
+
+SERVER = {"max_running_requests": 8, "schedule_policy": "lpm"}
+"""lpm matches the whole queue at every step."""
+
+
+def test_a_waiting_queue_is_planned_once_and_again_only_within_a_ration(make_engine):
+    engine = make_engine("one-layer", server=SERVER)
+    _, requests = mixed_requests(40)
+    engine.donate(DONOR)
+    engine.call(probes.count_plans)
+    engine.forwards()
+    engine.run_all(requests, max_tokens=2)
+    plans, matches = engine.call(probes.counted_plans)
+    assert matches > 2 * len(requests), "SGLang asks again and again"
+    assert len(requests) <= plans <= len(requests) + 8 * len(engine.forwards())
+    engine.assert_no_leak()
 
 
 def test_retracted_requests_are_planned_again_and_counted_once(make_engine):
     """One layer, so reuse is lossless and answers must be the cold ones."""
-    engine = make_engine("one-layer", server={"max_running_requests": 8})
+    engine = make_engine("one-layer", server=SERVER)
     engine.donate(DONOR)
     prompts = [
         joined(random_tokens(40 + n, seed=n), DONOR[50:470], random_tokens(5, seed=90 + n))
