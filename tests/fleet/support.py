@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,6 +81,18 @@ def need(found: object, what: str) -> None:
     if os.environ.get("FLEET_TESTS") == "required":
         pytest.fail(message)
     pytest.skip(message)
+
+
+def need_vllm(python: Path) -> None:
+    """vLLM has an environment of its own; without it these tests are skipped, loudly."""
+    if not python.exists():
+        pytest.skip("vLLM's environment is not there; scripts/vllm_env.sh makes it")
+
+
+def need_own_network() -> None:
+    """Components that listen on all addresses run in a network namespace, which root can make."""
+    if os.geteuid() != 0 or not shutil.which("unshare"):
+        pytest.skip("needs the right to make a network namespace")
 
 
 class Shelf:

@@ -20,7 +20,16 @@ from semblend.fleet.placement.cost import FleetCost
 from semblend.integration.dynamo.pinning import PIN_HEADER, RouterAffinity, pin_body, pin_headers
 from semblend.integration.dynamo.selection import SelectionView
 from semblend.serve.gateway.dynamo import DynamoProvider
-from tests.fleet.support import NAMESPACE, SECRET, event, need, prompt, registered, slow
+from tests.fleet.support import (
+    NAMESPACE,
+    SECRET,
+    event,
+    need,
+    need_own_network,
+    prompt,
+    registered,
+    slow,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 COST = FleetCost(seconds_per_token=1e-3)
@@ -174,7 +183,7 @@ async def _selection(folder):
 def test_placement_through_dynamos_frontend_reaches_the_donors_worker(tmp_path):
     need(has_dynamo(), "ai-dynamo")
     need(shutil.which("nats-server"), "nats-server")
-    need(shutil.which("unshare") and os.geteuid() == 0, "the right to make a network namespace")
+    need_own_network()
     model = ROOT / "models" / "semblend-reference-27m"
     inside = [sys.executable, "-m", "tests.fleet.dynamo_inside", str(tmp_path), str(model)]
     result = subprocess.run(

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +30,7 @@ from semblend.fleet.transport.payload import (
 from semblend.fleet.transport.shelf import SharedShelf
 from semblend.fleet.transport.store import open_store
 from semblend.kv.segments import Segment, SegmentKey
-from tests.fleet.support import KEYS, NAMESPACE, OTHER_KEYS, need, prompt
+from tests.fleet.support import KEYS, NAMESPACE, OTHER_KEYS, need, need_own_network, prompt
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "ab" * 32
@@ -255,7 +254,7 @@ def test_nixl_reads_another_process_memory(tmp_path):
 def test_mooncake_serves_other_processes(tmp_path):
     """The master listens on all addresses, so it runs in a network of its own."""
     need(importlib.util.find_spec("mooncake"), "mooncake-transfer-engine-non-cuda")
-    need(shutil.which("unshare") and os.geteuid() == 0, "the right to make a network namespace")
+    need_own_network()
     inside = Path(__file__).with_name("mooncake_inside.sh")
     master = Path(sys.executable).with_name("mooncake_master")
     result = subprocess.run(

@@ -18,7 +18,7 @@ from semblend.fleet.publish.nats_link import LogOptions
 from semblend.fleet.sketch import sketch
 from semblend.integration.vllm.namespaces import isolation_of
 from tests.fleet.engines import MODEL, SLOW_PREFILL
-from tests.fleet.support import need, slow, until
+from tests.fleet.support import need_vllm, slow, until
 
 pytestmark = slow
 
@@ -28,7 +28,7 @@ SECRET = "the secret of this fleet"
 
 
 def test_a_vllm_worker_announces_its_donors_and_reuses_them_when_placed_to(nats_server, tmp_path):
-    need(PYTHON.exists(), "vLLM (scripts/vllm_env.sh)")
+    need_vllm(PYTHON)
     # vLLM's environment lacks the log's client, which is pure Python: lend it ours.
     client = Path(importlib.util.find_spec("nats").origin).parent
     (tmp_path / "lent").mkdir()
