@@ -96,3 +96,39 @@ def test_the_fingerprint_is_the_embedded_engines(tmp_path):
     config = transformers.AutoConfig.from_pretrained(REFERENCE)
     model = SimpleNamespace(model=str(REFERENCE), hf_config=config, revision=None)
     assert model_fingerprint(model) == load_model(str(REFERENCE), device="cpu").fingerprint
+
+
+def test_the_bundled_model_is_served_under_its_shipped_certificate(engines, monkeypatch):
+    """Moved and edited facts: answers are cold's, and no donor's fact gets through."""
+    from transformers import AutoTokenizer
+
+    from semblend.quality.measure import states
+    from semblend.quality.suite import Cell, items_of
+    from tests.integration.vllm.models import REFERENCE
+
+    monkeypatch.delenv("SEMBLEND_CERTIFICATE_DIR", raising=False)
+    engines.close()
+    size = {"max_model_len": 4096, "kv_cache_memory_bytes": 256 << 20}
+    engine = engines.make("reference", mode="segmented", engine=size)
+    assert engine.scheduler.setup.certified
+    tokenizer = AutoTokenizer.from_pretrained(REFERENCE)
+    cells = [
+        Cell(workload=name, items=2, specs=(), lengths=(700,))
+        for name in ("reordered", "edited_exchanged")
+    ]
+    for item in items_of(cells, 5, tokenizer):
+        salt = item.case.case_id
+        cold = said(tokenizer, engine.cold(item.tokens, max_tokens=16))
+        for donor in item.donors:
+            engine.run(donor, salt=salt, hints={"reuse": False}, max_tokens=1)
+        warm = engine.run(item.tokens, salt=salt, max_tokens=16)
+        answer = said(tokenizer, warm)
+        assert warm.semblend["outcome"] == "materialised"
+        assert warm.semblend["certified"] is True
+        assert states(answer, (item.case.answer,)) == states(cold, (item.case.answer,))
+        assert not states(answer, item.case.leaked)
+
+
+def said(tokenizer, answer):
+    """An answer up to where the model ends its turn."""
+    return tokenizer.decode(answer.tokens).split(tokenizer.eos_token)[0]

@@ -100,7 +100,15 @@ class WorkerSide:
             self.captures.wait_for(meta.preempted)
 
     def start_load(self, meta: ConnectorMeta) -> None:
-        """Carry out this step's loads. Never raises: what fails is reported."""
+        """Carry out this step's loads. Never raises: what fails is reported.
+
+        Called in every step, also in those without a forward (vLLM 0.30 leaves
+        `wait_for_save` out of them).
+        """
+        self._held.update(meta.held)
+        if meta.idle and self._held and self.captures is not None:
+            # The engine steps on until the blocks are freed; spinning would starve the copy.
+            self.captures.wait_a_little(self._held)
         if self.donors is not None:
             if meta.drop_all:
                 if self.captures is not None:
@@ -131,12 +139,8 @@ class WorkerSide:
 
     def after_forward(self, meta: ConnectorMeta) -> None:
         """This step's K/V is written: queue what becomes a donor."""
-        self._held.update(meta.held)
         if self.captures is None:
             return
-        if meta.idle and self._held:
-            # The engine steps on until the blocks are freed; spinning would starve the copy.
-            self.captures.wait_a_little(self._held)
         for command in meta.captures:
             try:
                 self.captures.submit(command)
