@@ -66,8 +66,8 @@ def test_quality_does_not_fall_as_the_ratio_rises(lab):
     grids = [cls.grid for cls in known_policies().values() if cls.ordered and len(cls.grid) > 1]
     specs = ["none", *dict.fromkeys(spec for grid in grids for spec in grid), "all"]
     kl = dict.fromkeys(specs, 0.0)
-    for number in (0, 1, 3):
-        for record in measure(lab, item(lab, "edited_exchanged", number), specs):
+    for number in (0, 3):
+        for record in measure(lab, item(lab, "edited_exchanged", number, 350), specs):
             kl[record.policy] += record.kl
     noise = 0.05 * kl["none"]
     for grid in grids:

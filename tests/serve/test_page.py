@@ -277,7 +277,7 @@ def test_a_lost_server_is_said_and_a_new_one_is_not_mixed_up_with_it(
 def test_uncertified_reuse_is_explained(engine: EmbeddedEngine, page: Any) -> None:
     """Where text was found and not used, the page says why and what to do."""
     words = document(902)
-    careful = Settings(embedder=EmbedderKind.NONE, certificate_dir="none")
+    careful = Settings(embedder=EmbedderKind.NONE, recompute_policy="none", certificate_dir="none")
     with (
         EmbeddedEngine(engine.model, settings=careful) as uncertified,
         running(uncertified) as host,
