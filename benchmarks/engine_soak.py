@@ -66,6 +66,7 @@ def make_engine(model: LoadedModel) -> EmbeddedEngine:
             allow_uncertified=True,
             recompute_policy="span_head(4)",
             max_donor_bytes=2**19,
+            shadow_rate=0.0,  # a sample under way would hold pages when they are counted
         ),
     )
 
