@@ -69,7 +69,7 @@ def server_options(model: str, **changes: Any) -> dict[str, Any]:
         "max_total_tokens": 8192,
         "context_length": 2048,
         "max_running_requests": 12,
-        "mem_fraction_static": 0.1,
+        "mem_fraction_static": 0.7,  # max_total_tokens decides; others use this memory too
         "grammar_backend": "none",
         "radix_cache_backend": "semblend",
     }

@@ -43,7 +43,7 @@ def server(tmp_path_factory):
         *("--model-path", str(REFERENCE), "--host", "127.0.0.1", "--port", str(port)),
         *("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32"),
         *("--max-total-tokens", "16384", "--context-length", "4096"),
-        *("--mem-fraction-static", "0.1", "--grammar-backend", "none"),
+        *("--mem-fraction-static", "0.7", "--grammar-backend", "none"),
         *("--enable-metrics", "--enable-cache-report"),
     ]
     environ = {**os.environ, **environment(mode="discovery_only")}
