@@ -28,7 +28,7 @@ $(VENV)/.dev: $(VENV)/.engine
 demo: $(VENV)/.engine
 	@$(BIN)/semblend demo
 
-test: lint types unit test-fleet test-vllm test-sglang
+test: lint types unit
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
