@@ -54,7 +54,7 @@ def bench_prefill(
         str, typer.Option(help="Folder or hub name of the model.")
     ] = "models/semblend-reference-27m",
     lengths: Annotated[str, typer.Option(help="Prompt lengths, with commas.")] = "1024,4096,8192",
-    repeats: Annotated[int, typer.Option(help="Rounds a length; medians count.")] = 3,
+    repeats: Annotated[int, typer.Option(help="Rounds a length; medians count.")] = 7,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 takes all cores.")] = 0,
     seed: Annotated[int, typer.Option(help="Seed of all text.")] = 1,
     plot: Annotated[
