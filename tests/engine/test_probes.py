@@ -12,8 +12,9 @@ from semblend.engine.boundaries import boundaries_of
 from semblend.engine.materialise import load_spans
 from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
-from semblend.engine.probes import PoolProbe, attention_weights
+from semblend.engine.probes import PoolProbe
 from semblend.engine.sensitivity import token_deviation
+from semblend.kv.attention_weights import attention_weights
 from tests.engine.conftest import EngineMaker, same
 from tests.engine.donors import DonorShelf, cold_kv, hand_plan
 from tests.engine.models import random_tokens, tiny

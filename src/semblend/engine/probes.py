@@ -19,11 +19,8 @@ from semblend.engine.model import LoadedModel
 from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
 from semblend.engine.segmented import runs_of_plan
+from semblend.kv.attention_weights import TAIL_QUERIES, attention_weights
 from semblend.planning.policies.base import Scores
-
-TAIL_QUERIES = 4
-"""The last queries have read the question and are about to answer it. On the reference model
-they find the evidence better than all of the question's tokens together (docs/quality.md)."""
 
 ROWS_AT_ONCE = 256
 """Bounds the attention weights held at a time: rows x heads x keys."""
@@ -140,22 +137,6 @@ class PoolProbe:
 
     def _all_tokens(self, table: PageTable) -> list[ComputeRun]:
         return [ComputeRun(tokens=self.tokens, start=0, table=table)]
-
-
-def attention_weights(query: torch.Tensor, keys: torch.Tensor, *, first: int) -> torch.Tensor:
-    """Causal attention weights of query rows at positions `first` on: [heads, rows, keys].
-
-    `query` is [rows, query_heads, head_dim], `keys` [keys, kv_heads, head_dim], both rotated.
-    The scale is the usual one; scores only rank blocks, so a model's own matters little.
-    """
-    rows, heads, dim = query.shape
-    groups = heads // keys.shape[1]
-    grouped = query.view(rows, keys.shape[1], groups, dim).permute(1, 2, 0, 3).float()
-    scores = grouped @ keys.permute(1, 2, 0)[:, None].float() * dim**-0.5
-    positions = torch.arange(keys.shape[0], device=keys.device)
-    hidden = positions[None] > torch.arange(first, first + rows, device=keys.device)[:, None]
-    weights: torch.Tensor = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
-    return weights.flatten(0, 1)
 
 
 def _read_layers(pool: PagedPool, table: PageTable, size: int, layers: int) -> torch.Tensor:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 from semblend.core.namespace import Namespace
 from semblend.core.outcomes import DeclineReason
-from semblend.core.plan import Hole, Plan, Span, SpanKind
+from semblend.core.plan import Plan, Span, SpanKind
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray
+from semblend.integration.probing import can_probe, is_dynamic
 from semblend.integration.vllm.modes import Mode
-from semblend.integration.vllm.probing import can_probe, is_dynamic
 from semblend.pipeline import SemBlendPipeline
 from semblend.planning.boundaries import Boundaries
 from semblend.planning.certificates import Standing
@@ -250,32 +250,6 @@ def _leading(plan: Plan, spans: tuple[Span, ...], block_size: int) -> Plan:
         if kept:
             return replace(plan, spans=kept, recompute=(), end=end, reason=None, detail="")
     return plan.declined(DeclineReason.NO_MATCH, "nothing covers the prompt's beginning")
-
-
-def within_hole_budget(plan: Plan, budget_tokens: int) -> Plan | None:
-    """The plan cut so that at most `budget_tokens` are computed in its pass, or None.
-
-    It is cut at the end of a copy: a region that ended in a hole would compute tokens
-    that the engine's own forward computes just as well.
-    """
-    if sum(map(len, plan.holes)) <= budget_tokens:
-        return plan
-    end, used = 0, 0
-    copies, holes = list(plan.copies), list(plan.holes)
-    for copy in copies:
-        while holes and holes[0].start < copy.target_start:
-            used += len(holes.pop(0))
-        if used > budget_tokens:
-            break
-        end = copy.target_end
-    spans = (span.clipped(plan.exact_tokens, end) for span in plan.spans)
-    kept = tuple(span for span in spans if span is not None)
-    if not kept:
-        return None
-    recompute = tuple(
-        Hole(run.start, min(run.end, end)) for run in plan.recompute if run.start < end
-    )
-    return replace(plan, spans=kept, recompute=recompute, end=end)
 
 
 def _content(tokens: TokenArray, namespace: Namespace) -> bytes:

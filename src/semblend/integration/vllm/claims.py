@@ -15,17 +15,17 @@ from typing import Any
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.integration.audit import AuditStream
+from semblend.integration.plan_cuts import within_hole_budget
+from semblend.integration.probing import is_dynamic, pass_tokens
 from semblend.integration.vllm.block_hashes import PrivateChain
-from semblend.integration.vllm.bridge import PlannerBridge, within_hole_budget
+from semblend.integration.vllm.bridge import PlannerBridge
 from semblend.integration.vllm.hazards import reads_unwritten_blocks
 from semblend.integration.vllm.modes import Execution, Mode
 from semblend.integration.vllm.options import ConnectorOptions
-from semblend.integration.vllm.probing import is_dynamic
 from semblend.integration.vllm.request_state import (
     Progress,
     RequestState,
     first_approximate_token,
-    pass_tokens,
 )
 from semblend.integration.vllm.staged import StagedClaims
 from semblend.integration.vllm.stats import SemBlendStats

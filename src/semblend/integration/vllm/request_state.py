@@ -10,8 +10,8 @@ from semblend.core.namespace import Namespace
 from semblend.core.outcomes import DeclineReason, Outcome
 from semblend.core.plan import Plan, SpanKind
 from semblend.core.tokens import TokenArray
+from semblend.integration.probing import pass_tokens
 from semblend.integration.vllm.block_hashes import PrivateChain
-from semblend.integration.vllm.probing import is_dynamic
 
 
 class Progress(StrEnum):
@@ -141,12 +141,3 @@ def first_approximate_token(plan: Plan) -> int | None:
     return next(
         (span.target_start for span in plan.copies if span.kind is not SpanKind.PREFIX), None
     )
-
-
-def pass_tokens(plan: Plan) -> int:
-    """Tokens a plan computes in nested passes, the tail of a dynamic policy's probe included.
-
-    What such a policy then adds is bounded where it is added.
-    """
-    holes = sum(map(len, plan.holes))
-    return holes + plan.tail_tokens if is_dynamic(plan.policy) else holes

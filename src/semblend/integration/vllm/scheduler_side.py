@@ -17,6 +17,7 @@ from semblend.core.plan import Plan
 from semblend.core.tokens import as_token_array
 from semblend.integration.audit import AuditStream
 from semblend.integration.ladder import split_salt
+from semblend.integration.probing import is_dynamic
 from semblend.integration.vllm import namespaces
 from semblend.integration.vllm.bridge import PlannerBridge
 from semblend.integration.vllm.capture_orders import CaptureOrders
@@ -24,7 +25,6 @@ from semblend.integration.vllm.claims import NOTHING, Answer, Claims
 from semblend.integration.vllm.meaning import MeaningThread
 from semblend.integration.vllm.metadata import ConnectorMeta, LoadCommand, WorkerReport
 from semblend.integration.vllm.modes import Execution, ReuseRequests
-from semblend.integration.vllm.probing import is_dynamic
 from semblend.integration.vllm.request_state import (
     Progress,
     RequestState,

@@ -1,0 +1,90 @@
+"""Dynamic recompute policies inside somebody else's engine: what they may ask.
+
+A dynamic policy looks at what the model does with the borrowed K/V before it chooses.
+Once the spans are in place, an adapter runs the tail over them in a nested pass and reads
+the attention of its last queries off; the chosen blocks become holes of the pass that
+follows. What needs cold K/V of every token (deviation, attention to edits) has no place
+to be computed there, and policies that ask for it are declined when planning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from semblend.core.errors import SemBlendError
+from semblend.core.plan import Plan, Span, SpanKind
+from semblend.planning.policies.base import RecomputeRequest, Scores, policy_from_spec
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ProbeUnavailableError(SemBlendError):
+    """A policy asks for something that cannot be computed in this engine."""
+
+
+class TailProbe:
+    """A probe that can tell the tail's attention and refuses everything else."""
+
+    def __init__(self, attention: Callable[[], Scores]) -> None:
+        """`attention` runs the tail, when and if a policy asks."""
+        self._attention = attention
+
+    def tail_attention(self) -> Scores:
+        """Attention mass of the last queries on each token of the prompt."""
+        return self._attention()
+
+    def deviation(self, layers: int) -> Scores:
+        """Not here."""
+        raise ProbeUnavailableError("deviation from cold needs every token computed cold")
+
+    def edit_attention(self, layers: int) -> Scores:
+        """Not here."""
+        raise ProbeUnavailableError("attention to edits needs every token computed cold")
+
+
+@lru_cache(maxsize=256)
+def is_dynamic(spec: str) -> bool:
+    """Whether a policy wants a probe."""
+    return policy_from_spec(spec).dynamic
+
+
+@lru_cache(maxsize=256)
+def can_probe(spec: str) -> bool:
+    """Whether all a policy asks of a probe is the tail's attention; found out by asking it."""
+    tokens = np.zeros(512, dtype=np.int32)
+    spans = tuple(
+        Span(donor_id="d", donor_start=0, target_start=start, length=200, kind=kind)
+        for start, kind in ((0, SpanKind.MOVED), (250, SpanKind.BEHIND_EDIT))
+    )
+    request = RecomputeRequest(tokens=tokens, spans=spans, end=450)
+    try:
+        policy_from_spec(spec).probed_runs(request, TailProbe(lambda: np.zeros(len(tokens))))
+    except ProbeUnavailableError:
+        return False
+    return True
+
+
+def pass_tokens(plan: Plan) -> int:
+    """Tokens a plan computes in nested passes, the tail of a dynamic policy's probe included.
+
+    What such a policy then adds is bounded where it is added.
+    """
+    holes = sum(map(len, plan.holes))
+    return holes + plan.tail_tokens if is_dynamic(plan.policy) else holes
+
+
+def watch_queries(module: Any, watch: Callable[[torch.Tensor], None], *, named: str) -> Any:
+    """Have `watch` called with an attention module's queries once it has written its K/V.
+
+    They are its first argument, or the one called `named`. Returns the hook's handle.
+    """
+
+    def after(_: Any, arguments: Sequence[Any], by_name: dict[str, Any], __: Any) -> None:
+        watch(arguments[0] if arguments else by_name[named])
+
+    return module.register_forward_hook(after, with_kwargs=True)

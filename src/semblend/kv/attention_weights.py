@@ -1,0 +1,25 @@
+"""Attention weights as probes read them: which keys the last queries of a prompt look at."""
+
+from __future__ import annotations
+
+import torch
+
+TAIL_QUERIES = 4
+"""The last queries have read the question and are about to answer it. On the reference model
+they find the evidence better than all of the question's tokens together (docs/quality.md)."""
+
+
+def attention_weights(query: torch.Tensor, keys: torch.Tensor, *, first: int) -> torch.Tensor:
+    """Causal attention weights of query rows at positions `first` on: [heads, rows, keys].
+
+    `query` is [rows, query_heads, head_dim], `keys` [keys, kv_heads, head_dim], both rotated.
+    The scale is the usual one; scores only rank blocks, so a model's own matters little.
+    """
+    rows, heads, dim = query.shape
+    groups = heads // keys.shape[1]
+    grouped = query.view(rows, keys.shape[1], groups, dim).permute(1, 2, 0, 3).float()
+    scores = grouped @ keys.permute(1, 2, 0)[:, None].float() * dim**-0.5
+    positions = torch.arange(keys.shape[0], device=keys.device)
+    hidden = positions[None] > torch.arange(first, first + rows, device=keys.device)[:, None]
+    weights: torch.Tensor = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    return weights.flatten(0, 1)
