@@ -13,13 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from semblend.cli.doctor_sglang import doctor_sglang
-from semblend.integration.vllm.diagnosis import (
-    Finding,
-    Question,
-    Verdict,
-    diagnose,
-    findings_json,
-)
+from semblend.integration.findings import Finding, Verdict
+from semblend.integration.vllm.diagnosis import Question, diagnose, findings_json
 
 doctor = typer.Typer(
     help="Say what an engine installed here would do with SemBlend, and why.",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 import transformers
 
-from semblend.integration.vllm.certificates import model_fingerprint
+from semblend.integration.model_identity import content_fingerprint
 from semblend.planning.certificates import Certificate, file_name, release
 from tests.integration.vllm.models import folder_of, joined, random_tokens
 
@@ -20,11 +20,10 @@ TARGET = joined(random_tokens(110, seed=124), DOCUMENT, random_tokens(33, seed=1
 def certificate(**changes):
     folder = folder_of("llama")
     config = transformers.AutoConfig.from_pretrained(folder)
-    model = SimpleNamespace(model=folder, hf_config=config, revision=None)
     now = datetime.now(UTC)
     values = {
         "model": "llama",
-        "fingerprint": model_fingerprint(model),
+        "fingerprint": content_fingerprint(Path(folder), config),
         "dtype": "float32",
         "policy": "span_head(24)",
         "bound": {},
@@ -94,8 +93,8 @@ def test_the_fingerprint_is_the_embedded_engines(tmp_path):
     from tests.integration.vllm.models import REFERENCE
 
     config = transformers.AutoConfig.from_pretrained(REFERENCE)
-    model = SimpleNamespace(model=str(REFERENCE), hf_config=config, revision=None)
-    assert model_fingerprint(model) == load_model(str(REFERENCE), device="cpu").fingerprint
+    loaded = load_model(str(REFERENCE), device="cpu")
+    assert content_fingerprint(REFERENCE, config) == loaded.fingerprint
 
 
 def test_the_bundled_model_is_served_under_its_shipped_certificate(engines, monkeypatch):

@@ -8,10 +8,10 @@ import pytest
 from vllm.engine.arg_utils import EngineArgs
 
 from semblend.core.errors import SettingsError
+from semblend.integration.refusals import UnsupportedEngineError
 from semblend.integration.vllm.connector_v1 import SemBlendConnectorV1
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.support import (
-    UnsupportedEngineError,
     cache_refusals,
     engine_refusals,
     layer_refusals,

@@ -12,11 +12,11 @@ from typing import Any
 
 from semblend.core.errors import SemBlendError, UnsupportedRotaryError
 from semblend.integration.findings import Finding, Verdict
+from semblend.integration.refusals import VERIFIED_ARCHITECTURES
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.plugin import BACKEND
 from semblend.integration.sglang.support import (
     ATTENTION_BACKENDS,
-    VERIFIED_ARCHITECTURES,
     feature_refusals,
 )
 from semblend.integration.sglang.versions import SUPPORTED, installed

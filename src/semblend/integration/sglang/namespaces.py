@@ -8,17 +8,13 @@ another, nor without one.
 from __future__ import annotations
 
 import hashlib
-import json
-import secrets
-from pathlib import Path
 from typing import Any
 
-from semblend.core.errors import UnsupportedRotaryError
 from semblend.core.namespace import NONE, Namespace
 from semblend.core.settings import Settings
+from semblend.integration import model_identity
 from semblend.integration.sglang.options import BackendOptions
 
-_HEADER_BYTES = 1 << 20
 _UNKEYED = "semblend:ns:no-extra-key"
 
 
@@ -29,7 +25,9 @@ def engine_namespace(context: Any, options: BackendOptions, settings: Settings) 
     """
     runner = context.tp_worker.model_runner
     model, pool = runner.model_config, runner.token_to_kv_pool
-    revision = _weights_revision(model)
+    revision = model_identity.weights_by_files(
+        str(model.model_path), model.hf_config, getattr(model, "revision", None)
+    )
     return Namespace(
         model=options.model_id or str(model.model_path),
         model_revision=revision,
@@ -39,7 +37,7 @@ def engine_namespace(context: Any, options: BackendOptions, settings: Settings) 
         cache_dtype=str(pool.dtype).removeprefix("torch."),
         quantization=str(model.quantization or NONE),
         adapter=NONE,
-        rope=_rope(model.hf_text_config),
+        rope=model_identity.rope_name(model.hf_text_config),
         tensor_parallel=int(context.tp_size),
         block_size=int(context.params.page_size),
         cache_layout="slots:nhd",
@@ -64,49 +62,4 @@ def isolation_of(extra_key: str | None, cache_salt: str | None) -> str:
 
 def shown(namespace: Namespace) -> str:
     """The short name of a namespace in audit records."""
-    parts = "|".join(
-        str(part)
-        for part in (
-            namespace.model,
-            namespace.tokenizer,
-            namespace.block_size,
-            namespace.kv_dtype,
-            namespace.cache_salt,
-            namespace.adapter,
-        )
-    )
-    return "sglang:" + hashlib.sha256(parts.encode()).hexdigest()[:16]
-
-
-def _rope(text_config: Any) -> str:
-    from semblend.kv.rotary_spec import RotarySpec
-
-    try:
-        return RotarySpec.from_config(text_config).fingerprint()
-    except UnsupportedRotaryError:
-        # Discovery runs with any model; what its configuration says tells two of them apart.
-        stated = getattr(text_config, "rope_parameters", None)
-        return "unmovable:" + json.dumps(stated, sort_keys=True, default=str)
-
-
-def _weights_revision(model: Any) -> str:
-    """What pins the weights: a revision, a folder's files, or this process alone.
-
-    Files are known by name, size, time and the first megabyte (a safetensors
-    header): reading all of a large model would hold up the start for minutes.
-    """
-    folder = Path(str(model.model_path))
-    if folder.is_dir():
-        digest = hashlib.sha256()
-        for file in sorted(folder.glob("*.safetensors")) + sorted(folder.glob("config.json")):
-            stat = file.stat()
-            digest.update(f"{file.name}:{stat.st_size}:{stat.st_mtime_ns};".encode())
-            with file.open("rb") as opened:
-                digest.update(opened.read(_HEADER_BYTES))
-        return "files:" + digest.hexdigest()[:32]
-    pinned = getattr(model.hf_config, "_commit_hash", None) or getattr(model, "revision", None)
-    return f"revision:{pinned}" if pinned else f"process:{_PROCESS}"
-
-
-_PROCESS = secrets.token_hex(16)
-"""Stands in for a revision nobody states: equal to itself, in this process only."""
+    return model_identity.shown("sglang", namespace)

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from rapidfuzz import process
+from pydantic import BaseModel, ConfigDict, Field
 
 from semblend.core.errors import SettingsError
 from semblend.core.settings import EmbedderKind, Settings
+from semblend.integration.option_values import checked_options, options_table
 from semblend.integration.sglang.modes import Mode
 
 VARIABLE = "SEMBLEND_SGLANG_CONFIG"
@@ -114,20 +114,7 @@ class BackendOptions(BaseModel):
         SettingsError
             Naming the key and what would be right.
         """
-        for name in values:
-            if name not in cls.model_fields:
-                match = process.extractOne(name, list(cls.model_fields), score_cutoff=60)
-                known = ", ".join(cls.model_fields)
-                hint = f"did you mean {match[0]}?" if match else f"known: {known}"
-                raise SettingsError(f"{VARIABLE}: unknown key {name!r}; {hint}")
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            wrong = "; ".join(
-                f"{'.'.join(map(str, item['loc']))} = {item['input']!r}: {item['msg']}"
-                for item in error.errors()
-            )
-            raise SettingsError(f"{VARIABLE}: {wrong}") from error
+        return checked_options(cls, values, source=VARIABLE)
 
     def settings(self, environ: Mapping[str, str] | None = None) -> Settings:
         """SemBlend's settings under these options.
@@ -156,9 +143,4 @@ class BackendOptions(BaseModel):
 
 def options_table_markdown() -> str:
     """The table that docs/sglang.md holds; a test compares the two."""
-    lines = ["| Key | Default | What it does |", "| --- | --- | --- |"]
-    for name, field in BackendOptions.model_fields.items():
-        value = field.default
-        shown = "not set" if value is None else f"`{getattr(value, 'value', value)}`"
-        lines.append(f"| `{name}` | {shown} | {field.description} |")
-    return "\n".join(lines)
+    return options_table(BackendOptions)

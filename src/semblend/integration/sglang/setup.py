@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from semblend.integration.model_cost import cost_model
+from semblend.integration.refusals import Refusal, UnsupportedEngineError
 from semblend.integration.sglang import namespaces
 from semblend.integration.sglang.certificates import standing_of
 from semblend.integration.sglang.forward_hook import attach, is_installed
@@ -25,8 +26,6 @@ from semblend.integration.sglang.rotary import table_from_model
 from semblend.integration.sglang.scheduler_side import SchedulerSide
 from semblend.integration.sglang.stats import BackendStats
 from semblend.integration.sglang.support import (
-    Refusal,
-    UnsupportedEngineError,
     engine_refusals,
     prefill_backend,
     resolved,

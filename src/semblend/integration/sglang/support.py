@@ -7,46 +7,16 @@ prefill; not refusing costs wrong answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-from semblend.core.errors import UnsupportedModelError, UnsupportedRotaryError
+from semblend.core.errors import UnsupportedRotaryError
+from semblend.integration.refusals import Refusal, architecture_refusals
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.versions import installed
 
-VERIFIED_ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-)
-"""Run by the tests, all but Mistral (which SGLang runs as Llama)."""
 ATTENTION_BACKENDS = ("torch_native", "triton", "fa3", "flashinfer")
 """Passes of one hole a request are chunks to these; only torch_native was run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """One reason not to load donor K/V in this engine."""
-
-    feature: str
-    remedy: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.feature} ({self.remedy})" if self.remedy else self.feature
-
-
-class UnsupportedEngineError(UnsupportedModelError):
-    """The engine is set up in a way this adapter was not proven with; names all of it."""
-
-    def __init__(self, refusals: Iterable[Refusal]) -> None:
-        self.refusals = tuple(refusals)
-        listed = "; ".join(map(str, self.refusals))
-        super().__init__(
-            f"SemBlend cannot load K/V in this engine: {listed}. "
-            f"Mode discovery_only runs with most of these."
-        )
 
 
 def _arg(name: str, default: Any = None) -> Callable[[Any], Any]:
@@ -205,14 +175,7 @@ def _model_refusals(runner: Any, options: BackendOptions) -> list[Refusal]:
         refusals.append(Refusal(feature="multimodal models"))
     if getattr(config, "is_encoder_decoder", False):
         refusals.append(Refusal(feature="encoder-decoder models"))
-    names = list(getattr(config.hf_config, "architectures", None) or [])
-    if not options.unverified_architectures and not set(names) & set(VERIFIED_ARCHITECTURES):
-        refusals.append(
-            Refusal(
-                feature=f"architecture {', '.join(names) or 'unknown'}",
-                remedy="never seen to work; unverified_architectures=true tries it",
-            )
-        )
+    refusals += architecture_refusals(config.hf_config, unverified=options.unverified_architectures)
     try:
         table_from_model(runner.model)
     except UnsupportedRotaryError as error:

@@ -28,6 +28,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from semblend.integration.refusals import Refusal, UnsupportedEngineError
 from semblend.integration.vllm.metadata import ConnectorMeta, WorkerReport
 from semblend.integration.vllm.modes import Execution
 from semblend.integration.vllm.options import ConnectorOptions
@@ -35,8 +36,6 @@ from semblend.integration.vllm.scheduler_side import SchedulerSide
 from semblend.integration.vllm.setup import SchedulerSetup
 from semblend.integration.vllm.stats import SemBlendPromMetrics, SemBlendStats
 from semblend.integration.vllm.support import (
-    Refusal,
-    UnsupportedEngineError,
     cache_refusals,
     engine_refusals,
     version_refusals,

@@ -7,32 +7,13 @@ import importlib.util
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from semblend.core.errors import SemBlendError, SettingsError
+from semblend.integration.findings import Finding, Verdict
 from semblend.integration.vllm.modes import Execution, Mode
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.versions import SUPPORTED, VersionVerdict, judge
-
-
-class Verdict(StrEnum):
-    """How one check came out."""
-
-    OK = "ok"
-    NOTE = "note"
-    """Works, and there is something to know."""
-    REFUSED = "refused"
-    """The connector would not load K/V, or the engine would not start with it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One check and its outcome."""
-
-    check: str
-    verdict: Verdict
-    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,34 +7,38 @@ donors of one salt are never found under another, nor without one.
 from __future__ import annotations
 
 import hashlib
-import json
-import secrets
-from pathlib import Path
 from typing import Any
 
 from semblend.core.namespace import NONE, Namespace
 from semblend.core.settings import Settings
+from semblend.integration import model_identity
 from semblend.integration.vllm.options import ConnectorOptions
 
-_HEADER_BYTES = 1 << 20
 _UNSALTED = "semblend:ns:no-cache-salt"
 
 
 def engine_namespace(config: Any, options: ConnectorOptions, settings: Settings) -> Namespace:
-    """The parts that are the engine's; requests add theirs with :func:`of_request`."""
+    """The parts that are the engine's; requests add theirs with :func:`of_request`.
+
+    What is loaded may come from another machine, so weights are then known by their content.
+    """
     model, cache = config.model_config, config.cache_config
     dtype = str(model.dtype).removeprefix("torch.")
     cache_dtype = str(cache.cache_dtype)
+    name = options.model_id or str(model.model)
+    weights = (
+        model_identity.weights_by_content if options.mode.loads else model_identity.weights_by_files
+    )(str(model.model), model.hf_config, model.revision)
     return Namespace(
-        model=options.model_id or str(model.model),
-        model_revision=_weights_revision(model),
-        tokenizer=str(model.tokenizer),
-        tokenizer_revision=str(model.tokenizer_revision or _weights_revision(model)),
+        model=name,
+        model_revision=weights,
+        tokenizer=name if model.tokenizer == model.model else str(model.tokenizer),
+        tokenizer_revision=str(model.tokenizer_revision or weights),
         kv_dtype=dtype,
         cache_dtype=dtype if cache_dtype == "auto" else cache_dtype,
         quantization=str(model.quantization or NONE),
         adapter=NONE,
-        rope=_rope(model.hf_text_config),
+        rope=model_identity.rope_name(model.hf_text_config),
         tensor_parallel=int(config.parallel_config.tensor_parallel_size),
         block_size=int(cache.block_size),
         cache_layout="segments:layers,2,tokens,kv_heads,head_dim",
@@ -58,47 +62,4 @@ def isolation_of(cache_salt: str | None) -> str:
 
 def shown(namespace: Namespace) -> str:
     """The short name of a namespace in log lines and audit records."""
-    parts = (
-        namespace.model,
-        namespace.tokenizer,
-        namespace.block_size,
-        namespace.kv_dtype,
-        namespace.cache_salt,
-        namespace.adapter,
-    )
-    return "vllm:" + hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()[:16]
-
-
-def _rope(text_config: Any) -> str:
-    from semblend.core.errors import UnsupportedRotaryError
-    from semblend.kv.rotary_spec import RotarySpec
-
-    try:
-        return RotarySpec.from_config(text_config).fingerprint()
-    except UnsupportedRotaryError:
-        # Discovery runs with any model; what its configuration says tells two of them apart.
-        stated = getattr(text_config, "rope_parameters", None)
-        return "unmovable:" + json.dumps(stated, sort_keys=True, default=str)
-
-
-def _weights_revision(model: Any) -> str:
-    """What pins the weights: a revision, a folder's files, or this process alone.
-
-    Files are known by name, size, time and the first megabyte (a safetensors
-    header): reading all of a large model would hold up the start for minutes.
-    """
-    folder = Path(str(model.model))
-    if folder.is_dir():
-        digest = hashlib.sha256()
-        for file in sorted(folder.glob("*.safetensors")) + sorted(folder.glob("config.json")):
-            stat = file.stat()
-            digest.update(f"{file.name}:{stat.st_size}:{stat.st_mtime_ns};".encode())
-            with file.open("rb") as opened:
-                digest.update(opened.read(_HEADER_BYTES))
-        return "files:" + digest.hexdigest()[:32]
-    pinned = getattr(model.hf_config, "_commit_hash", None) or model.revision
-    return f"revision:{pinned}" if pinned else f"process:{_PROCESS}"
-
-
-_PROCESS = secrets.token_hex(16)
-"""Stands in for a revision nobody states: equal to itself, in this process only."""
+    return model_identity.shown("vllm", namespace)

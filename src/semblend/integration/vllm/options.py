@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from rapidfuzz import process
+from pydantic import BaseModel, ConfigDict, Field
 
 from semblend.core.errors import SettingsError
 from semblend.core.settings import EmbedderKind, Settings
+from semblend.integration.option_values import checked_options, options_table
 from semblend.integration.vllm.modes import (
     CapturePolicy,
     Execution,
@@ -123,20 +123,7 @@ class ConnectorOptions(BaseModel):
         SettingsError
             Naming the key and what would be right.
         """
-        values = dict(values or {})
-        for name in values:
-            if name not in cls.model_fields:
-                match = process.extractOne(name, list(cls.model_fields), score_cutoff=60)
-                hint = f"did you mean {match[0]}?" if match else f"known: {', '.join(_KEYS)}"
-                raise SettingsError(f"kv_connector_extra_config: unknown key {name!r}; {hint}")
-        try:
-            options = cls(**values)
-        except ValidationError as error:
-            wrong = "; ".join(
-                f"{'.'.join(map(str, item['loc']))} = {item['input']!r}: {item['msg']}"
-                for item in error.errors()
-            )
-            raise SettingsError(f"kv_connector_extra_config: {wrong}") from error
+        options = checked_options(cls, values or {}, source="kv_connector_extra_config")
         if options.disk_donor_bytes and options.donor_folder is None:
             raise SettingsError(
                 "kv_connector_extra_config: disk_donor_bytes needs donor_folder to say where"
@@ -164,14 +151,6 @@ class ConnectorOptions(BaseModel):
         return Settings.from_env(environ, **overrides)
 
 
-_KEYS = tuple(ConnectorOptions.model_fields)
-
-
 def options_table_markdown() -> str:
     """The table that docs/vllm.md holds; a test compares the two."""
-    lines = ["| Key | Default | What it does |", "| --- | --- | --- |"]
-    for name, field in ConnectorOptions.model_fields.items():
-        value = field.default
-        shown = "not set" if value is None else f"`{getattr(value, 'value', value)}`"
-        lines.append(f"| `{name}` | {shown} | {field.description} |")
-    return "\n".join(lines)
+    return options_table(ConnectorOptions)

@@ -8,10 +8,12 @@ from typing import Any
 
 from semblend.core.namespace import Namespace
 from semblend.core.settings import Settings
+from semblend.integration.certificates import standing_of
+from semblend.integration.model_cost import cost_model
 from semblend.integration.vllm import namespaces
-from semblend.integration.vllm.certificates import boundaries_of, standing_of
 from semblend.integration.vllm.modes import Mode
 from semblend.integration.vllm.options import ConnectorOptions
+from semblend.integration.vllm.sentence_ends import boundaries_of
 from semblend.planning.boundaries import Boundaries
 from semblend.planning.certificates import Standing
 from semblend.planning.cost import CostModel
@@ -64,7 +66,7 @@ class SchedulerSetup:
             hash_block_size=int(getattr(cache, "hash_block_size", None) or block_size),
             ranks=int(config.parallel_config.tensor_parallel_size),
             hole_budget=budget,
-            cost=cost_model(config.model_config),
+            cost=cost_model(config.model_config.hf_text_config),
             standing=standing,
             boundaries=boundaries_of(config.model_config) if options.mode.segmented else None,
             may_load=_may_load(options, settings, standing),
@@ -74,7 +76,13 @@ class SchedulerSetup:
 def _standing(model_config: Any, options: ConnectorOptions, settings: Settings) -> Standing:
     if options.mode is not Mode.SEGMENTED:
         return Standing()
-    standing = standing_of(model_config, settings)
+    standing = standing_of(
+        str(model_config.model),
+        model_config.hf_config,
+        dtype=str(model_config.dtype).removeprefix("torch."),
+        settings=settings,
+        revision=model_config.revision,
+    )
     if standing.certificate is None:
         logger.warning(
             "SemBlend: no quality certificate for %s (%s); mode segmented runs discovery only",
@@ -95,18 +103,3 @@ def _may_load(options: ConnectorOptions, settings: Settings, standing: Standing)
     if settings.discovery_only or not options.mode.loads:
         return False
     return options.mode is not Mode.SEGMENTED or standing.certificate is not None
-
-
-def cost_model(model_config: Any) -> CostModel:
-    """The planner's cost model for a dense decoder of this shape."""
-    text = model_config.hf_text_config
-    hidden = int(text.hidden_size)
-    heads = int(text.num_attention_heads)
-    layers = int(text.num_hidden_layers)
-    head_dim = int(getattr(text, "head_dim", None) or hidden // heads)
-    kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
-    inner = int(getattr(text, "intermediate_size", None) or 4 * hidden)
-    a_layer = 2 * hidden * head_dim * (heads + kv_heads) + 3 * hidden * inner
-    return CostModel.for_model(
-        parameters=max(1, layers * a_layer), layers=layers, query_heads=heads, head_dim=head_dim
-    )

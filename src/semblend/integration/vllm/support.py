@@ -8,46 +8,16 @@ prefill; not refusing costs wrong answers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
-from semblend.core.errors import UnsupportedModelError, UnsupportedRotaryError
+from semblend.core.errors import UnsupportedRotaryError
+from semblend.integration.refusals import Refusal, architecture_refusals
 from semblend.integration.vllm.modes import Execution
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.versions import judge
 
-VERIFIED_ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-)
-"""Run by the tests, all but Mistral (which vLLM runs as Llama)."""
 WORKER_CLASS = "semblend.integration.vllm.worker.SemBlendWorker"
 CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """One reason not to load donor K/V in this engine."""
-
-    feature: str
-    remedy: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.feature} ({self.remedy})" if self.remedy else self.feature
-
-
-class UnsupportedEngineError(UnsupportedModelError):
-    """The engine is set up in a way this adapter was not proven with; names all of it."""
-
-    def __init__(self, refusals: Iterable[Refusal]) -> None:
-        self.refusals = tuple(refusals)
-        listed = "; ".join(map(str, self.refusals))
-        super().__init__(
-            f"SemBlend cannot load K/V in this engine: {listed}. "
-            f"Mode discovery_only runs with any of these."
-        )
 
 
 _Check = Callable[[Any], bool]
@@ -128,7 +98,9 @@ def engine_refusals(config: Any, options: ConnectorOptions) -> list[Refusal]:
         )
     if transfer.kv_role != "kv_both":
         refusals.append(Refusal(feature=f"kv_role={transfer.kv_role!r}", remedy="use kv_both"))
-    refusals += _architecture_refusals(config.model_config, options)
+    refusals += architecture_refusals(
+        config.model_config.hf_config, unverified=options.unverified_architectures
+    )
     if options.mode.segmented and options.execution is Execution.NESTED:
         refusals += _worker_refusals(config.parallel_config.worker_cls)
     return refusals
@@ -205,18 +177,6 @@ def _rotary_refusals(text_config: Any) -> list[Refusal]:
     except UnsupportedRotaryError as error:
         return [Refusal(feature=f"rotary positions: {error}")]
     return []
-
-
-def _architecture_refusals(model_config: Any, options: ConnectorOptions) -> list[Refusal]:
-    names = list(getattr(model_config.hf_config, "architectures", None) or [])
-    if options.unverified_architectures or any(name in VERIFIED_ARCHITECTURES for name in names):
-        return []
-    return [
-        Refusal(
-            feature=f"architecture {', '.join(names) or 'unknown'}",
-            remedy="never seen to work; unverified_architectures=true tries it",
-        )
-    ]
 
 
 def _worker_refusals(worker_cls: Any) -> list[Refusal]:

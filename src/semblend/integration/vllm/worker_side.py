@@ -16,6 +16,7 @@ import torch
 
 from semblend.core.errors import DonorError, UnsupportedModelError
 from semblend.core.outcomes import DeclineReason
+from semblend.integration.refusals import UnsupportedEngineError
 from semblend.integration.vllm import rotary
 from semblend.integration.vllm.capture import CaptureThread
 from semblend.integration.vllm.donors import WorkerDonors, make_tiers
@@ -32,7 +33,7 @@ from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.paged_access import PagedAccess
 from semblend.integration.vllm.probing import refined
 from semblend.integration.vllm.self_test import prove_rotation
-from semblend.integration.vllm.support import UnsupportedEngineError, layer_refusals
+from semblend.integration.vllm.support import layer_refusals
 
 logger = logging.getLogger("vllm.semblend")
 

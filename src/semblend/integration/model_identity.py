@@ -1,0 +1,98 @@
+"""What names the model an engine has loaded: the parts of a namespace that adapters share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+from semblend.core.errors import UnsupportedRotaryError
+from semblend.core.namespace import Namespace
+
+_HEADER_BYTES = 1 << 20
+_PROCESS = secrets.token_hex(16)
+"""Stands in for a revision nobody states: equal to itself, in this process only."""
+
+
+def weights_folder(name: str, revision: str | None = None) -> Path | None:
+    """Where the files of a folder or hub name lie on disk; nothing is downloaded."""
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, "config.json", revision=revision)
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def content_fingerprint(folder: Path | None, hf_config: Any) -> str | None:
+    """The content hash that certificates are named by; None where there are no files to hash."""
+    from semblend.kv.fingerprint import weights_fingerprint
+
+    if folder is None or not any(folder.glob("*.safetensors")):
+        return None
+    return weights_fingerprint(None, hf_config, folder)  # type: ignore[arg-type]
+
+
+def weights_by_content(name: str, hf_config: Any, revision: str | None = None) -> str:
+    """What pins the weights on every machine that has them: all their bytes, where they are files.
+
+    A large model is read once more at start; files of the hub's cache are named by their
+    content already.
+    """
+    fingerprint = content_fingerprint(weights_folder(name, revision), hf_config)
+    return f"weights:{fingerprint}" if fingerprint else _revision(hf_config, revision)
+
+
+def weights_by_files(name: str, hf_config: Any, revision: str | None = None) -> str:
+    """What pins the weights on this machine: a folder's files, a revision, or this process alone.
+
+    Files are known by name, size, time and the first megabyte (a safetensors
+    header): reading all of a large model would hold up the start for minutes.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        return _revision(hf_config, revision)
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")) + sorted(folder.glob("config.json")):
+        stat = file.stat()
+        digest.update(f"{file.name}:{stat.st_size}:{stat.st_mtime_ns};".encode())
+        with file.open("rb") as opened:
+            digest.update(opened.read(_HEADER_BYTES))
+    return "files:" + digest.hexdigest()[:32]
+
+
+def rope_name(text_config: Any) -> str:
+    """The rotary configuration in full, whether K can follow it or not."""
+    from semblend.kv.rotary_spec import RotarySpec
+
+    try:
+        return RotarySpec.from_config(text_config).fingerprint()
+    except UnsupportedRotaryError:
+        # Discovery runs with any model; what its configuration says tells two of them apart.
+        stated = getattr(text_config, "rope_parameters", None)
+        return "unmovable:" + json.dumps(stated, sort_keys=True, default=str)
+
+
+def shown(engine: str, namespace: Namespace) -> str:
+    """The short name of a namespace in log lines and audit records."""
+    parts = (
+        namespace.model,
+        namespace.tokenizer,
+        namespace.block_size,
+        namespace.kv_dtype,
+        namespace.cache_salt,
+        namespace.adapter,
+    )
+    return f"{engine}:" + hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()[:16]
+
+
+def _revision(hf_config: Any, revision: str | None) -> str:
+    pinned = getattr(hf_config, "_commit_hash", None) or revision
+    return f"revision:{pinned}" if pinned else f"process:{_PROCESS}"
