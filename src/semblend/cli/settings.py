@@ -28,12 +28,12 @@ def settings(
         return
     current = Settings.from_env() if file is None else Settings.from_file(file)
     if as_json:
-        values = {name: _plain(getattr(current, name)) for name in Settings.model_fields}
+        values = {name: _plain(getattr(current, name)) for name in Settings.shown()}
         values["namespace_secret"] = "set" if current.namespace_secret else ""
         console.print(json.dumps(values), soft_wrap=True, highlight=False, markup=False)
         return
     table = Table("variable", "value", "default", "what it does", show_lines=True)
-    for name, field in Settings.model_fields.items():
+    for name, field in Settings.shown().items():
         value = _plain(getattr(current, name))
         if name == "namespace_secret" and value:
             value = "(set)"
@@ -45,7 +45,7 @@ def settings(
 def settings_table_markdown() -> str:
     """The table that docs/settings.md holds; a test compares the two."""
     lines = ["| Variable | Default | What it does |", "| --- | --- | --- |"]
-    for name, field in Settings.model_fields.items():
+    for name, field in Settings.shown().items():
         default = f"`{_plain(field.default)}`" if _plain(field.default) != "" else "empty"
         lines.append(f"| `{variable(name)}` | {default} | {field.description} |")
     return "\n".join(lines)

@@ -16,10 +16,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic.fields import FieldInfo
 from rapidfuzz import process
 
 from semblend.core.errors import SettingsError
+from semblend.core.faults import parse_faults
 
 logger = logging.getLogger("semblend.settings")
 
@@ -218,6 +220,29 @@ class Settings(BaseModel):
             "beats computing it."
         ),
     )
+    faults: str = Field(
+        "",
+        json_schema_extra={"hidden": True},
+        description=(
+            "Boundaries that fail on purpose, for tests of a whole system: point:rate:times, "
+            "separated by commas; see docs/reliability.md."
+        ),
+    )
+
+    @field_validator("faults")
+    @classmethod
+    def _faults_exist(cls, faults: str) -> str:
+        parse_faults(faults)
+        return faults
+
+    @classmethod
+    def shown(cls) -> dict[str, FieldInfo]:
+        """The settings that documentation lists: all but those for tests."""
+        return {
+            name: field
+            for name, field in cls.model_fields.items()
+            if not (field.json_schema_extra or {})
+        }
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
