@@ -331,6 +331,19 @@ class SemBlendPipeline:
 
     # -- the rest ----------------------------------------------------------------
 
+    def share_key(self, namespace: Namespace) -> bytes:
+        """The namespace's key under this pipeline's secret: what caches and stores file K/V by.
+
+        Without the secret nobody can tell what a stored object's name stands for, nor
+        make two prompts of different namespaces collide.
+
+        Raises
+        ------
+        NamespaceError
+            If a part of the namespace is unknown.
+        """
+        return namespace.key(self._secret)
+
     def stats(self) -> PipelineStats:
         """Counts and sizes, now."""
         return PipelineStats(

@@ -68,10 +68,10 @@ def test_diverging_reuse_is_turned_off_and_an_operator_turns_it_on_again(
 def test_another_namespace_goes_on_reusing(make_engine: EngineMaker) -> None:
     driver = make_engine(settings=WATCHED)
     engine = driver.engine
-    key = engine.namespace(tenant="a").key()
+    key = engine.pipeline.share_key(engine.namespace(tenant="a"))
     engine.shadow._suspended[key] = "evidence"
     assert engine.shadow.objection(key) == "evidence"
-    assert engine.shadow.objection(engine.namespace(tenant="b").key()) is None
+    assert engine.shadow.objection(engine.pipeline.share_key(engine.namespace(tenant="b"))) is None
     assert engine.shadow.objection(None) is None
     assert engine.resume_reuse() == 1
 

@@ -141,7 +141,7 @@ class DonorLibrary:
         SemBlendError
             If a segment cannot be had.
         """
-        keys = _segment_keys(namespace.key(), tokens)
+        keys = _segment_keys(self._pipeline.share_key(namespace), tokens)
         self._hold(donor_id, tokens, namespace, keys, read)
         return self._register(donor_id, tokens, namespace, keys)
 

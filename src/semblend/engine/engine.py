@@ -210,7 +210,7 @@ class EmbeddedEngine:
         sequence = Sequence(
             request=replace(request, tokens=tokens),
             handle=RequestHandle(request.request_id, on_cancel=self._wake),
-            share_key=namespace.key() if namespace.is_complete else None,
+            share_key=self.pipeline.share_key(namespace) if namespace.is_complete else None,
             max_new_tokens=min(
                 sampling.max_tokens,
                 self.model.max_positions - size,
@@ -263,7 +263,7 @@ class EmbeddedEngine:
 
         Without a namespace, everywhere. The watch starts anew.
         """
-        return self.shadow.resume(None if namespace is None else namespace.key())
+        return self.shadow.resume(None if namespace is None else self.pipeline.share_key(namespace))
 
     def close(self) -> None:
         """Cancel what runs, stop the threads and free the donors. Idempotent."""

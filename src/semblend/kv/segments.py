@@ -28,7 +28,7 @@ class SegmentKey:
     """The name of tokens [start, start + length) behind one context in one namespace."""
 
     namespace: bytes
-    """`Namespace.key()`, 16 bytes."""
+    """`Namespace.key(secret)`, 16 bytes."""
     start: int
     """Position of the first token."""
     length: int

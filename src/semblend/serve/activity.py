@@ -2,6 +2,8 @@
 
 Views carry a sequence number that grows with every change, so that a page asks
 only for what is new. A caller sees its own tenant's requests unless it may see all.
+Every number a tenant is shown (keys, cursors) is counted for that tenant alone, and
+what is remembered of it depends on nobody else: gaps would tell of others' requests.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ class RequestView:
     """One request as the page draws it."""
 
     key: int
+    """Counts all requests; for callers who may see all."""
+    own_key: int
+    """Counts this tenant's."""
     request_id: str
     tenant: str | None
     endpoint: str
@@ -31,11 +36,17 @@ class RequestView:
     state: str = "queued"
     """queued, running, finished, cancelled or failed."""
     seq: int = 0
+    own_seq: int = 0
     prompt_tokens: int = 0
     report: dict[str, Any] | None = None
     strip: list[list[Any]] = field(default_factory=list)
     """[start, end, source, donor number or None] for each run of prompt tokens."""
     output_tokens: int = 0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it is not over yet."""
+        return self.state in {"queued", "running"}
 
 
 @dataclass(slots=True)
@@ -65,20 +76,37 @@ class Tally:
         }
 
 
+@dataclass(slots=True)
+class _Feed:
+    """One tenant's recent requests, numbered on their own."""
+
+    views: OrderedDict[int, RequestView] = field(default_factory=OrderedDict)
+    tally: Tally = field(default_factory=Tally)
+    keys: int = 0
+    seq: int = 0
+
+    @property
+    def busy(self) -> bool:
+        return any(view.under_way for view in self.views.values())
+
+
 class Activity:
     """Recent requests and tallies, bounded; lives on the event loop."""
 
     MAX_TENANTS = 1024
+    MAX_VIEWS = 20_000
+    """Views held in all; above it the tenant that was idle longest is forgotten."""
 
     def __init__(
         self, names: Pseudonyms, *, limit: int, clock: Callable[[], float] = time.time
     ) -> None:
+        """`limit` finished requests of each tenant are remembered."""
         self._names = names
         self._limit = limit
         self._clock = clock
-        self._views: OrderedDict[int, RequestView] = OrderedDict()
         self._total = Tally()
-        self._tallies: OrderedDict[str | None, Tally] = OrderedDict()
+        self._feeds: OrderedDict[str | None, _Feed] = OrderedDict()
+        self._held = 0
         self._seq = 0
         self._keys = 0
 
@@ -86,9 +114,12 @@ class Activity:
         self, *, request_id: str, tenant: str | None, endpoint: str, stream: bool, tokens: int
     ) -> RequestView:
         """A request was accepted and waits for a place."""
+        feed = self._feed(tenant)
         self._keys += 1
+        feed.keys += 1
         view = RequestView(
             key=self._keys,
+            own_key=feed.keys,
             request_id=request_id,
             tenant=tenant,
             endpoint=endpoint,
@@ -96,9 +127,11 @@ class Activity:
             started_at=self._clock(),
             prompt_tokens=tokens,
         )
-        self._views[view.key] = view
+        feed.views[view.key] = view
+        self._held += 1
         self._touch(view)
-        self._forget()
+        self._trim(feed)
+        self._forget_tenants()
         return view
 
     def running(self, view: RequestView) -> None:
@@ -123,53 +156,81 @@ class Activity:
             ]
             view.output_tokens = report.output_tokens
             self._total.add(report)
-            self._tally(view.tenant).add(report)
+            self._feed(view.tenant).tally.add(report)
         self._touch(view)
 
     def snapshot(self, caller: Caller, *, since: int = 0) -> dict[str, Any]:
         """What `caller` may see of everything that changed after sequence number `since`."""
-        visible = [
-            view for view in self._views.values() if caller.sees_all or view.tenant == caller.tenant
-        ]
-        tally = self._total if caller.sees_all else self._tallies.get(caller.tenant, Tally())
+        if caller.sees_all:
+            views = [view for feed in self._feeds.values() for view in feed.views.values()]
+            views = sorted(views, key=lambda view: view.key)[-self._limit :]
+            return {
+                "cursor": self._seq,
+                "oldest": min((view.key for view in views), default=0),
+                "requests": [
+                    {
+                        **_facts(view),
+                        "key": view.key,
+                        "tenant": self._names.tenant(view.tenant),
+                    }
+                    for view in views
+                    if view.seq > since
+                ],
+                **self._total.to_dict(),
+            }
+        feed = self._feeds.get(caller.tenant) or _Feed()
+        own = feed.views.values()
         return {
-            "cursor": self._seq,
-            "oldest": min((view.key for view in visible), default=0),
-            "requests": [self._to_dict(view, caller) for view in visible if view.seq > since],
-            **tally.to_dict(),
-        }
-
-    def _to_dict(self, view: RequestView, caller: Caller) -> dict[str, Any]:
-        return {
-            "key": view.key,
-            "id": view.request_id,
-            "tenant": self._names.tenant(view.tenant) if caller.sees_all else None,
-            "endpoint": view.endpoint,
-            "stream": view.stream,
-            "started_at": round(view.started_at, 3),
-            "state": view.state,
-            "prompt_tokens": view.prompt_tokens,
-            "output_tokens": view.output_tokens,
-            "report": view.report,
-            "strip": view.strip,
+            "cursor": feed.seq,
+            "oldest": min((view.own_key for view in own), default=0),
+            "requests": [
+                {**_facts(view), "key": view.own_key, "tenant": None}
+                for view in own
+                if view.own_seq > since
+            ],
+            **feed.tally.to_dict(),
         }
 
     def _touch(self, view: RequestView) -> None:
         self._seq += 1
         view.seq = self._seq
+        feed = self._feed(view.tenant)
+        feed.seq += 1
+        view.own_seq = feed.seq
 
-    def _tally(self, tenant: str | None) -> Tally:
-        tally = self._tallies.pop(tenant, None) or Tally()
-        self._tallies[tenant] = tally
-        while len(self._tallies) > self.MAX_TENANTS:
-            self._tallies.popitem(last=False)
-        return tally
+    def _feed(self, tenant: str | None) -> _Feed:
+        """The tenant's feed, marked as just used."""
+        feed = self._feeds.setdefault(tenant, _Feed())
+        self._feeds.move_to_end(tenant)
+        return feed
 
-    def _forget(self) -> None:
-        """Drop the oldest finished views; those still under way are bounded by admission."""
-        if len(self._views) <= self._limit:
+    def _trim(self, feed: _Feed) -> None:
+        """Drop the oldest finished view; those still under way are bounded by admission."""
+        if len(feed.views) <= self._limit:
             return
-        for key, view in self._views.items():
-            if view.state not in {"queued", "running"}:
-                del self._views[key]
+        for key, view in feed.views.items():
+            if not view.under_way:
+                del feed.views[key]
+                self._held -= 1
                 return
+
+    def _forget_tenants(self) -> None:
+        while len(self._feeds) > self.MAX_TENANTS or self._held > self.MAX_VIEWS:
+            idle = next((name for name, feed in self._feeds.items() if not feed.busy), None)
+            if idle is None or idle == next(reversed(self._feeds)):
+                return
+            self._held -= len(self._feeds.pop(idle).views)
+
+
+def _facts(view: RequestView) -> dict[str, Any]:
+    return {
+        "id": view.request_id,
+        "endpoint": view.endpoint,
+        "stream": view.stream,
+        "started_at": round(view.started_at, 3),
+        "state": view.state,
+        "prompt_tokens": view.prompt_tokens,
+        "output_tokens": view.output_tokens,
+        "report": view.report,
+        "strip": view.strip,
+    }

@@ -137,6 +137,6 @@ class DonorExporter:
         with self._library.lease(donor_id, 0, len(tokens)) as donor:
             pieces = sorted(donor.pieces, key=lambda piece: int(piece.start))
             edges = [int(piece.start) for piece in pieces] + [len(tokens)]
-            names = SegmentKey.chain(namespace.key(), tokens, edges)
+            names = SegmentKey.chain(namespace.key(self._secret), tokens, edges)
             for key, piece in zip(names, pieces, strict=True):
                 yield segment_name(key, keys), Segment(key=key, kv=piece.kv)

@@ -130,7 +130,7 @@ class CaptureOrders:
             donor_id=offer.donor_id,
             block_ids=tuple(block_ids[:blocks]),
             tokens=state.tokens,
-            share_key=state.namespace.key(),
+            share_key=self._bridge.pipeline.share_key(state.namespace),
         )
 
     def _registered(self, offer: Offer) -> None:
