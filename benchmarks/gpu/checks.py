@@ -115,7 +115,8 @@ def check_passes(rng: np.random.Generator) -> list[Figure]:
     tokens = rng.integers(3, 150000, 1500).astype(np.int32)
     ids = torch.from_numpy(tokens.astype(np.int64)).cuda()[None]
     plain.set_attn_implementation("sdpa")
-    want = copy.deepcopy(plain).float()(ids, logits_to_keep=1).logits[0, -1].double()
+    exact = copy.deepcopy(plain).float()
+    want = exact(ids, logits_to_keep=1).logits[0, -1].double()
     theirs = _error(plain(ids, logits_to_keep=1).logits[0, -1], want)
     figures = [at_most("plain transformers, bf16", "logit_error", theirs, 3e-2, "of norm")]
     pool = make_pool(model, 4096)
@@ -130,7 +131,7 @@ def check_passes(rng: np.random.Generator) -> list[Figure]:
         error = _error(compute(model, pool, runs)[0], want)
         figures.append(at_most(f"engine, {name}", "logit_error", error, 1.5 * theirs, "of norm"))
     figures += _check_hits(model, pool, rng)
-    figures += _check_decode(model, pool, tokens)
+    figures += _check_decode(plain, exact, model, pool, tokens)
     return figures
 
 
@@ -147,26 +148,35 @@ def _check_hits(model: LoadedModel, pool: PagedPool, rng: np.random.Generator) -
     load_spans(plan, tokens, donors=donor, **together)
     want = compute(model, pool, runs)[0]
     kept = pool.read(table, 0, 2000)
-    pool.data.fill_(float("nan"))
     side = torch.cuda.Stream()
-    with layerwise_spans(plan, tokens, donors=host, stream=side, **together) as load:
-        got = compute(model, pool, runs, before_layer=load)[0]
-    same = torch.equal(kept, pool.read(table, 0, 2000))
-    error = _error(got, want.double())
+    error, same = 0.0, True
+    # Three times: launched, recorded, replayed piece by piece.
+    for _ in range(3):
+        pool.data.fill_(float("nan"))
+        with layerwise_spans(plan, tokens, donors=host, stream=side, **together) as load:
+            got = compute(model, pool, runs, before_layer=load)[0]
+        same &= torch.equal(kept, pool.read(table, 0, 2000))
+        error = max(error, _error(got, want.double()))
     return [
         at_most("hit from the host, layer by layer", "logit_error", error, 1e-6, "of norm"),
         at_most("hit from the host, layer by layer", "different_kv", float(not same), 0.0),
     ]
 
 
-def _check_decode(model: LoadedModel, pool: PagedPool, tokens: Any) -> list[Figure]:
-    """The next token from a recorded graph and as a pass of its own, three requests."""
-    worst = 0.0
-    for step in range(3):
+def _check_decode(
+    plain: Any, exact: Any, model: LoadedModel, pool: PagedPool, tokens: Any
+) -> list[Figure]:
+    """The next token of three requests from a recorded graph, held to the fp32 model.
+
+    A graph of four rows and a pass of three take other matrix kernels, whose roundings
+    differ; what counts is that neither is further from the truth than plain bf16 is.
+    """
+    worst, theirs = 0.0, 0.0
+    for step in range(4):
         runs = []
         for number in range(3):
-            pages = np.arange(90, dtype=np.int32) + 80 * number
-            table = PageTable(pages=pages[:80], page_size=16)
+            pages = np.arange(80, dtype=np.int32) + 80 * number
+            table = PageTable(pages=pages, page_size=16)
             if step == 0:
                 compute(model, pool, cold_run(tokens[: 900 + number], table))
             start = 900 + number + step
@@ -175,10 +185,13 @@ def _check_decode(model: LoadedModel, pool: PagedPool, tokens: Any) -> list[Figu
                     tokens=tokens[start : start + 1], start=start, table=table, wants_logits=True
                 )
             )
-        replayed = compute(model, pool, runs)
-        passed = compute(model, pool, runs, before_layer=lambda _: None)
-        worst = max(worst, _error(replayed, passed.double()))
-    return [at_most("decode by graph, three requests", "logit_error", worst, 2e-2, "of norm")]
+        for run, logits in zip(runs, compute(model, pool, runs), strict=True):
+            ids = torch.from_numpy(tokens[: run.start + 1].astype(np.int64)).cuda()[None]
+            want = exact(ids, logits_to_keep=1).logits[0, -1].double()
+            worst = max(worst, _error(logits, want))
+            theirs = max(theirs, _error(plain(ids, logits_to_keep=1).logits[0, -1], want))
+    case = "decode by graph, three requests"
+    return [at_most(case, "logit_error", worst, 1.5 * theirs, "of norm")]
 
 
 def _error(value: torch.Tensor, want: torch.Tensor) -> float:

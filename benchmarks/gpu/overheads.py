@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
 from benchmarks.gpu.machine import Figure, at_most, info, wall_s
-from benchmarks.gpu.scenarios import Bench
-from benchmarks.gpu.seven_b import SEGMENT_TOKENS
+from benchmarks.gpu.scenarios import Bench, launched
+from benchmarks.gpu.seven_b import SEGMENT_TOKENS, hit_plan, random_donor
 
 from semblend.core.tokens import TokenArray
 from semblend.discovery.donor_store import DonorStore
+from semblend.engine.batch import ComputeRun
+from semblend.engine.materialise import load_spans
 from semblend.engine.pages import PageTable
+from semblend.engine.segmented import compute, runs_of_plan
 from semblend.engine.streams import SideStream
 from semblend.kv.segments import Segment, SegmentKey
 from semblend.kv.tiers.memory import MemoryTier
@@ -102,21 +106,37 @@ def miss_overhead(bench: Bench, lengths: tuple[int, ...]) -> list[Figure]:
     return figures
 
 
-def host_work(bench: Bench) -> list[Figure]:
-    """What the host does for a pass of one row: launched kernel by kernel, and replayed."""
+def host_work(bench: Bench, repeats: int = 12) -> list[Figure]:
+    """What the host does for a short pass, launched and replayed, and for a hit before it."""
     tokens, table = bench.tokens(64), bench.table(64)
-    from semblend.engine.batch import ComputeRun
-    from semblend.engine.segmented import compute
-
     run = [ComputeRun(tokens=tokens, start=0, table=table, wants_logits=True)]
-    figures = []
-    for name, before in (("launched", lambda layer: None), ("replayed", None)):
-        spent = []
-        for _ in range(12):
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            compute(bench.model, bench.pool, run, before_layer=before)
-            spent.append(time.perf_counter() - started)
-            torch.cuda.synchronize()
-        figures.append(info(f"pass of 64 rows, {name}", "host_time", np.median(spent) * 1e3, "ms"))
+    short = partial(compute, bench.model, bench.pool, run)
+    with launched(bench.model):
+        figures = [_host_time("pass of 64 rows, launched", short, repeats)]
+    figures.append(_host_time("pass of 64 rows, replayed", short, repeats))
+    plan, prompt, donor_tokens = hit_plan(8192, 4, 0.05, bench.rng)
+    donor, table = random_donor(bench.model, donor_tokens, on_host=False), bench.table(8192)
+
+    def load() -> None:
+        load_spans(
+            plan, prompt, table=table, pool=bench.pool, rotary=bench.model.rotary, donors=donor
+        )
+
+    def compute_rest() -> None:
+        compute(bench.model, bench.pool, runs_of_plan(plan, prompt, table))
+
+    figures.append(_host_time("hit 8192 5%, spans", load, repeats))
+    figures.append(_host_time("hit 8192 5%, pass", compute_rest, repeats))
     return figures
+
+
+def _host_time(case: str, call: Callable[[], object], repeats: int) -> Figure:
+    """Until the call returns; the card may still be at it."""
+    spent = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        call()
+        spent.append(time.perf_counter() - started)
+    torch.cuda.synchronize()
+    return info(case, "host_time", float(np.median(spent)) * 1e3, "ms")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ torch.set_num_threads(1)
 transformers.utils.logging.disable_progress_bar()
 
 REFERENCE = Path(__file__).parents[2] / "models" / "semblend-reference-27m"
+DEVICE = os.environ.get("SEMBLEND_TEST_DEVICE", "cpu")
+"""Where engines of tests compute. With "cuda" the files that compare what an engine answers
+(test_engine.py, test_failures.py, test_shadow.py) are tests of the whole engine on a GPU."""
 VOCABULARY = 97
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -79,7 +83,7 @@ def plain_model(architecture: str, **config_changes: Any) -> Any:
 @cache
 def tiny(architecture: str) -> tuple[LoadedModel, Any]:
     """The same weights twice: ready for the engine, and plain."""
-    loaded = wrap_model(plain_model(architecture), name=architecture)
+    loaded = wrap_model(plain_model(architecture).to(DEVICE), name=architecture)
     return loaded, plain_model(architecture)
 
 

@@ -27,6 +27,8 @@ from semblend.kv.rotary_spec import Pairing
 from semblend.kv.rotary_table import RotaryTable
 
 LayerCall = Callable[[int], None]
+State = tuple[torch.Tensor, torch.Tensor | None]
+"""What one layer leaves to the next: its output and the sum so far, [rows, hidden]."""
 RowsHook = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
@@ -79,15 +81,28 @@ class FusedForward:
         self._kvs: WeakKeyDictionary[PagedPool, list[LayerKv]] = WeakKeyDictionary()
         self._scale = float(model.model.layers[0].self_attn.scaling)
 
-    @torch.inference_mode()
+    @property
+    def layers(self) -> int:
+        """Layers of the model."""
+        return len(self._layers)
+
     def __call__(self, pool: PagedPool, rows: Rows) -> torch.Tensor:
         """Logits [wanted, vocabulary] of one pass, in the model's type; its K/V is in the pool."""
-        hidden, residual = functional.embedding(rows.tokens, self._embedding), None
-        last = len(self._layers) - 1
+        return self.head(self.some_layers(pool, rows, self.embed(rows), 0, self.layers))
+
+    @torch.inference_mode()
+    def embed(self, rows: Rows) -> State:
+        """What stands before the first layer."""
+        return functional.embedding(rows.tokens, self._embedding), None
+
+    @torch.inference_mode()
+    def some_layers(self, pool: PagedPool, rows: Rows, state: State, first: int, end: int) -> State:
+        """Layers [first, end) of a pass, from what was before them."""
+        hidden, residual = state
         kvs = self._kvs_of(pool)
-        for number, layer in enumerate(self._layers):
+        for number in range(first, end):
+            layer, kv = self._layers[number], kvs[number]
             normal, residual = add_norm(hidden, residual, layer.input_norm, self._epsilon)
-            kv = kvs[number]
             queries = rotate_and_write(
                 layer.qkv(normal), kv, rows.map, self._rotary, layer.head_norms
             )
@@ -97,14 +112,19 @@ class FusedForward:
                 slots = rows.map.slots
                 rows.hook(number, queries, kv.keys[slots], kv.values[slots])
             attended = attend_tiles(queries, kv, rows.map, self._scale).flatten(1)
-            if number == last:
+            if number == self.layers - 1:
                 attended = attended.index_select(0, rows.wanted)
                 residual = residual.index_select(0, rows.wanted)
             normal, residual = add_norm(
                 layer.out(attended), residual, layer.mlp_norm, self._epsilon
             )
             hidden = layer.down(silu_product(layer.gate_up(normal)))
-        normal, _ = add_norm(hidden, residual, self._norm, self._epsilon)
+        return hidden, residual
+
+    @torch.inference_mode()
+    def head(self, state: State) -> torch.Tensor:
+        """Logits from what the last layer left."""
+        normal, _ = add_norm(*state, self._norm, self._epsilon)
         return functional.linear(normal, self._head)
 
     def _kvs_of(self, pool: PagedPool) -> list[LayerKv]:

@@ -46,6 +46,8 @@ class CudaPasses:
         self._kv_heads = kv_heads
         self._processors = _processors(rotary.cos.device)
         self._graphs = PassGraphs(self._forward) if rotary.cos.is_cuda else None
+        self.replays = True
+        """False launches every kernel: what replaying is held to."""
 
     def compute(
         self,
@@ -56,10 +58,11 @@ class CudaPasses:
         before_layer: LayerCall | None = None,
     ) -> torch.Tensor:
         """Compute all runs in one pass; returns the wanted logits, [wanted, vocabulary], fp32."""
-        if hook is None and before_layer is None and self._graphs is not None:
+        if hook is None and self.replays and self._graphs is not None:
             layout = self.recordable(pool, runs)
             if layout is not None:
-                return self._graphs.run(pool, layout)[: _wanted(runs)].float()
+                logits = self._graphs.run(pool, layout, before_layer=before_layer)
+                return logits[: _wanted(runs)].float()
         layout = self.lay_out(pool, runs)
         rows = to_device(layout, pool, hook=hook, before_layer=before_layer)
         return self._forward(pool, rows).float()

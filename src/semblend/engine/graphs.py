@@ -5,27 +5,31 @@ two passes of the same sizes is one buffer of numbers. Decoding comes in a few b
 sizes; short prefills are padded with rows that belong to nobody (`cuda_batch.padded`).
 A size is recorded when it is seen for the second time, and forgotten when sixteen
 others were used since: recording takes as long as a few passes.
+
+A prefill is recorded in pieces of some layers, the same that travel together from the
+host (`layerwise.layer_chunks`): between two of them K/V still on its way is waited for.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
 from semblend.engine.cuda_batch import Layout, to_device
-from semblend.engine.cuda_forward import FusedForward, Rows
+from semblend.engine.cuda_forward import FusedForward, LayerCall, Rows
+from semblend.engine.layerwise import layer_chunks
 from semblend.engine.pool import PagedPool
 
 logger = logging.getLogger("semblend.engine")
 
 DECODE_SIZES = (1, 2, 4, 8, 16, 32, 64)
 ROWS_STEP = 64
-MOST_ROWS = 1024
+MOST_ROWS = 2048
 """Longer passes compute for longer than their launches take, and are not recorded."""
 MOST_GRAPHS = 16
 
@@ -44,9 +48,18 @@ def padded_rows(rows: int) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Recorded:
-    graph: torch.cuda.CUDAGraph
+    pieces: tuple[tuple[range, torch.cuda.CUDAGraph], ...]
+    """Layers and their graph; the first embeds, the last ends in logits."""
     rows: Rows
     logits: torch.Tensor
+
+    def replay(self, before_layer: LayerCall | None) -> None:
+        """The pass whose numbers are in `rows`."""
+        for layers, graph in self.pieces:
+            if before_layer is not None:
+                for layer in layers:
+                    before_layer(layer)
+            graph.replay()
 
 
 class PassGraphs:
@@ -60,7 +73,9 @@ class PassGraphs:
         self._memory: Any = None
         self._recording = True
 
-    def run(self, pool: PagedPool, layout: Layout) -> torch.Tensor:
+    def run(
+        self, pool: PagedPool, layout: Layout, *, before_layer: LayerCall | None = None
+    ) -> torch.Tensor:
         """Logits [wanted, vocabulary] of a pass; good until the next one."""
         all_recorded = self._by_pool.setdefault(pool, OrderedDict())
         key = layout.sizes
@@ -68,13 +83,13 @@ class PassGraphs:
         recorded = all_recorded.pop(key, None)
         if recorded is not None:
             to_device(layout, pool, into=recorded.rows.buffer)
-            recorded.graph.replay()
+            recorded.replay(before_layer)
             logits = recorded.logits
         else:
-            rows = to_device(layout, pool)
+            rows = to_device(layout, pool, before_layer=before_layer)
             logits = self._forward(pool, rows)
             if known and self._recording:
-                recorded = self._try_record(pool, rows)
+                recorded = self._try_record(pool, replace(rows, before_layer=None))
         all_recorded[key] = recorded
         while len(all_recorded) > MOST_GRAPHS:
             all_recorded.popitem(last=False)
@@ -93,8 +108,17 @@ class PassGraphs:
         if self._memory is None:
             # Passes never overlap, so that all graphs may compute in the same memory.
             self._memory = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(pool.data.device)
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            logits = self._forward(pool, rows)
-        return _Recorded(graph=graph, rows=rows, logits=logits)
+        forward = self._forward
+        decodes = len(rows.wanted) == len(rows.tokens)
+        chunks = [(0, forward.layers)] if decodes else layer_chunks(forward.layers)
+        pieces, state = [], None
+        for first, end in chunks:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+                before = forward.embed(rows) if state is None else state
+                state = forward.some_layers(pool, rows, before, first, end)
+                if end == forward.layers:
+                    logits = forward.head(state)
+            pieces.append((range(first, end), graph))
+        return _Recorded(pieces=tuple(pieces), rows=rows, logits=logits)
