@@ -170,6 +170,22 @@ def test_a_budget_declines_until_the_rest_is_cheap_enough(request, ratio):
     assert spent <= ratio * sum(span.length for span in kept)
 
 
+@given(
+    request=requests(),
+    ratio=st.floats(0, 1),
+    inside=st.sampled_from(
+        ["edit_dependents(2, 8) + query_attention(0.6)", "kv_deviation(0.3) + query_attention(0.9)"]
+    ),
+)
+def test_a_budget_binds_what_a_probe_adds(request, ratio, inside):
+    policy = policy_from_spec(f"budget({inside}, {ratio})")
+    before = positions(inside_spans(policy.runs(request), request.spans))
+    done = positions(all_runs(policy, request))
+    kept = [s for s in request.spans if not set(range(s.target_start, s.target_end)) <= before]
+    spent = sum(len(done & set(range(s.target_start, s.target_end))) for s in kept)
+    assert spent <= ratio * sum(span.length for span in kept) + 1e-9
+
+
 @given(requests())
 def test_a_sum_recomputes_what_either_does(request):
     one, two = "span_head(5)", "query_attention(0.3)"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
+
 from semblend.core.plan import Hole, Span, merge_holes
 from semblend.planning.policies.base import (
     Probe,
@@ -22,8 +24,8 @@ class Budget(RecomputePolicy):
     """`policy`, declining spans until what is left costs at most `ratio` of their tokens.
 
     The spans with the largest recomputed share go first, whole: text edited so densely has
-    little to reuse, and its K/V is the least to be trusted. The budget binds what is known
-    before the probe; a dynamic policy's own ratio comes on top.
+    little to reuse, and its K/V is the least to be trusted. What a probe adds is taken in its
+    order, best first, for as long as there is room: the share holds for the finished plan.
     """
 
     grid: ClassVar[tuple[str, ...]] = (
@@ -61,8 +63,23 @@ class Budget(RecomputePolicy):
         return [*wanted, *declined]
 
     def probed_runs(self, request: RecomputeRequest, probe: Probe) -> list[Hole]:
-        """The policy's."""
-        return self.policy.probed_runs(request, probe)
+        """The policy's, best first, until the share is used up."""
+        taken = np.zeros(len(request.tokens), dtype=np.bool_)
+        for run in request.taken:
+            taken[run.start : run.end] = True
+        kept = [s for s in request.spans if not taken[s.target_start : s.target_end].all()]
+        spent = sum(int(taken[s.target_start : s.target_end].sum()) for s in kept)
+        room = self.ratio * sum(span.length for span in kept) - spent
+        if room < 1:
+            return []
+        chosen: list[Hole] = []
+        for run in self.policy.probed_runs(request, probe):
+            room -= int((~taken[run.start : run.end]).sum())
+            if room < 0:
+                break
+            taken[run.start : run.end] = True
+            chosen.append(run)
+        return chosen
 
 
 def _overlap(span: Span, runs: tuple[Hole, ...]) -> int:
