@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from semblend.core.errors import CapacityError, DonorError
+from semblend.core.faults import FaultPoint, fault_point, reach
 from semblend.core.tokens import TokenArray
 from semblend.discovery.fingerprint_table import SLOT_BYTES, FingerprintTable
 from semblend.discovery.fingerprints import (
@@ -111,7 +112,6 @@ class DonorStore:
         # By chunk number, so that a thousand hits are checked in one step.
         self._chunk_namespace: npt.NDArray[np.int32] = np.full(1024, -1, dtype=np.int32)
         self._chunk_length: IndexArray = np.zeros(1024, dtype=np.int64)
-        self._evicted: list[str] = []
         self._listeners: list[Callable[[str], None]] = []
         self._followers: list[StoreFollower] = []
         self._lock = threading.RLock()
@@ -163,6 +163,7 @@ class DonorStore:
                 ]
             return tokens
 
+    @fault_point(FaultPoint.INDEX_READ)
     def lookup(self, tokens: TokenArray, namespace: bytes) -> Lookup:
         """Every maximal run of at least 32 tokens that a donor of this namespace shares.
 
@@ -212,17 +213,18 @@ class DonorStore:
                 f"donor {donor_id!r}: {tokens.size} tokens, at least "
                 f"{GUARANTEED_RUN_TOKENS} are needed for a run to be found"
             )
-        with self._lock:
-            if donor_id in self._donors:
-                raise DonorError(f"donor {donor_id!r} is registered already")
-            try:
-                donor = self._store(donor_id, tokens, namespace)
-            finally:
-                evicted, self._evicted = self._evicted, []
-            self.registrations += 1
-            for follower in self._followers:
-                follower.donor_held(donor_id, tokens, namespace)
-        self._tell(evicted)
+        evicted: list[str] = []
+        try:
+            with self._lock:
+                if donor_id in self._donors:
+                    raise DonorError(f"donor {donor_id!r} is registered already")
+                donor = self._store(donor_id, tokens, namespace, evicted)
+                self.registrations += 1
+                for follower in self._followers:
+                    follower.donor_held(donor_id, tokens, namespace)
+        finally:
+            # Also if there was no room in the end: those who made way are gone all the same.
+            self._tell(evicted)
         return donor
 
     def evict(self, donor_id: str) -> bool:
@@ -231,8 +233,7 @@ class DonorStore:
             donor = self._donors.pop(donor_id, None)
             if donor is None:
                 return False
-            self._release(donor)
-            self.evictions += 1
+            self._gone(donor)
             return True
 
     def clear(self) -> None:
@@ -305,7 +306,10 @@ class DonorStore:
                 break
         return found
 
-    def _store(self, donor_id: str, tokens: TokenArray, namespace: bytes) -> Donor:
+    def _store(
+        self, donor_id: str, tokens: TokenArray, namespace: bytes, evicted: list[str]
+    ) -> Donor:
+        """Hold a donor, whole or not at all; `evicted` collects who had to make room."""
         shared = shared_pieces(self._chunk_runs(tokens, namespace))
         fresh = unshared_ranges(shared, int(tokens.size))
         pages = sum(pages_for(high - low) for low, high in fresh)
@@ -318,57 +322,71 @@ class DonorStore:
         if use is None:
             use = self._namespaces[namespace] = _NamespaceUse(next(self._namespace_numbers))
         use.donors += 1
-        # Hold what is shared before making room, so that making room cannot free it.
-        for piece in shared:
-            self._chunks[piece.chunk].holders.setdefault(donor_id, []).append(piece)
-        donor = Donor(donor_id, namespace, int(tokens.size), tuple(shared))
-        while self.used_bytes + cost > self.max_bytes or pages > self._arena.free_pages:
-            if not self._donors:
-                self._release(donor)
-                raise CapacityError(f"no room for donor {donor_id!r}")
-            oldest_id, oldest = self._donors.popitem(last=False)
-            self._release(oldest)
-            self.evictions += 1
-            self._evicted.append(oldest_id)
         pieces = list(shared)
-        for low, high in fresh:
-            chunk = self._add_chunk(tokens[low:high], namespace, use.number)
-            piece = Piece(donor_start=low, chunk=chunk, chunk_start=0, length=high - low)
-            self._chunks[chunk].holders[donor_id] = [piece]
-            pieces.append(piece)
+        try:
+            # Hold what is shared before making room, so that making room cannot free it.
+            for piece in shared:
+                self._chunks[piece.chunk].holders.setdefault(donor_id, []).append(piece)
+            while self.used_bytes + cost > self.max_bytes or pages > self._arena.free_pages:
+                if not self._donors:
+                    raise CapacityError(f"no room for donor {donor_id!r}")
+                oldest_id, oldest = self._donors.popitem(last=False)
+                self._gone(oldest)
+                evicted.append(oldest_id)
+            for low, high in fresh:
+                chunk = self._add_chunk(tokens[low:high], namespace, use.number)
+                piece = Piece(donor_start=low, chunk=chunk, chunk_start=0, length=high - low)
+                self._chunks[chunk].holders[donor_id] = [piece]
+                pieces.append(piece)
+            reach(FaultPoint.INDEX_WRITE)
+        except BaseException:
+            self._release(donor_id, namespace, pieces)
+            raise
         pieces.sort(key=lambda piece: piece.donor_start)
         donor = Donor(donor_id, namespace, int(tokens.size), tuple(pieces))
         self._donors[donor_id] = donor
         return donor
 
     def _add_chunk(self, tokens: TokenArray, namespace: bytes, namespace_number: int) -> int:
-        number = self._free_numbers.pop() if self._free_numbers else len(self._chunks)
+        number = self._free_numbers[-1] if self._free_numbers else len(self._chunks)
         if number >= self._chunk_length.size:
             grow = self._chunk_length.size
             self._chunk_length = np.append(self._chunk_length, np.zeros(grow, dtype=np.int64))
             self._chunk_namespace = np.append(
                 self._chunk_namespace, np.full(grow, -1, dtype=np.int32)
             )
-        run = self._arena.put(tokens, number)
         hashes, offsets = fingerprints(tokens, seed_of(namespace))
-        self._table.add(hashes, self._arena.places(run, offsets))
+        run = self._arena.put(tokens, number)
+        try:
+            self._table.add(hashes, self._arena.places(run, offsets))
+        except BaseException:
+            self._arena.give_back(run)
+            raise
+        if self._free_numbers:
+            self._free_numbers.pop()  # only now: a number lost on the way would be given twice
         self._chunks[number] = _Chunk(run, namespace)
         self._chunk_length[number] = tokens.size
         self._chunk_namespace[number] = namespace_number
         return number
 
-    def _release(self, donor: Donor) -> None:
+    def _gone(self, donor: Donor) -> None:
+        """A donor that was held is no longer."""
+        self.evictions += 1
         for follower in self._followers:
             follower.donor_gone(donor.donor_id)
-        for number in {piece.chunk for piece in donor.pieces}:
+        self._release(donor.donor_id, donor.namespace, donor.pieces)
+
+    def _release(self, donor_id: str, namespace: bytes, pieces: Iterable[Piece]) -> None:
+        """Let go of the content a donor held, or was about to."""
+        for number in {piece.chunk for piece in pieces}:
             chunk = self._chunks[number]
-            chunk.holders.pop(donor.donor_id, None)
+            chunk.holders.pop(donor_id, None)
             if not chunk.holders:
                 self._free_chunk(number, chunk)
-        use = self._namespaces[donor.namespace]
+        use = self._namespaces[namespace]
         use.donors -= 1
         if not use.donors:
-            del self._namespaces[donor.namespace]
+            del self._namespaces[namespace]
 
     def _free_chunk(self, number: int, chunk: _Chunk) -> None:
         hashes, offsets = fingerprints(self._arena.read(chunk.run), seed_of(chunk.namespace))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from semblend.core.faults import FaultPoint, fault_point
 from semblend.core.plan import Evidence, Plan
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray
@@ -53,6 +54,7 @@ class Planner:
     uncertified: Refusal | None = None
     """Why the model has no certificate that holds, where that is known."""
 
+    @fault_point(FaultPoint.PLAN)
     def plan(self, request: PlanRequest) -> Plan:
         """The best plan for the request, refused with a reason where a gate says so."""
         size = int(request.tokens.size)

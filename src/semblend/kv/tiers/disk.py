@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from semblend.core.errors import CapacityError, CorruptSegmentError, StorageError
+from semblend.core.faults import FaultPoint, fault_point
 from semblend.kv.segments import Segment, SegmentKey, require_exact
 from semblend.kv.tiers import segment_file
 from semblend.kv.tiers.base import TierCounters, TierStats
@@ -67,6 +68,7 @@ class DiskTier:
         self._table.release(entry)
         return entry.nbytes - segment_file.HEADER_BYTES
 
+    @fault_point(FaultPoint.TIER_WRITE)
     def put(self, segment: Segment, *, left: Callable[[SegmentKey], None] = lambda _: None) -> bool:
         """Write a segment; False if it is here already.
 
@@ -96,6 +98,7 @@ class DiskTier:
             self._counters.add("errors")
             raise
 
+    @fault_point(FaultPoint.TIER_READ)
     def load(self, key: SegmentKey) -> Segment | None:
         """Read a segment, every byte checked. A corrupt one is deleted, counted and missed.
 
@@ -171,28 +174,40 @@ class DiskTier:
         return descriptor
 
     def _rebuild(self) -> None:
-        """Index the complete files, oldest use first; delete what is incomplete or corrupt."""
+        """Index the complete files, oldest use first; delete what is incomplete or corrupt.
+
+        A file the disk cannot read or delete is counted and passed over: one bad block must
+        not keep an engine from starting.
+        """
         found: list[tuple[float, Path]] = []
         for item in os.scandir(self.directory):
             if not _OURS.match(item.name) or not item.is_file(follow_symlinks=False):
                 continue
-            if item.name.endswith(segment_file.PARTIAL_SUFFIX):
-                os.unlink(item.path)
-            else:
-                found.append((item.stat(follow_symlinks=False).st_mtime, Path(item.path)))
+            try:
+                if item.name.endswith(segment_file.PARTIAL_SUFFIX):
+                    os.unlink(item.path)
+                else:
+                    found.append((item.stat(follow_symlinks=False).st_mtime, Path(item.path)))
+            except OSError:
+                self._counters.add("errors")
         for _, path in sorted(found):
             try:
-                header = segment_file.read_header(path)
-            except CorruptSegmentError:
-                self._counters.add("corrupt")
-                path.unlink()
-                continue
-            size = segment_file.HEADER_BYTES + header.payload_bytes
-            if size > self.capacity_bytes:
-                path.unlink()
-                continue
-            payload = header.payload_bytes
-            self._table.admit(header.key, size, lambda payload=payload: payload)  # type: ignore[misc]
+                self._index(path)
+            except OSError:
+                self._counters.add("errors")
+
+    def _index(self, path: Path) -> None:
+        try:
+            header = segment_file.read_header(path)
+        except CorruptSegmentError:
+            self._counters.add("corrupt")
+            path.unlink()
+            return
+        size = segment_file.HEADER_BYTES + header.payload_bytes
+        if size > self.capacity_bytes:
+            path.unlink()
+            return
+        self._table.admit(header.key, size, lambda: header.payload_bytes)
 
     def _unlink(self, entry: Entry[int]) -> None:
         path = self.directory / segment_file.file_name(entry.key)

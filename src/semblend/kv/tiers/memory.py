@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from semblend.core.errors import CorruptSegmentError
+from semblend.core.faults import FaultPoint, fault_point
 from semblend.kv.segments import Segment, SegmentKey, kv_checksum, require_exact
 from semblend.kv.tiers.base import Lease, TierCounters, TierStats
 from semblend.kv.tiers.leased_lru import Entry, LeasedLru
@@ -82,6 +83,7 @@ class MemoryTier:
         require_exact(segment)
         return self.put_from(segment.key, segment.nbytes, lambda: segment, demote=demote, left=left)
 
+    @fault_point(FaultPoint.TIER_WRITE)
     def put_from(
         self,
         key: SegmentKey,
@@ -106,6 +108,7 @@ class MemoryTier:
 
         return self._table.admit(key, nbytes, lambda: self._adopt(load()), leave=leave, left=gone)
 
+    @fault_point(FaultPoint.TIER_READ)
     def acquire(self, key: SegmentKey, *, wait_s: float = 0.0) -> Lease | None:
         """Lease a segment. One that fails its checksum is deleted, counted and missed.
 
@@ -116,7 +119,12 @@ class MemoryTier:
             self._counters.add("misses")
             return None
         segment = entry.payload
-        if self._checked and kv_checksum(segment.kv) != segment.checksum:
+        try:
+            sound = not self._checked or kv_checksum(segment.kv) == segment.checksum
+        except BaseException:
+            self._table.release(entry)
+            raise
+        if not sound:
             self._table.remove(key, generation=entry.generation)
             self._table.release(entry)
             self._counters.add("corrupt")
@@ -150,6 +158,7 @@ class MemoryTier:
             errors=counters.errors,
         )
 
+    @fault_point(FaultPoint.ALLOCATION)
     def _adopt(self, segment: Segment) -> Segment:
         """The segment as this tier holds it: on its device, owning exactly its own bytes."""
         kv = segment.kv.detach()

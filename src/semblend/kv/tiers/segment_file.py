@@ -8,6 +8,7 @@ A file is written under another name, synced and renamed: it is complete or it i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 import xxhash
 
 from semblend.core.errors import CorruptSegmentError, DonorError, StorageError
+from semblend.core.faults import FaultPoint, fault_point, reach
 from semblend.kv.segments import Segment, SegmentKey, kv_bytes, kv_checksum
 
 VERSION = 1
@@ -117,6 +119,7 @@ def write_segment(directory: Path, segment: Segment) -> None:
     final = directory / file_name(segment.key)
     partial = final.with_suffix(PARTIAL_SUFFIX)
     try:
+        reach(FaultPoint.SLOW_DISK)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(partial, flags, 0o600), "wb", buffering=0) as file:
             for data in (memoryview(header), kv_bytes(kv)):
@@ -125,7 +128,12 @@ def write_segment(directory: Path, segment: Segment) -> None:
         os.replace(partial, final)
         sync_directory(directory)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        for path in (
+            partial,
+            final,
+        ):  # renamed and not synced: nobody counts on it, nor may it stay
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
         raise StorageError(f"segment file {final.name}: {error.strerror or error}") from error
 
 
@@ -151,8 +159,10 @@ def read_header(path: Path) -> Header:
 def read_segment(path: Path, *, pinned: bool = False) -> Segment:
     """Read a segment and check every byte of it; raises like :func:`read_header`."""
     try:
+        reach(FaultPoint.SLOW_DISK)
         with open(_open_for_reading(path), "rb", buffering=0) as file:
             header = _checked_header(file.fileno(), path)
+            reach(FaultPoint.ALLOCATION)
             kv = torch.empty(header.shape, dtype=header.dtype, pin_memory=pinned)
             _read_all(file.fileno(), kv_bytes(kv), path)
     except CorruptSegmentError:
@@ -173,6 +183,7 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+@fault_point(FaultPoint.DISK_READ)
 def _open_for_reading(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
@@ -187,6 +198,7 @@ def _checked_header(descriptor: int, path: Path) -> Header:
     return header
 
 
+@fault_point(FaultPoint.DISK_FULL, after=True)
 def _write_all(descriptor: int, data: memoryview) -> None:
     while data:
         data = data[os.write(descriptor, data) :]

@@ -91,8 +91,8 @@ class TierStack:
         if self.disk is not None:
             try:
                 removed.append(self.disk.remove(key))
-            except StorageError as error:
-                logger.warning("segment %s was not deleted: %s", key.name[:16], error)
+            except Exception as error:
+                logger.warning("segment %s was not deleted: %r", key.name[:16], error)
         if any(removed):
             self._tell([key])
         return any(removed)
@@ -125,8 +125,8 @@ class TierStack:
                 tier.put(segment, demote=partial(self._demote, index, left), left=left.append)
             except CapacityError:
                 continue
-            except StorageError as error:
-                logger.warning("segment %s was not stored: %s", segment.key.name[:16], error)
+            except Exception as error:
+                logger.warning("segment %s was not stored: %r", segment.key.name[:16], error)
                 return None
             return tier.name
         if self.disk is None:
@@ -135,8 +135,8 @@ class TierStack:
             self.disk.put(segment, left=left.append)
         except CapacityError:
             return None
-        except StorageError as error:
-            logger.warning("segment %s was not stored: %s", segment.key.name[:16], error)
+        except Exception as error:
+            logger.warning("segment %s was not stored: %r", segment.key.name[:16], error)
             return None
         return self.disk.name
 
@@ -146,16 +146,14 @@ class TierStack:
 
     def _find(self, key: SegmentKey, left: list[SegmentKey]) -> Lease | None:
         """A lease from the fastest memory tier that holds the key, read from disk if need be."""
-        for tier in self.memory:
-            lease = tier.acquire(key)
-            if lease is not None:
-                return lease
-        if self.disk is None:
-            return None
         try:
-            return self._read_from_disk(self.disk, key, left)
-        except StorageError as error:
-            logger.warning("segment %s was not loaded: %s", key.name[:16], error)
+            for tier in self.memory:
+                lease = tier.acquire(key)
+                if lease is not None:
+                    return lease
+            return None if self.disk is None else self._read_from_disk(self.disk, key, left)
+        except Exception as error:
+            logger.warning("segment %s was not loaded: %r", key.name[:16], error)
             return None
 
     def _read_from_disk(
@@ -190,7 +188,7 @@ class TierStack:
             tier = self.memory[index]
             try:
                 tier.put(lease.segment, demote=partial(self._demote, index, left), left=left.append)
-            except StorageError:
+            except Exception:  # it is held already, and good where it is
                 break
             higher = tier.acquire(lease.segment.key)
             if higher is None:
