@@ -208,6 +208,14 @@ class RunMetadata:
     python_version: str = ""
     run_host: str = ""
 
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for two sessions to be one run."""
+        return {
+            "run_id": self.run_id,
+            "engine": self.engine,
+            "manifest_sha256": self.manifest_sha256,
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """The metadata in the public format."""
         return {f.name: getattr(self, f.name) for f in fields(self)}

@@ -7,8 +7,9 @@ import pytest
 
 from sembench.errors import ResultError, UsageError
 from sembench.metrics import aggregate, by_transform
-from sembench.result_writer import SPOOL_SUFFIX, ResultWriter
+from sembench.result_writer import ResultWriter
 from sembench.results import RequestRow, RunMetadata, read_result
+from sembench.spool import SPOOL_SUFFIX
 
 RUN = RunMetadata(run_id="r", engine="offline", manifest_sha256="m")
 ROWS = [

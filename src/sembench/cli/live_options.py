@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from sembench.cli.options import BlockSize, Manifest, MaxItems, TokenizerName
 from sembench.errors import MissingExtraError, UsageError
 from sembench.live.flags import EngineFlags, parse_environment
 from sembench.live.replay import Arm
-from sembench.provenance import MASK, SECRET_NAME, run_config
+from sembench.provenance import MASK, SECRET_NAME, run_config, run_metadata
+from sembench.quality import PASS_THRESHOLD
+from sembench.results import RunMetadata
+from sembench.spool import resumed_run_id
 
 Output = Annotated[Path, typer.Option("--output", help="Result file to write.")]
 Model = Annotated[str, typer.Option("--model", help="Model name the endpoint serves.")]
@@ -107,6 +112,86 @@ IsolateBySalt = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFlags:
+    """What every run against an endpoint takes: what is sent, as which run, to which engine."""
+
+    manifest: Manifest
+    output: Output
+    model: Model
+    max_items: MaxItems = None
+    resume: Resume = False
+    run_id: RunId = None
+    backend_id: BackendId = None
+    baseline_id: BaselineId = None
+    engine_version: EngineVersion = None
+    skip_verify: SkipVerify = False
+    engine_serve_command: ServeCommand = ""
+    engine_serve_command_file: ServeCommandFile = None
+    engine_env: EngineEnv = None
+    metrics_url: MetricsUrl = None
+    require_phase0_flags: RequireFlags = False
+    max_consecutive_errors: MaxConsecutiveErrors = 10
+
+    def values(self) -> dict[str, Any]:
+        """The flags by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def engine_flags(self) -> EngineFlags:
+        """The engine's flags as told; checked (exit 3) where required."""
+        command, file = self.engine_serve_command, self.engine_serve_command_file
+        if command and file is not None:
+            raise UsageError("--engine-serve-command and its -file: one of the two expected")
+        if file is not None:
+            try:
+                command = file.read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise UsageError(f"--engine-serve-command-file: {error}") from error
+        flags = EngineFlags(
+            serve_command=command, environment=parse_environment(self.engine_env or [])
+        )
+        if self.require_phase0_flags:
+            flags.require()
+        return flags
+
+    def run(self, engine: str, *, arm: str = Arm.SINGLE) -> RunMetadata:
+        """The identity of the run: a new one, the one given, or the one that is taken up."""
+        return run_metadata(
+            engine=engine,
+            manifest=self.manifest,
+            run_id=self.run_id or (resumed_run_id(self.output) if self.resume else None),
+            arm=arm,
+            engine_version=self.engine_version,
+            backend_id=self.backend_id,
+            baseline_id=self.baseline_id,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayFlags(RunFlags):
+    """What every replay of a manifest takes besides: how items are played and judged."""
+
+    arm: ArmOption = Arm.SINGLE
+    paired: Paired = False
+    tokenizer: TokenizerName = None
+    block_size: BlockSize = 16
+    quality_threshold: QualityThreshold = PASS_THRESHOLD
+    post_donor_delay_ms: PostDonorDelay = 0.0
+    cooldown_ms: Cooldown = 0.0
+    warmup_requests: Warmup = 0
+    contamination_check: ContaminationCheck = False
+    capture_logprobs: CaptureLogprobs = False
+    top_logprobs_num: TopLogprobs = 8
+    connector_audit: ConnectorAudit = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFlags(RunFlags):
+    """Under load some failures in a row are a finding, not an endpoint that is gone."""
+
+    max_consecutive_errors: MaxConsecutiveErrors = 100
+
+
 def recorded(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration a result carries: the flags without their secrets."""
     shown = dict(flags)
@@ -127,20 +212,3 @@ def require_http() -> None:
         raise MissingExtraError(
             package="httpx", extra="benchmarks", purpose="a live run"
         ) from error
-
-
-def engine_flags(
-    command: str, command_file: Path | None, environment: list[str] | None, *, require: bool
-) -> EngineFlags:
-    """The engine's flags as told; checked (exit 3) where required."""
-    if command and command_file is not None:
-        raise UsageError("--engine-serve-command and its -file: one of the two expected")
-    if command_file is not None:
-        try:
-            command = command_file.read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise UsageError(f"--engine-serve-command-file: {error}") from error
-    flags = EngineFlags(serve_command=command, environment=parse_environment(environment or []))
-    if require:
-        flags.require()
-    return flags

@@ -1,11 +1,133 @@
-"""What the two replay commands share once their clients are made."""
+"""What the two replay commands share: everything but the client they speak through."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import typer
+
+from sembench.cli import live_options as live
+from sembench.errors import UsageError
+from sembench.live.prompt import EngineClient
+from sembench.live.replay import Arm, ReplayOptions, Reset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Whom a replay speaks to."""
+
+    base_url: str
+    recipient: EngineClient
+    donors: Sequence[EngineClient] = ()
+    """Workers that donors go to in turn; none means the recipient's endpoint."""
+    reset: Reset | None = None
+    """Empties the caches, where the endpoint can."""
+    isolate_by_salt: bool | None = False
+    """None: wherever there is no reset and the endpoint takes a salt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How much is asked for and how closely requests follow one another."""
+
+    donor_max_tokens: int
+    recipient_max_tokens: int
+    concurrency: int = 1
+    min_donor_gap_requests: int = 0
+    throughput_output: Path | None = None
+
+
+Connect = Callable[[AsyncExitStack, str], Awaitable[Target]]
+"""Opens the clients, given where to close them and the name of the tokenizer."""
+
+
+def replay(
+    flags: live.ReplayFlags, own: Mapping[str, Any], pace: Pace, *, engine: str, connect: Connect
+) -> None:
+    """Replay a manifest and write the result. `own` are the flags only this command has."""
+    config = live.recorded({**flags.values(), **own})
+    engine_flags = flags.engine_flags()
+
+    from sembench.live.replay import Replayer
+    from sembench.live.rows import RowMaker
+    from sembench.live.session import LivePlan, run_live
+    from sembench.live.verify import verify
+    from sembench.tokenizers import load_tokenizer
+
+    encoder = load_tokenizer(flags.tokenizer)
+    arm = Arm.WARM if flags.paired else flags.arm
+    run = flags.run(engine, arm=arm)
+
+    async def go() -> dict[str, Any]:
+        async with AsyncExitStack() as stack:
+            target = await connect(stack, encoder.name)
+            salted = bool(target.isolate_by_salt)
+            if not flags.skip_verify:
+                found = await verify(
+                    engine=engine,
+                    base_url=target.base_url,
+                    client=target.recipient,
+                    expect_model=flags.model,
+                )
+                for warning in found.warnings:
+                    typer.echo(f"warning: {warning}", err=True)
+                if target.isolate_by_salt is None and target.reset is None:
+                    salted = found.reports["takes_cache_salt"]
+            if flags.paired and target.reset is None and not salted:
+                raise UsageError(
+                    "--paired: the arms need empty caches; give --reset-url (vLLM: "
+                    "…/reset_prefix_cache, SGLang: …/flush_cache) or --isolate-by-salt"
+                )
+            isolation = "reset" if target.reset is not None else "salt" if salted else "none"
+            plan = LivePlan(
+                manifest=flags.manifest,
+                output=flags.output,
+                run=run,
+                config={**config, "tokenizer": encoder.name, "isolation": isolation},
+                arm=arm,
+                paired=flags.paired,
+                max_items=flags.max_items,
+                resume=flags.resume,
+                warmup_requests=flags.warmup_requests,
+                concurrency=pace.concurrency,
+                min_donor_gap_requests=pace.min_donor_gap_requests,
+                metrics_urls=flags.metrics_url or (),
+                flags=engine_flags,
+                connector_audit=flags.connector_audit,
+                throughput_output=pace.throughput_output,
+                max_consecutive_errors=flags.max_consecutive_errors,
+            )
+            replayer = Replayer(
+                recipient=target.recipient,
+                donors=target.donors,
+                rows=RowMaker(
+                    tokenizer=encoder,
+                    block_size=flags.block_size,
+                    quality_threshold=flags.quality_threshold,
+                ),
+                options=ReplayOptions(
+                    run_id=run.run_id,
+                    arm=flags.arm,
+                    paired=flags.paired,
+                    donor_max_tokens=pace.donor_max_tokens,
+                    recipient_max_tokens=pace.recipient_max_tokens,
+                    post_donor_delay_ms=flags.post_donor_delay_ms,
+                    cooldown_ms=flags.cooldown_ms,
+                    top_logprobs=flags.top_logprobs_num if flags.capture_logprobs else 0,
+                    isolate_by_salt=salted,
+                    contamination_check=flags.contamination_check,
+                ),
+                reset=target.reset,
+            )
+            return await run_live(plan, replayer)
+
+    show(asyncio.run(go()), flags.output)
+
 
 _SHOWN = (
     ("requests", "requests"),
@@ -27,7 +149,7 @@ _SHOWN_PAIRED = (
 )
 
 
-def show(head: Mapping[str, Any], output: object) -> None:
+def show(head: Mapping[str, Any], output: Path) -> None:
     """The run in a few lines; what was not measured is said so."""
     for section, names in ((head["aggregate"], _SHOWN), (head["paired"], _SHOWN_PAIRED)):
         for name, label in names if section else ():

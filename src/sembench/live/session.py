@@ -15,17 +15,18 @@ from typing import Any
 
 from sembench import paired
 from sembench.audit_join import join_audit
-from sembench.errors import EndpointError, UsageError
+from sembench.errors import UsageError
 from sembench.live import prometheus
 from sembench.live.flags import EngineFlags
 from sembench.live.order import Numbered, concurrently, spaced
+from sembench.live.patience import HeldFailures
 from sembench.live.replay import Arm, Replayer
 from sembench.live.reply import Reply
 from sembench.live.scrape import snapshot
 from sembench.manifests.files import count_items, open_text, read_manifest
 from sembench.progress import progress_bar
 from sembench.provenance import environment
-from sembench.result_writer import SPOOL_SUFFIX, ResultWriter
+from sembench.result_writer import ResultWriter
 from sembench.results import RequestRow, RunMetadata, read_result, write_result
 
 
@@ -58,17 +59,6 @@ class LivePlan:
             raise UsageError("--min-donor-gap-requests orders requests; it needs --concurrency 1")
 
 
-def resumed_run_id(output: Path) -> str | None:
-    """The run id of a stopped run's spool beside `output`, where there is one."""
-    spool = output.with_name(output.name + SPOOL_SUFFIX)
-    try:
-        with spool.open(encoding="utf-8") as stream:
-            found = json.loads(stream.readline()).get("run_id")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return found if isinstance(found, str) else None
-
-
 async def run_live(plan: LivePlan, replayer: Replayer) -> dict[str, Any]:
     """Run and write the result; returns everything in it but the rows."""
     total = count_items(plan.manifest, max_items=plan.max_items)
@@ -85,20 +75,12 @@ async def run_live(plan: LivePlan, replayer: Replayer) -> dict[str, Any]:
         measured = 0
         with progress_bar() as bar:
             task = bar.add_task("Replaying", total=total, completed=writer.resumed_rows)
-            held: list[RequestRow] = []
+            failures = HeldFailures(writer.add, limit=plan.max_consecutive_errors)
             async for row in _rows(plan, replayer, _remaining(plan, writer)):
-                held.append(row)
+                failures.add(row)
                 measured += 1
                 bar.advance(task)
-                if row.error is None:
-                    _write(writer, held)
-                elif 0 < plan.max_consecutive_errors <= len(held):
-                    # The failed rows are not written, so that a resumed run measures them.
-                    raise EndpointError(
-                        f"{len(held)} requests in a row failed, the last with: {row.error}. "
-                        f"Take the run up with --resume when the endpoint is back"
-                    )
-            _write(writer, held)
+            failures.flush()
         seconds = time.perf_counter() - started
         after = await _snapshot(plan)
         rows = list(writer.rows())
@@ -149,12 +131,6 @@ async def _rows(
                 served.pop(step.item.item_id),
                 donor_gap_requests=step.donor_gap_requests,
             )
-
-
-def _write(writer: ResultWriter, rows: list[RequestRow]) -> None:
-    for row in rows:
-        writer.add(row)
-    rows.clear()
 
 
 async def _snapshot(plan: LivePlan) -> dict[str, Any] | None:

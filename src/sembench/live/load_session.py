@@ -1,0 +1,124 @@
+"""One load run from start to result file: serve the donors, send by the schedule, add up.
+
+Rows are on disk as they come back, so that a run that is stopped or loses its
+endpoint is taken up by the same schedule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sembench.errors import EndpointError
+from sembench.live import prometheus
+from sembench.live.flags import EngineFlags
+from sembench.live.load import LoadOptions, run_load
+from sembench.live.patience import HeldFailures
+from sembench.live.prompt import EngineClient, Prompt
+from sembench.live.scrape import snapshot
+from sembench.load_results import LOAD_VERSION, LoadRow, Objective, summarise_load
+from sembench.model import ManifestItem
+from sembench.progress import progress_bar
+from sembench.provenance import environment, utc_now
+from sembench.results import RunMetadata
+from sembench.spool import Spool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPlan:
+    """What is sent, how it is judged, and where the result goes."""
+
+    output: Path
+    run: RunMetadata
+    config: Mapping[str, Any]
+    options: LoadOptions
+    objective: Objective
+    warmup_seconds: float = 0.0
+    """Requests due in the first seconds of a session load the endpoint and are not counted."""
+    cooldown_seconds: float = 0.0
+    """Nor are those due in the last of the run."""
+    serve_donors: bool = True
+    post_donor_delay_ms: float = 0.0
+    metrics_urls: Sequence[str] = ()
+    flags: EngineFlags = field(default_factory=EngineFlags)
+    resume: bool = False
+    max_consecutive_errors: int = 100
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for a stopped run to be taken up: the run and its schedule."""
+        arrivals = self.options.arrivals
+        return {
+            **self.run.identity(),
+            "arrival": arrivals.kind.value,
+            "rate": arrivals.rate,
+            "seed": arrivals.seed,
+            "concurrency": self.options.concurrency,
+        }
+
+
+async def run_load_session(
+    plan: LoadPlan, client: EngineClient, items: Sequence[ManifestItem]
+) -> dict[str, Any]:
+    """Run and write the result; returns everything in it but the rows."""
+    with Spool(plan.output, identity=plan.identity(), resume=plan.resume) as spool:
+        done = [LoadRow.from_dict(row, where=str(spool.path)) for row in spool.rows()]
+        donors = await _serve_donors(plan, client, items)
+        before = await snapshot(plan.metrics_urls) if plan.metrics_urls else None
+        failures: HeldFailures[LoadRow] = HeldFailures(
+            lambda row: spool.add(row.to_dict()), limit=plan.max_consecutive_errors
+        )
+        with progress_bar() as bar:
+            task = bar.add_task("Sending", total=plan.options.requests, completed=len(done))
+            async for row in run_load(client, items, plan.options, done=done):
+                failures.add(row)
+                bar.advance(task)
+        failures.flush()
+        after = await snapshot(plan.metrics_urls) if plan.metrics_urls else None
+        rows = [LoadRow.from_dict(row, where=str(spool.path)) for row in spool.rows()]
+        head = {
+            "load_version": LOAD_VERSION,
+            "created_at_utc": utc_now(),
+            "run": plan.run.to_dict(),
+            "config": dict(plan.config),
+            "environment": environment(),
+            "engine": {
+                **plan.flags.to_dict(),
+                "prometheus": prometheus.window(before, after) if before and after else None,
+            },
+            "donors": donors,
+            "aggregate": summarise_load(
+                rows,
+                plan.objective,
+                warmup_seconds=plan.warmup_seconds,
+                cooldown_seconds=plan.cooldown_seconds,
+            ),
+        }
+        spool.finish(head)
+    return head
+
+
+async def _serve_donors(
+    plan: LoadPlan, client: EngineClient, items: Sequence[ManifestItem]
+) -> dict[str, int]:
+    """Serve all donors, unmeasured; a resumed run does it again, for the endpoint may be new.
+
+    Raises
+    ------
+    EndpointError
+        If none of them is answered.
+    """
+    donors = [donor for item in items for donor in item.donor_prompts] if plan.serve_donors else []
+    failed: list[str] = []
+    for number, donor in enumerate(donors):
+        request_id = f"sembench-load-donor-{number}-{plan.run.run_id}"
+        reply = await client.complete(Prompt(request_id=request_id, text=donor.text, max_tokens=1))
+        if reply.error is not None:
+            failed.append(reply.error)
+    if donors and len(failed) == len(donors):
+        raise EndpointError(f"no donor was answered, the last with: {failed[-1]}")
+    if donors:
+        await asyncio.sleep(plan.post_donor_delay_ms / 1000.0)
+    return {"served": len(donors) - len(failed), "failed": len(failed)}
