@@ -27,8 +27,22 @@ def route(
         str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8080,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="JSON file of API keys and their tenants: the workers' own."),
+    ] = None,
     trust_tenant_header: Annotated[
-        bool, typer.Option(help="Take the tenant from x-tenant-id, as the workers do.")
+        bool,
+        typer.Option(
+            help="Take the tenant from x-tenant-id, as the workers do (with keys: from admin "
+            "keys only)."
+        ),
+    ] = False,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A name accepted in the Host header.")
+    ] = None,
+    public_metrics: Annotated[
+        bool, typer.Option(help="Serve /metrics without an admin key.")
     ] = False,
     dynamo: Annotated[
         bool,
@@ -62,7 +76,10 @@ def route(
                 "worker": worker,
                 "host": host,
                 "port": port,
+                "key_file": key_file,
                 "trust_tenant_header": trust_tenant_header,
+                "allowed_hosts": tuple(allow_host) if allow_host else None,
+                "public_metrics": public_metrics,
                 "exact_only": exact_only,
                 "dynamo": dynamo,
                 "seconds_per_token": prefill_us_per_token / 1e6,
@@ -102,7 +119,10 @@ def _run(settings: Settings, tokenizer: str, flags: dict[str, Any], console: Con
         workers=tuple(parse_worker(text) for text in flags["worker"]),
         host=flags["host"],
         port=flags["port"],
+        key_file=flags["key_file"],
         trust_tenant_header=flags["trust_tenant_header"],
+        allowed_hosts=flags["allowed_hosts"],
+        public_metrics=flags["public_metrics"],
         can_reuse=not flags["exact_only"],
         pin_header=PIN_HEADER if flags["dynamo"] else "",
         can_transfer=bool(settings.transport),
@@ -133,7 +153,13 @@ def _run(settings: Settings, tokenizer: str, flags: dict[str, Any], console: Con
         )
         uvicorn.Server(
             uvicorn.Config(
-                app, host=options.host, port=options.port, log_config=None, access_log=False
+                app,
+                host=options.host,
+                port=options.port,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                h11_max_incomplete_event_size=64 * 1024,
             )
         ).run()
 

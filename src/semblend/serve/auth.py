@@ -19,11 +19,10 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from semblend.core.errors import SettingsError
 from semblend.serve.errors import ApiError
-from semblend.serve.options import ServeOptions
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
 """What a tenant or a template may be called."""
@@ -105,10 +104,24 @@ def _parse_key(key: str, owner: Any) -> _Key:
     return _Key(digest=digest, caller=Caller(tenant=tenant, sees_all=admin))
 
 
+class TenancyOptions(Protocol):
+    """Where tenants come from."""
+
+    @property
+    def key_file(self) -> Path | None:
+        """JSON file of API keys."""
+        ...
+
+    @property
+    def trust_tenant_header(self) -> bool:
+        """Whether x-tenant-id is believed."""
+        ...
+
+
 class Authenticator:
     """Turns a request's headers into a Caller; refuses rather than guesses."""
 
-    def __init__(self, options: ServeOptions) -> None:
+    def __init__(self, options: TenancyOptions) -> None:
         self._keys = KeyRing.from_file(options.key_file) if options.key_file else None
         self._trusts_header = options.trust_tenant_header
 
@@ -145,6 +158,18 @@ class Authenticator:
         if tenant is not None and self._trusts_header and caller.sees_all:
             return Caller(tenant=checked_name("x-tenant-id", tenant), sees_all=True)
         return caller
+
+
+def require_admin(caller: Caller | None) -> None:
+    """Refuse a caller who may not see what adds up all tenants; None is a public route's.
+
+    Raises
+    ------
+    ApiError
+        403.
+    """
+    if caller is not None and not caller.sees_all:
+        raise ApiError(403, "an admin's API key is needed here", code="admin_only")
 
 
 def _bearer(headers: Mapping[str, str]) -> str:

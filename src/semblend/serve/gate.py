@@ -12,7 +12,7 @@ import logging
 import re
 import time
 import uuid
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,8 +20,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from semblend.serve.auth import Authenticator
 from semblend.serve.errors import ApiError, internal_error
 from semblend.serve.logs import log
-from semblend.serve.metrics import ServerMetrics
-from semblend.serve.options import ServeOptions
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
@@ -31,10 +29,6 @@ _PUBLIC = frozenset(
 
 _WATCHED = _PUBLIC | {"/metrics", "/semblend/state"}
 """Routes that pages, probes and scrapers ask for all the time."""
-
-_SPARE_BODIES = 16
-"""Bodies held beyond those that may be inside or waiting; with the size limit this bounds
-the memory that callers can make us hold."""
 
 _SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
@@ -47,6 +41,43 @@ _SECURITY_HEADERS = {
 }
 
 
+class GateOptions(Protocol):
+    """What an operator decides about a gate."""
+
+    @property
+    def accepted_hosts(self) -> frozenset[str] | None:
+        """Names a request may be addressed to; None accepts any."""
+        ...
+
+    @property
+    def max_bodies(self) -> int:
+        """Bodies held at a time."""
+        ...
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Largest body."""
+        ...
+
+    @property
+    def body_timeout_s(self) -> float:
+        """How long a client may take to send its body."""
+        ...
+
+    @property
+    def public_metrics(self) -> bool:
+        """Whether /metrics is for anybody."""
+        ...
+
+
+class ResponseCounter(Protocol):
+    """Somebody who counts responses."""
+
+    def responded(self, endpoint: str, status: int) -> None:
+        """One response left."""
+        ...
+
+
 class Gate:
     """ASGI middleware that owns the rule that nothing unchecked reaches a route."""
 
@@ -54,13 +85,12 @@ class Gate:
         self,
         app: ASGIApp,
         *,
-        options: ServeOptions,
+        options: GateOptions,
         authenticator: Authenticator,
-        metrics: ServerMetrics,
+        metrics: ResponseCounter,
     ) -> None:
         self._app = app
         self._options = options
-        self._most_bodies = options.max_concurrent + options.max_queued + _SPARE_BODIES
         self._hosts = options.accepted_hosts
         self._authenticator = authenticator
         self._metrics = metrics
@@ -126,7 +156,7 @@ class Gate:
                 param="content-type",
                 code="unsupported_media_type",
             )
-        if self._bodies >= self._most_bodies:
+        if self._bodies >= self._options.max_bodies:
             raise ApiError(
                 503, "the server is full; try again", code="server_overloaded", retry_after_s=1
             )

@@ -9,6 +9,22 @@ from semblend.core.errors import SettingsError
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
+_SPARE_BODIES = 16
+"""Bodies held beyond those that may be inside or waiting; with the size limit this bounds
+the memory that callers can make us hold."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    return host in LOOPBACK_HOSTS or host.startswith("127.")
+
+
+def accepted_hosts(host: str, allowed: tuple[str, ...] | None) -> frozenset[str] | None:
+    """Names a request to `host` may be addressed to; None accepts any."""
+    if allowed is not None:
+        return frozenset(name.lower() for name in allowed)
+    return frozenset((*LOOPBACK_HOSTS, host.lower())) if is_loopback(host) else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
@@ -99,11 +115,14 @@ class ServeOptions:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
-        return self.host in LOOPBACK_HOSTS or self.host.startswith("127.")
+        return is_loopback(self.host)
 
     @property
     def accepted_hosts(self) -> frozenset[str] | None:
         """Host names a request may be addressed to; None accepts any."""
-        if self.allowed_hosts is not None:
-            return frozenset(name.lower() for name in self.allowed_hosts)
-        return frozenset((*LOOPBACK_HOSTS, self.host.lower())) if self.is_loopback else None
+        return accepted_hosts(self.host, self.allowed_hosts)
+
+    @property
+    def max_bodies(self) -> int:
+        """Bodies held at a time."""
+        return self.max_concurrent + self.max_queued + _SPARE_BODIES

@@ -11,8 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from semblend.engine.api import EngineStats
-from semblend.serve.auth import Caller
-from semblend.serve.errors import ApiError
+from semblend.serve.auth import Caller, require_admin
 from semblend.serve.logs import log
 from semblend.serve.page import load_page
 from semblend.serve.replies import ErrorReply, Health
@@ -57,9 +56,7 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
     )
     async def metrics(request: Request) -> Response:
         """Prometheus metrics. They add up all tenants, so with API keys they need an admin's."""
-        caller: Caller | None = getattr(request.state, "caller", None)
-        if caller is not None and not caller.sees_all:
-            raise ApiError(403, "an admin's API key is needed here", code="admin_only")
+        require_admin(getattr(request.state, "caller", None))
         body, content_type = await asyncio.to_thread(desk.metrics.render)
         return Response(body, headers={"content-type": content_type})
 
@@ -93,9 +90,7 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
     @router.post("/semblend/reuse/resume", responses={403: {"model": ErrorReply}})
     async def resume(request: Request) -> JSONResponse:
         """Turn reuse on again wherever shadow samples turned it off. An admin's decision."""
-        caller: Caller = request.state.caller
-        if not caller.sees_all:
-            raise ApiError(403, "an admin's API key is needed here", code="admin_only")
+        require_admin(request.state.caller)
         resumed = await asyncio.to_thread(desk.engine.resume_reuse)
         return JSONResponse({"resumed_namespaces": resumed})
 

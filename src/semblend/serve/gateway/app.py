@@ -17,7 +17,9 @@ from fastapi.responses import JSONResponse
 from semblend.core.settings import Settings
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.keys import fleet_secret
+from semblend.serve.auth import Authenticator, Caller, require_admin
 from semblend.serve.errors import ApiError
+from semblend.serve.gate import Gate
 from semblend.serve.gateway.forwarding import Forwarder
 from semblend.serve.gateway.metrics import GatewayMetrics
 from semblend.serve.gateway.options import GatewayOptions
@@ -35,8 +37,9 @@ def create_gateway(
     Raises
     ------
     SettingsError
-        If there is no secret the fleet could share.
+        If there is no secret the fleet could share, or the key file cannot be used.
     """
+    authenticator = Authenticator(options)
     timeout = httpx.Timeout(options.read_timeout_s, connect=options.connect_timeout_s)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
     # Proxies of the environment are for the outside world, not for the workers.
@@ -79,15 +82,19 @@ def create_gateway(
     @app.post("/v1/completions")
     async def generate(http: Request) -> Response:
         """Place a request and pass it on."""
-        raw = await _read(http, options.max_body_bytes)
-        placed = await placer.place(_json(raw), http.headers)
+        raw = await http.body()
+        placed = await placer.place(_json(raw), http.headers, tenant=_tenant(http))
         metrics.lookup.observe(placed.lookup_s)
         return await forwarder.forward(http, raw, placed)
 
     @app.post("/semblend/placement")
     async def explain(http: Request) -> JSONResponse:
-        """What would be done with this body, and why; nothing is sent anywhere."""
-        placed = await placer.place(_json(await _read(http, options.max_body_bytes)), http.headers)
+        """What would be done with this body, and why; nothing is sent anywhere.
+
+        Shows every worker's load, so with API keys it needs an admin's.
+        """
+        require_admin(http.state.caller)
+        placed = await placer.place(_json(await http.body()), http.headers, tenant=_tenant(http))
         option = placed.placement.option
         return JSONResponse(
             {
@@ -102,7 +109,7 @@ def create_gateway(
     @app.get("/v1/models")
     async def models(http: Request) -> Response:
         """The models of whichever worker answers."""
-        placed = await placer.place({}, {})
+        placed = await placer.place({}, {}, tenant=None)
         return await forwarder.forward(http, b"", placed)
 
     @app.get("/health")
@@ -120,8 +127,9 @@ def create_gateway(
         return JSONResponse({"status": "ok"})
 
     @app.get("/metrics")
-    async def scrape() -> Response:
-        """Prometheus metrics."""
+    async def scrape(http: Request) -> Response:
+        """Prometheus metrics. They add up all tenants, so with API keys they need an admin's."""
+        require_admin(getattr(http.state, "caller", None))
         text, content_type = metrics.render()
         return Response(text, headers={"content-type": content_type})
 
@@ -131,17 +139,13 @@ def create_gateway(
             raise error
         return error.response()
 
+    app.add_middleware(Gate, options=options, authenticator=authenticator, metrics=metrics)
     return app
 
 
-async def _read(http: Request, limit: int) -> bytes:
-    parts, size = [], 0
-    async for part in http.stream():
-        size += len(part)
-        if size > limit:
-            raise ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
-        parts.append(part)
-    return b"".join(parts)
+def _tenant(http: Request) -> str | None:
+    caller: Caller = http.state.caller
+    return caller.tenant
 
 
 def _json(raw: bytes) -> dict[str, Any]:

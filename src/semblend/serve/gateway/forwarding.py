@@ -33,6 +33,8 @@ _HOP_BY_HOP = frozenset(
         "content-length",
     ]
 )
+_OUR_OWN = _HOP_BY_HOP | {"x-request-id"}
+"""Headers of the caller that are not passed on: the gate has checked the id, or made one."""
 _PIN_REFUSED = frozenset([400, 500, 503])
 """What Dynamo answers when a pinned instance is unknown or has just died. The pin was ours, so
 the request is sent again without it; one that is wrong by itself is refused again."""
@@ -99,7 +101,8 @@ class Forwarder:
     async def _send(
         self, worker: PooledWorker, http: Request, body: bytes, *, pin: bool
     ) -> httpx.Response:
-        headers = [(name, value) for name, value in http.headers.items() if name not in _HOP_BY_HOP]
+        headers = [(name, value) for name, value in http.headers.items() if name not in _OUR_OWN]
+        headers.append(("x-request-id", http.state.request_id))
         if self._pin_header and pin:
             headers.append((self._pin_header, worker.worker_id))
         request = self._client.build_request(
@@ -122,7 +125,9 @@ class Forwarder:
         if outcome:
             self._metrics.confirmed.labels(outcome).inc()
         headers = {name: value for name, value in reply.headers.items() if name not in _HOP_BY_HOP}
-        headers.update(_route_headers(worker, choice, placed, retries))
+        if reply.is_success:
+            # Somebody the worker turns away must not learn what the directory knows.
+            headers.update(_route_headers(worker, choice, placed, retries))
         return StreamingResponse(
             _passed_on(worker, reply), status_code=reply.status_code, headers=headers
         )

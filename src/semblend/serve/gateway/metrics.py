@@ -51,11 +51,21 @@ class GatewayMetrics:
             "Requests sent to another worker because one could not be reached.",
             registry=self.registry,
         )
+        self._http = Counter(
+            "semblend:http_responses",
+            "HTTP responses by endpoint and status.",
+            ["endpoint", "status"],
+            registry=self.registry,
+        )
         for choice in Choice:
             self.placements.labels(choice.value)
         for outcome in Outcome:
             self.confirmed.labels(outcome.value)
         self.registry.register(_FleetCollector(directory, pool))
+
+    def responded(self, endpoint: str, status: int) -> None:
+        """Count one HTTP response; `endpoint` is a route's pattern, so labels stay few."""
+        self._http.labels(endpoint, str(status)).inc()
 
     def render(self) -> tuple[bytes, str]:
         """The text exposition and its content type."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from semblend.core.errors import SettingsError
 from semblend.fleet.placement.cost import FleetCost
+from semblend.serve.options import accepted_hosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,9 +18,20 @@ class GatewayOptions:
     """(worker id, base URL); the id is the worker's SEMBLEND_WORKER_ID."""
     host: str = "127.0.0.1"
     port: int = 8080
+    allowed_hosts: tuple[str, ...] | None = None
+    """Names accepted in the Host header; None: the loopback names on loopback, else any."""
+    key_file: Path | None = None
+    """JSON file of API keys, the workers' own. Without one, whoever reaches the gateway is
+    believed, and the directory answers for the tenant they name."""
     trust_tenant_header: bool = False
-    """Take the tenant from x-tenant-id, as the workers must then do, too."""
+    """Take the tenant from x-tenant-id, as the workers must then do, too. With API keys, only
+    from an admin key."""
+    public_metrics: bool = False
+    """Serve /metrics without an admin key although API keys are configured."""
     max_body_bytes: int = 8 * 2**20
+    body_timeout_s: float = 30.0
+    max_bodies: int = 256
+    """Requests whose body is held at a time."""
     max_prompt_tokens: int = 1 << 20
     connect_timeout_s: float = 2.0
     read_timeout_s: float = 300.0
@@ -42,6 +55,11 @@ class GatewayOptions:
         for worker_id, url in self.workers:
             if not worker_id or not url.startswith(("http://", "https://")):
                 raise SettingsError(f"workers: id=http://host:port expected, got {worker_id}={url}")
+
+    @property
+    def accepted_hosts(self) -> frozenset[str] | None:
+        """Host names a request may be addressed to; None accepts any."""
+        return accepted_hosts(self.host, self.allowed_hosts)
 
 
 def parse_worker(text: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ from semblend.fleet.keys import FleetKeys
 from semblend.fleet.placement.chooser import Placement, choose
 from semblend.fleet.sketch import sketch
 from semblend.integration.vllm.namespaces import isolation_of
-from semblend.serve.auth import checked_name
 from semblend.serve.gateway.options import GatewayOptions
 from semblend.serve.gateway.pool import WorkerPool
 from semblend.serve.logs import log
@@ -58,15 +57,21 @@ class Placer:
         self._settings = settings
         self._secret = secret
 
-    async def place(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Placed:
-        """The placement of a request; one without evidence if it cannot be read."""
+    async def place(
+        self, body: Mapping[str, Any], headers: Mapping[str, str], *, tenant: str | None
+    ) -> Placed:
+        """The placement of a tenant's request; one without evidence if it cannot be read.
+
+        `tenant` is who the gate says is calling; None is the fleet's default tenant.
+        """
         started = time.perf_counter()
         found, size = Found(), 1
         try:
             tokens = await self._tokens(body)
             size = len(tokens)
             started = time.perf_counter()
-            found = await asyncio.to_thread(self._look_up, tokens, body, headers)
+            namespaces = self._namespaces(body, headers, tenant)
+            found = await asyncio.to_thread(self._look_up, tokens, namespaces)
         except SemBlendError:
             pass  # The worker says what is wrong with it, in its own words.
         except Exception as error:
@@ -94,11 +99,9 @@ class Placer:
             raise RequestError("prompt: this field is required")
         return await self._encoder.completion(body["prompt"])
 
-    def _look_up(
-        self, tokens: TokenArray, body: Mapping[str, Any], headers: Mapping[str, str]
-    ) -> Found:
+    def _look_up(self, tokens: TokenArray, namespaces: Sequence[Namespace]) -> Found:
         best = Found()
-        for namespace in self._namespaces(body, headers):
+        for namespace in namespaces:
             keys = FleetKeys.of(namespace, self._secret)
             drawn = sketch(tokens, keys, sampling=self._settings.fleet_sampling)
             found = self._directory.lookup(drawn, keys.namespace_id)
@@ -107,11 +110,10 @@ class Placer:
             )
         return best
 
-    def _namespaces(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> list[Namespace]:
+    def _namespaces(
+        self, body: Mapping[str, Any], headers: Mapping[str, str], tenant: str | None
+    ) -> list[Namespace]:
         """The namespaces the request would have at the workers, one for each kind of worker."""
-        tenant = self._settings.donor_tenant
-        if self._options.trust_tenant_header and "x-tenant-id" in headers:
-            tenant = checked_name("x-tenant-id", headers["x-tenant-id"])
         template = headers.get("x-chat-template-id") or self._settings.donor_template
         salted = body.get("cache_salt")
         salt = salted if isinstance(salted, str) and salted else None
@@ -120,7 +122,7 @@ class Placer:
             try:
                 namespace = Namespace(
                     **parts,
-                    tenant=tenant,
+                    tenant=tenant or self._settings.donor_tenant,
                     template=template,
                     cache_salt=_salt_part(salt, str(parts.get("cache_layout"))),
                 )
