@@ -215,3 +215,36 @@ def counted_plans(host: Any) -> tuple[int, int]:
     counts = host.memory["plans"].call_count, host.memory["matches"].call_count
     del host.side.provider.match, host.side.offered
     return counts
+
+
+def holes_of(host: Any, rid: str) -> tuple[Any, ...]:
+    """The holes a request's plan had in the end."""
+    return host.requests[rid].semblend_state.load.plan.holes
+
+
+def recompute_instead(host: Any, runs: list[tuple[int, int]]) -> None:
+    """Plans recompute these runs from now on, until plans are "as_they_are" again."""
+    from dataclasses import replace
+
+    from semblend.core.plan import Hole
+    from semblend.planning.recompute import inside_spans
+
+    provider = host.side.provider
+    original = host.memory.setdefault("match", provider.match)
+
+    def matched(*args: Any, **options: Any) -> Any:
+        plan = original(*args, **options)
+        wanted = inside_spans([Hole(*run) for run in runs], plan.spans)
+        return replace(plan, recompute=wanted)
+
+    provider.match = matched
+
+
+def failures(host: Any) -> int:
+    return int(host.side._failures)
+
+
+def hide_queries(host: Any) -> None:
+    """Attention layers whose hooks are never called."""
+    target = "semblend.integration.sglang.tail_probe._Watch.queries"
+    host.patches.enter_context(patch(target, lambda *_: None))

@@ -15,7 +15,7 @@ STAGES = {
     "reading the request": (f"{PACKAGE}.scheduler_side.state_of", None, None),
     "finding the donor": (f"{PACKAGE}.loading.SpanLoader._slots_of", None, "declined"),
     "comparing tokens": (f"{PACKAGE}.loading.SpanLoader._check_tokens", None, "declined"),
-    "taking slots": (f"{PACKAGE}.loading.SpanLoader._take", None, "declined"),
+    "taking slots": (f"{PACKAGE}.loading.SpanLoader.take", None, "declined"),
     "copying": (f"{PACKAGE}.kv_pool.KvPool._copy", None, "declined"),
     "rotating": (f"{PACKAGE}.kv_pool.KvPool._turned", None, "declined"),
     "laying holes out, once": (f"{PACKAGE}.nested_pass.NestedPass._batch_of", 1, "declined"),

@@ -7,9 +7,9 @@ from typing import Any
 from semblend.core.outcomes import DeclineReason
 from semblend.core.settings import Settings
 from semblend.integration import certificates
+from semblend.integration.probing import can_probe
 from semblend.integration.sglang.log_lines import logger
 from semblend.planning.certificates import Standing
-from semblend.planning.policies.base import policy_from_spec
 
 
 def standing_of(runner: Any, settings: Settings) -> Standing:
@@ -22,10 +22,10 @@ def standing_of(runner: Any, settings: Settings) -> Standing:
         settings=settings,
         revision=getattr(config, "revision", None),
     )
-    if standing.policy is not None and policy_from_spec(standing.policy).dynamic:
+    if standing.policy is not None and not can_probe(standing.policy):
         standing = Standing(
             reason=DeclineReason.NO_CERTIFICATE,
-            detail=f"the certified policy {standing.policy} asks for a probe SGLang has not",
+            detail=f"the certified policy {standing.policy} asks for a probe that is not made here",
         )
     if standing.policy is None:
         logger.warning(

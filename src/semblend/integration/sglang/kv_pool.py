@@ -50,6 +50,10 @@ class KvPool:
         """Layers that hold K/V."""
         return len(self._keys)
 
+    def keys(self, layer: int) -> torch.Tensor:
+        """A layer's keys, [slots, kv_heads, head_dim]."""
+        return self._keys[layer]
+
     @torch.inference_mode()
     def copy(self, copies: Sequence[SlotCopy]) -> int:
         """Copy every run; returns the tokens copied.

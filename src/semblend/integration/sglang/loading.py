@@ -52,22 +52,37 @@ class SpanLoader:
         locks: list[Any] = []
         try:
             sources = self._resolve(plan, tokens, locks)
-            slots = self._take(plan.end - plan.exact_tokens)
+            slots = self.take(plan.end - plan.exact_tokens)
             try:
                 self._copy(plan, sources, slots)
             except BaseException:
-                self._free(slots)
+                self.give_back(slots)
                 raise
         finally:
             for lock in locks:
                 self._cache.unlock(lock)
         return PrivateLoad(plan=plan, slots=slots)
 
-    def free(self, load: PrivateLoad) -> None:
-        """Give the slots of a load back that no request uses."""
-        self._free(load.slots)
+    def take(self, count: int) -> torch.Tensor:
+        """At least `count` free slots, in whole pages; the tree makes room.
 
-    def _free(self, slots: torch.Tensor) -> None:
+        Raises
+        ------
+        CapacityError
+            If the pool has no room left.
+        """
+        from sglang.srt.mem_cache.common import evict_from_tree_cache
+
+        page = self._cache.page_size
+        count = -(-count // page) * page
+        evict_from_tree_cache(self._cache, count)
+        slots: torch.Tensor | None = self._cache.token_to_kv_pool_allocator.alloc(count)
+        if slots is None:
+            raise CapacityError(f"no {count} slots are free")
+        return slots.to(torch.int64)
+
+    def give_back(self, slots: torch.Tensor) -> None:
+        """Free slots that no request uses."""
         self._cache.token_to_kv_pool_allocator.free(slots)
 
     def _resolve(self, plan: Plan, tokens: TokenArray, locks: list[Any]) -> dict[str, torch.Tensor]:
@@ -111,15 +126,6 @@ class SpanLoader:
             theirs, tokens[span.target_start : span.target_end]
         ):
             raise DonorLostError([span.donor_id], f"{span.donor_id} holds other tokens")
-
-    def _take(self, count: int) -> torch.Tensor:
-        from sglang.srt.mem_cache.common import evict_from_tree_cache
-
-        evict_from_tree_cache(self._cache, count)
-        slots: torch.Tensor | None = self._cache.token_to_kv_pool_allocator.alloc(count)
-        if slots is None:
-            raise CapacityError(f"no {count} slots are free")
-        return slots.to(torch.int64)
 
     def _copy(self, plan: Plan, sources: dict[str, torch.Tensor], slots: torch.Tensor) -> None:
         start = plan.exact_tokens

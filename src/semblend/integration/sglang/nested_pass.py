@@ -9,7 +9,7 @@ nothing but the next chunk of a chunked prefill.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -77,10 +77,21 @@ class NestedPass:
         self._runner = runner
         self.limits = limits
 
-    def run(self, batch: Any, holes: Mapping[int, Sequence[Hole]]) -> int:
-        """Compute the K/V of all holes; returns how many tokens that were."""
+    def run(
+        self,
+        batch: Any,
+        holes: Mapping[int, Sequence[Hole]],
+        *,
+        before: Callable[[Sequence[VirtualSequence]], None] | None = None,
+    ) -> int:
+        """Compute the K/V of all holes; returns how many tokens that were.
+
+        `before` is told the sequences of each pass, in their order.
+        """
         computed = 0
         for sequences in passes_over(holes, self.limits):
+            if before is not None:
+                before(sequences)
             self._forward(self._batch_of(batch, sequences))
             computed += sum(item.end - item.start for item in sequences)
         return computed

@@ -1,13 +1,13 @@
 """Completing loaded regions: holes computed in nested passes, or the region exactly.
 
-Three steps, each taken when the one before has raised: the holes of all requests; every
+Three steps, each taken when the one before has raised: the holes of all requests, with what
+their policies add once they have seen the spans in place; every
 region in full, request by request; the region in front of the request's own tail, by
 the engine's own forward. The last cannot fail apart from the engine itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from semblend.core.outcomes import DeclineReason
@@ -16,31 +16,41 @@ from semblend.integration.sglang.kv_pool import KvPool
 from semblend.integration.sglang.log_lines import logger
 from semblend.integration.sglang.nested_pass import NestedPass
 from semblend.integration.sglang.recompute import with_regions_computed
-from semblend.integration.sglang.request_state import RequestState
+from semblend.integration.sglang.request_state import Loaded, Progress, RequestState, loads_of
 from semblend.integration.sglang.settlement import Settlements
-
-Loaded = Mapping[int, tuple[Any, RequestState]]
-"""Row of the batch to its request and state; the state's load is set."""
+from semblend.integration.sglang.tail_probe import PolicyProbe
 
 
 class RegionPasses:
     """Puts the regions of a scheduled batch in place."""
 
-    def __init__(self, runner: Any, pool: KvPool, nested: NestedPass) -> None:
+    def __init__(
+        self, runner: Any, *, pool: KvPool, nested: NestedPass, probe: PolicyProbe
+    ) -> None:
         self._runner = runner
         self._pool = pool
         self._nested = nested
+        self._probe = probe
 
     def complete(self, batch: Any, loaded: Loaded, settlements: Settlements) -> tuple[Any, bool]:
         """The batch to run, and whether a pass failed. Never raises."""
         try:
             self._pool.wait_for_copies()
-            self._nested.run(batch, {row: state.load.plan.holes for row, state in _loads(loaded)})
+            self._nested.run(batch, self._probe.holes(batch, loaded))
         except Exception as error:
             logger.warning("SemBlend's pass over holes failed", exc_info=True)
             return self._computed(batch, loaded, settlements, error), True
+        for _, state in loads_of(loaded):
+            if state.load.plan.reused_tokens:
+                settlements.confirmed(state, layers=self._pool.layers)
+            else:
+                state.progress = Progress.FAILED
+                settlements.declined(
+                    state,
+                    DeclineReason.POLICY_DECLINED,
+                    f"{state.load.plan.policy} recomputes every reusable token",
+                )
         for request, state in loaded.values():
-            settlements.confirmed(state, layers=self._pool.layers)
             correct_cached_tokens(request, state, reused=True)
         return batch, False
 
@@ -49,7 +59,7 @@ class RegionPasses:
     ) -> Any:
         """The batch with every region computed exactly."""
         left: dict[int, Hole] = {}
-        for row, state in _loads(loaded):
+        for row, state in loads_of(loaded):
             region = state.load.region
             try:
                 self._nested.run(batch, {row: (region,)})
@@ -65,10 +75,6 @@ class RegionPasses:
             return batch
         table = self._runner.req_to_token_pool.req_to_token
         return with_regions_computed(batch, left, table)
-
-
-def _loads(loaded: Loaded) -> list[tuple[int, Any]]:
-    return [(row, state) for row, (_, state) in loaded.items() if state.load is not None]
 
 
 def correct_cached_tokens(request: Any, state: RequestState, *, reused: bool) -> None:

@@ -33,8 +33,11 @@ from semblend.core.plan import Plan
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray, TokenIds, as_token_array
 from semblend.integration.plan_cuts import within_hole_budget
+from semblend.integration.probing import can_probe, pass_tokens
 from semblend.integration.sglang import namespaces
 from semblend.pipeline import PipelineStats, SemBlendPipeline
+from semblend.planning.boundaries import Boundaries
+from semblend.planning.certificates import Standing
 from semblend.planning.cost import CostModel
 
 
@@ -63,10 +66,17 @@ class SemBlendProvider:
         *,
         page_size: int = 1,
         cost: CostModel | None = None,
-        certified_policy: str | None = None,
+        standing: Standing | None = None,
+        boundaries: Boundaries | None = None,
     ) -> None:
         """Start with no donors; settings default to the environment's."""
-        self._pipeline = SemBlendPipeline(settings, cost=cost, certified_policy=certified_policy)
+        self._pipeline = SemBlendPipeline(
+            settings,
+            cost=cost,
+            certified_policy=None if standing is None else standing.policy,
+            uncertified=None if standing is None else standing.refusal,
+            boundaries=boundaries,
+        )
         self._pipeline.add_eviction_listener(self._dropped)
         self._namespace = namespace
         self._page_size = page_size
@@ -165,9 +175,16 @@ class SemBlendProvider:
             plan = self._pipeline.plan(
                 tokens, namespace, exact_tokens=exact_tokens, block_size=page
             )
+        if plan.executable and not can_probe(plan.policy):
+            plan = plan.declined(
+                DeclineReason.UNSUPPORTED, f"{plan.policy} needs a probe that is not made here"
+            )
         if plan.executable and hole_budget is not None:
             cut = within_hole_budget(plan, hole_budget, page_size=self._page_size)
-            plan = cut or plan.declined(DeclineReason.NO_CAPACITY, "too many holes for a step")
+            if cut is None or pass_tokens(cut) > hole_budget:
+                plan = plan.declined(DeclineReason.NO_CAPACITY, "too many tokens for a step")
+            else:
+                plan = cut
         if request_id is not None:
             self.ledger.open(request_id, plan)
         return plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -110,6 +111,15 @@ class RequestState:
         if self.reason is not None and self.reason.outcome is not Outcome.COLD:
             return self.reason.outcome
         return Outcome.EXACT_PREFIX if self.exact_tokens else Outcome.COLD
+
+
+Loaded = Mapping[int, tuple[Any, RequestState]]
+"""Row of a batch to its request and state; the state's load is set."""
+
+
+def loads_of(loaded: Loaded) -> list[tuple[int, Any]]:
+    """Rows and states whose loads are set."""
+    return [(row, state) for row, (_, state) in loaded.items() if state.load is not None]
 
 
 def state_of(request: Any) -> RequestState:

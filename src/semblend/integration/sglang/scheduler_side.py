@@ -21,6 +21,7 @@ from semblend.core.errors import CapacityError
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.core.tokens import as_token_array
+from semblend.integration.probing import pass_tokens
 from semblend.integration.sglang import namespaces
 from semblend.integration.sglang.donor_queue import DonorQueue, Offer
 from semblend.integration.sglang.loading import DonorLostError, SpanLoader
@@ -71,7 +72,7 @@ class SchedulerSide:
         self._passes = passes
         self._hole_budget = hole_budget
         self._pending: dict[str, int] = {}
-        """Hole tokens of requests that are loaded and wait for this step's forward."""
+        """Tokens of nested passes for requests that are loaded and wait for this step's forward."""
         self._failures = 0
         self._replans_left = _REPLANS
         self._certified = certified
@@ -180,7 +181,7 @@ class SchedulerSide:
             return nothing
         if params.host_hit_length != plan.end - plan.exact_tokens:
             return nothing
-        holes = sum(map(len, plan.holes))
+        holes = pass_tokens(plan)
         if self._pending and sum(self._pending.values()) + holes > self._hole_budget:
             self.stats.count("waits")
             return None
@@ -235,7 +236,7 @@ class SchedulerSide:
         """A load whose request was not run after all: its slots go back."""
         self._pending.pop(state.request_id, None)
         if self._loader is not None and state.load is not None:
-            self._loader.free(state.load)
+            self._loader.give_back(state.load.slots)
         state.released()
 
     def _note_failure(self) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from semblend.integration.model_cost import cost_model
 from semblend.integration.refusals import Refusal, UnsupportedEngineError
+from semblend.integration.sentence_ends import boundaries_of
 from semblend.integration.sglang import namespaces
 from semblend.integration.sglang.certificates import standing_of
 from semblend.integration.sglang.forward_hook import attach, is_installed
@@ -30,6 +31,7 @@ from semblend.integration.sglang.support import (
     prefill_backend,
     resolved,
 )
+from semblend.integration.sglang.tail_probe import PolicyProbe
 
 _UNCHUNKED_PASS = 8192
 """Tokens of a pass where the engine does not cut its prefills."""
@@ -69,17 +71,19 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
     settings = options.settings()
     namespace = namespaces.engine_namespace(context, options, settings)
     segmented = options.mode is Mode.SEGMENTED
-    policy = standing_of(runner, settings).policy if segmented else None
+    standing = standing_of(runner, settings) if segmented else None
+    certified = standing is not None and standing.policy is not None
     provider = SemBlendProvider(
         namespace,
         settings,
         page_size=int(cache.page_size),
         cost=cost_model(runner.model_config.hf_text_config),
-        certified_policy=policy,
+        standing=standing,
+        boundaries=boundaries_of(lambda: getattr(context.tp_worker, "tokenizer", None), logger),
     )
     budget = _pass_tokens(context.server_args)
     loads = options.mode.loads and not settings.discovery_only
-    loads = loads and (policy is not None or not segmented)
+    loads = loads and (certified or not segmented)
     loader, passes = None, None
     if loads:
         pool = KvPool(runner, table_from_model(runner.model))
@@ -89,7 +93,9 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
             tokens=budget,
             many_holes=prefill_backend(runner) in WRITES_BEFORE_ATTENTION,
         )
-        passes = RegionPasses(runner, pool, NestedPass(runner, limits))
+        nested = NestedPass(runner, limits)
+        probe = PolicyProbe(runner, pool=pool, nested=nested, loader=loader)
+        passes = RegionPasses(runner, pool=pool, nested=nested, probe=probe)
     logger.info("SemBlend runs in mode %s; loads K/V: %s", options.mode.value, loads)
     return SchedulerSide(
         options=options,
@@ -102,7 +108,7 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
         loader=loader,
         passes=passes,
         hole_budget=options.max_hole_tokens_per_step or budget,
-        certified=policy is not None,
+        certified=certified,
     )
 
 

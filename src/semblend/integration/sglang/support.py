@@ -11,10 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from semblend.core.errors import UnsupportedRotaryError
+from semblend.integration.probing import can_probe
 from semblend.integration.refusals import Refusal, architecture_refusals
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.versions import installed
 
+PROBE_REMEDY = "it asks for a probe that is not made here"
 ATTENTION_BACKENDS = ("torch_native", "triton", "fa3", "flashinfer")
 """Passes of one hole a request are chunks to these; only torch_native was run."""
 
@@ -184,10 +186,8 @@ def _model_refusals(runner: Any, options: BackendOptions) -> list[Refusal]:
 
 
 def _policy_refusals(options: BackendOptions) -> list[Refusal]:
-    """Policies that look at the model's work are not served here."""
-    from semblend.planning.policies.base import policy_from_spec
-
+    """Policies that ask for more than the tail's attention."""
     spec = options.settings().recompute_policy
-    if options.mode.uncertified and policy_from_spec(spec).dynamic:
-        return [Refusal(feature=f"recompute policy {spec}", remedy="it asks for a probe")]
+    if options.mode.uncertified and not can_probe(spec):
+        return [Refusal(feature=f"recompute policy {spec}", remedy=PROBE_REMEDY)]
     return []
