@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from semblend.core.outcomes import DeclineReason, Outcome
     from semblend.core.plan import Hole, Plan, Span, SpanKind
     from semblend.core.settings import Settings
-    from semblend.pipeline import DonorMatch, PipelineStats, SemBlendPipeline
+    from semblend.pipeline import PipelineStats, SemBlendPipeline
     from semblend.planning.cost import CostModel
+    from semblend.planning.matches import DonorMatch
 
 __version__ = "0.4.0"
 
@@ -41,7 +42,7 @@ __all__ = [
 _HOMES = {
     "CostModel": "planning.cost",
     "DeclineReason": "core.outcomes",
-    "DonorMatch": "pipeline",
+    "DonorMatch": "planning.matches",
     "Hole": "core.plan",
     "Namespace": "core.namespace",
     "Outcome": "core.outcomes",

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from semblend.core.errors import InvalidTokensError, SemBlendError
+from semblend.core.faults import plant
 from semblend.core.ledger import Ledger, LedgerTotals
 from semblend.core.namespace import Namespace
 from semblend.core.outcomes import DeclineReason
@@ -33,21 +34,11 @@ from semblend.discovery.runs import DonorRun
 from semblend.planning.boundaries import Boundaries
 from semblend.planning.cost import CostModel
 from semblend.planning.gates import Refusal
+from semblend.planning.matches import DonorMatch, best_match, covered_tokens
 from semblend.planning.planner import Planner, PlanRequest
 from semblend.planning.policies.base import RecomputePolicy, policy_from_spec
 
 logger = logging.getLogger("semblend.pipeline")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DonorMatch:
-    """The best donor for a prompt: by its tokens, or else by its meaning."""
-
-    donor_id: str
-    shared_tokens: int
-    """Tokens of the prompt that this donor's spans cover; 0 for a match by meaning alone."""
-    similarity: float | None
-    plan: Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +84,7 @@ class SemBlendPipeline:
             Where sentences end in the model's token ids, for policies that look at that.
         """
         self.settings = Settings.from_env() if settings is None else settings
+        plant(self.settings.faults)
         self.ledger = Ledger()
         self.certified = certified_policy is not None
         self._policy = policy_from_spec(certified_policy or self.settings.recompute_policy)
@@ -219,7 +211,7 @@ class SemBlendPipeline:
         aligned: list[DonorRun] = []
 
         def by_meaning(array: TokenArray, key: bytes, lookup: Lookup) -> list[DonorRun]:
-            if text is None or _covered(lookup) * 2 >= array.size:
+            if text is None or covered_tokens(lookup) * 2 >= array.size:
                 return []
             similar.extend(self._meaning.search(text, key))
             if not self.settings.fuzzy_chunks:
@@ -246,7 +238,7 @@ class SemBlendPipeline:
             plan = replace(plan, evidence=evidence)
         if request_id is not None:
             self.ledger.open(request_id, plan)
-        return _best_match(plan)
+        return best_match(plan)
 
     def _guarded_plan(
         self,
@@ -288,13 +280,13 @@ class SemBlendPipeline:
             plan = self._planned(
                 array, key, lookup, runs, chosen, exact_tokens, block_size, whole_blocks, started
             )
+            self._store.touch(plan.donor_ids)
+            return plan
         except SemBlendError as error:
             return _refused(size, DeclineReason.INVALID_INPUT, str(error))
         except Exception as error:
             logger.warning("planning failed; the request is computed cold", exc_info=True)
             return _refused(size, DeclineReason.INTERNAL_ERROR, type(error).__name__)
-        self._store.touch(plan.donor_ids)
-        return plan
 
     def _planned(
         self,
@@ -310,7 +302,7 @@ class SemBlendPipeline:
     ) -> Plan:
         evidence = Evidence(
             fingerprint_hits=lookup.fingerprint_hits,
-            matched_tokens=_covered(lookup),
+            matched_tokens=covered_tokens(lookup),
             candidate_donors=len({run.donor_id for run in runs}),
         )
         plan = self._planner.plan(
@@ -379,33 +371,3 @@ def _no_runs(tokens: TokenArray, key: bytes, lookup: Lookup) -> list[DonorRun]:
 
 def _refused(prompt_tokens: int, reason: DeclineReason, detail: str) -> Plan:
     return Plan(namespace="", prompt_tokens=prompt_tokens, reason=reason, detail=detail)
-
-
-def _covered(lookup: Lookup) -> int:
-    """Target tokens inside some run."""
-    total, reach = 0, 0
-    for run in lookup.runs:  # in target order
-        start = max(run.target_start, reach)
-        if run.target_end > start:
-            total += run.target_end - start
-            reach = run.target_end
-    return total
-
-
-def _best_match(plan: Plan) -> DonorMatch | None:
-    shared: dict[str, int] = {}
-    for span in plan.spans:
-        shared[span.donor_id] = shared.get(span.donor_id, 0) + span.length
-    if shared:
-        donor_id = max(shared, key=lambda name: shared[name])
-    elif plan.evidence.similar_donor_id is not None:
-        donor_id = plan.evidence.similar_donor_id
-    else:
-        return None
-    same = donor_id == plan.evidence.similar_donor_id
-    return DonorMatch(
-        donor_id=donor_id,
-        shared_tokens=shared.get(donor_id, 0),
-        similarity=plan.evidence.similarity if same else None,
-        plan=plan,
-    )

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ParamSpec, TypeVar
 
-from semblend.core.errors import SettingsError
+from semblend.core.errors import CapacityError, SettingsError
 
 logger = logging.getLogger("semblend.faults")
 
@@ -101,6 +101,10 @@ def _raise_memory() -> None:
     raise MemoryError("injected")
 
 
+def _raise_capacity() -> None:
+    raise CapacityError("injected")
+
+
 def _kill() -> None:
     raise KilledWorkerError("injected")
 
@@ -113,6 +117,7 @@ _EFFECTS: dict[FaultPoint, Callable[[], None]] = {
     FaultPoint.TRANSPORT_WRITE: _raise_io(errno.ECONNRESET),
     FaultPoint.EVENT_BUS: _raise_io(errno.ECONNREFUSED),
     FaultPoint.ALLOCATION: _raise_memory,
+    FaultPoint.POOL: _raise_capacity,
     FaultPoint.KILLED_WORKER: _kill,
 }
 """How a point fails; those not named raise :class:`InjectedError`."""

@@ -13,6 +13,7 @@ from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 
 from semblend.core.errors import PlanError
+from semblend.core.faults import FaultPoint, fault_point
 from semblend.core.outcomes import DeclineReason, Outcome
 from semblend.core.plan import Plan
 
@@ -87,6 +88,7 @@ class Ledger:
         if abandoned is not None:
             self._settle(_as_cold(*abandoned))
 
+    @fault_point(FaultPoint.SETTLEMENT)
     def confirm(
         self,
         request_id: str,
@@ -127,6 +129,7 @@ class Ledger:
         self._settle(settlement)
         return settlement
 
+    @fault_point(FaultPoint.SETTLEMENT)
     def exact(self, request_id: str, *, prompt_tokens: int, exact_tokens: int) -> Settlement:
         """The engine's own exact prefix cache served part of the request."""
         with self._lock:
@@ -140,6 +143,30 @@ class Ledger:
         self._settle(settlement)
         return settlement
 
+    def refused(
+        self,
+        request_id: str,
+        reason: DeclineReason,
+        detail: str = "",
+        *,
+        prompt_tokens: int,
+        exact_tokens: int = 0,
+    ) -> Settlement:
+        """A request ran for which not even a plan could be made."""
+        with self._lock:
+            self._open.pop(request_id, None)
+        settlement = Settlement(
+            request_id=request_id,
+            outcome=reason.outcome,
+            prompt_tokens=prompt_tokens,
+            exact_tokens=exact_tokens,
+            reason=reason,
+            detail=detail,
+        )
+        self._settle(settlement)
+        return settlement
+
+    @fault_point(FaultPoint.SETTLEMENT)
     def decline(
         self, request_id: str, reason: DeclineReason, detail: str = "", *, exact_tokens: int = 0
     ) -> Settlement:

@@ -223,8 +223,10 @@ class DonorStore:
                 for follower in self._followers:
                     follower.donor_held(donor_id, tokens, namespace)
         finally:
-            # Also if there was no room in the end: those who made way are gone all the same.
-            self._tell(evicted)
+            # Outside the lock: a listener may call back into the store. Also if there was no
+            # room in the end: those who made way are gone all the same.
+            for gone, listener in itertools.product(evicted, self._listeners):
+                listener(gone)
         return donor
 
     def evict(self, donor_id: str) -> bool:
@@ -395,9 +397,3 @@ class DonorStore:
         self._chunk_namespace[number] = -1
         self._free_numbers.append(number)
         del self._chunks[number]
-
-    def _tell(self, evicted: list[str]) -> None:
-        # Outside the lock: a listener may call back into the store.
-        for donor_id in evicted:
-            for listener in self._listeners:
-                listener(donor_id)

@@ -71,9 +71,13 @@ class Admission:
     def try_admit(self, sequence: Sequence) -> bool:
         """Admit the request if there is room for it now."""
         shared = self._match(sequence)
-        fresh = self._take(self.pages_needed(sequence) - len(shared))
+        fresh = None
+        try:
+            fresh = self._take(self.pages_needed(sequence) - len(shared))
+        finally:
+            if fresh is None:
+                self._pool.allocator.release(shared)
         if fresh is None:
-            self._pool.allocator.release(shared)
             return False
         sequence.admitted_at = time.perf_counter()
         sequence.table = PageTable(
@@ -95,7 +99,9 @@ class Admission:
         ledger, request_id = self._pipeline.ledger, sequence.request.request_id
         counts = {"prompt_tokens": sequence.prompt_tokens, "exact_tokens": sequence.exact_tokens}
         try:
-            if not sequence.in_ledger:
+            if not sequence.in_ledger and sequence.reason is not None:
+                ledger.refused(request_id, sequence.reason, sequence.detail, **counts)
+            elif not sequence.in_ledger:
                 ledger.exact(request_id, **counts)
             elif sequence.plan is not None:
                 ledger.confirm(
@@ -112,9 +118,12 @@ class Admission:
                     sequence.detail,
                     exact_tokens=sequence.exact_tokens,
                 )
-        except Exception:  # an account that does not add up must not cost an answer
+        except Exception as error:  # an account that does not add up must not cost an answer
             logger.warning(
                 "request %s: the ledger refused its settlement", request_id, exc_info=True
+            )
+            ledger.refused(
+                request_id, DeclineReason.INTERNAL_ERROR, f"not settled: {error!r}", **counts
             )
 
     def _match(self, sequence: Sequence) -> PageIds:

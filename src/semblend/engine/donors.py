@@ -19,7 +19,8 @@ from typing import Protocol
 
 import torch
 
-from semblend.core.errors import CorruptSegmentError, DonorError, SemBlendError
+from semblend.core.errors import CapacityError, CorruptSegmentError, DonorError
+from semblend.core.faults import FaultPoint, reach
 from semblend.core.namespace import Namespace
 from semblend.core.tokens import TokenArray
 from semblend.engine.materialise import DonorKv, DonorPiece
@@ -163,6 +164,7 @@ class DonorLibrary:
         donor = self._donors.get(donor_id)
         if donor is None:
             raise DonorError(f"donor {donor_id!r} is gone")
+        reach(FaultPoint.LEASE)
         pieces: list[DonorPiece] = []
         corrupt = self._corrupt_segments()
         with ExitStack() as leases:
@@ -220,8 +222,9 @@ class DonorLibrary:
         while (capture := self._queue.get()) is not None:
             try:
                 self._store(capture)
-            except Exception as error:
-                # A donor the less is no harm to any request.
+            except BaseException as error:
+                # A donor the less is no harm to any request; a thread the less would keep the
+                # pages of everything that waits in line.
                 logger.warning("donor %s was not kept: %s", capture.donor_id, error)
             finally:
                 self._queue.task_done()
@@ -231,10 +234,12 @@ class DonorLibrary:
         keys = _segment_keys(capture.share_key, capture.tokens)
 
         def read(key: SegmentKey) -> Segment:
+            reach(FaultPoint.CAPTURE)
             kv = self._pool.read(capture.table, key.start, key.start + key.length)
             return Segment(key=key, kv=kv)
 
         try:
+            reach(FaultPoint.KILLED_WORKER)
             with self._side.after(capture.mark):
                 self._hold(capture.donor_id, capture.tokens, capture.namespace, keys, read)
         finally:
@@ -256,9 +261,9 @@ class DonorLibrary:
                 for key in keys:
                     self._users.setdefault(key.digest, set()).add(donor_id)
             for key in keys:
-                if key not in self._tiers:
-                    self._tiers.put(read(key))
-        except SemBlendError:
+                if key not in self._tiers and self._tiers.put(read(key)) is None:
+                    raise CapacityError("no tier took it")
+        except BaseException:
             self._forget(donor_id)
             raise
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -62,7 +63,8 @@ class Emission:
         if first:
             sequence.phase, sequence.prefilled_at = Phase.DECODE, time.perf_counter()
         if self._shadow is not None:
-            self._shadow.observe(sequence, logits)
+            with _beside(sequence, "a shadow sample"):
+                self._shadow.observe(sequence, logits)
         params = sequence.request.sampling
         choice = choose(logits, params, sequence.generator)
         sequence.output_ids.append(choice.token_id)
@@ -93,7 +95,8 @@ class Emission:
             )
         )
         if first:
-            self._share(sequence)
+            with _beside(sequence, "a donor"):
+                self._share(sequence)
         if reason is not None:
             self.finish(sequence, reason)
 
@@ -111,7 +114,8 @@ class Emission:
                 sequence.reason, sequence.detail = DeclineReason.CANCELLED, ""
         sequence.phase = Phase.FINISHED
         if self._shadow is not None:
-            self._shadow.ended(sequence)
+            with _beside(sequence, "a shadow sample"):
+                self._shadow.ended(sequence)
         report = report_of(sequence, certified=self._certified)
         if sequence.table is not None:
             self._admission.settle(sequence)
@@ -149,3 +153,12 @@ class Emission:
             )
         except Exception:
             logger.exception("pages of %s were not published", sequence.request.request_id)
+
+
+@contextmanager
+def _beside(sequence: Sequence, what: str) -> Iterator[None]:
+    """What is done for others beside a request must not cost it its answer."""
+    try:
+        yield
+    except Exception:
+        logger.warning("request %s: %s was lost", sequence.request.request_id, what, exc_info=True)

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 
 import torch
 
+from semblend.core.faults import FaultPoint, reach
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
 from semblend.engine.layerwise import LayerwiseLoad
@@ -74,5 +75,6 @@ def layers_of(loads: Iterable[PendingLoad]) -> Callable[[int], None] | None:
     def before_layer(layer: int) -> None:
         for load in all_loads:
             load(layer)
+            reach(FaultPoint.COPY)
 
     return before_layer

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from semblend.core.errors import CapacityError
+from semblend.core.faults import FaultPoint, fault_point
 
 PageIds = npt.NDArray[np.int32]
 
@@ -38,6 +39,7 @@ class PageAllocator:
         """Pages nobody holds."""
         return self._free
 
+    @fault_point(FaultPoint.POOL)
     def allocate(self, count: int) -> PageIds:
         """Take `count` free pages with one reference each; shape [count], in position order.
 

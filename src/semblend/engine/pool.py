@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from semblend.core.errors import CapacityError
+from semblend.core.faults import FaultPoint, fault_point
 from semblend.engine.pages import PageAllocator, PageTable
 from semblend.kv.layout import PagedLayout, by_slot
 
@@ -78,6 +79,7 @@ class PagedPool:
         """Pages that `tokens` positions need."""
         return -(-tokens // self.page_size)
 
+    @fault_point(FaultPoint.ALLOCATION)
     def read(self, table: PageTable, start: int, end: int) -> torch.Tensor:
         """A copy of K/V at positions [start, end): [layers, 2, end - start, kv_heads, head_dim]."""
         shape = (*self.data.shape[:2], end - start, *self.data.shape[4:])

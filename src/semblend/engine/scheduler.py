@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from semblend.core.faults import FaultPoint, reach
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Hole
 from semblend.engine.admission import Admission, compute_from_tokens
@@ -98,7 +99,12 @@ class Scheduler:
             and queued < self._options.step_tokens
             and len(self.running) < self._options.max_running
         ):
-            if not self._admission.try_admit(self.waiting[0]):
+            try:
+                admitted = self._admission.try_admit(self.waiting[0])
+            except Exception as error:
+                self._give_up(self.waiting.popleft(), error)
+                continue
+            if not admitted:
                 return  # the first in line waits for room, and nobody overtakes it
             self.running.append(self.waiting.popleft())
             queued += sum(map(len, self.running[-1].pending))
@@ -116,6 +122,8 @@ class Scheduler:
     def _compute(self, shares: list[_Share]) -> None:
         loads = [s.sequence.loading for s in shares if s.sequence.loading is not None]
         try:
+            if any(share.sequence.plan is not None for share in shares):
+                reach(FaultPoint.NESTED_PASS)
             runs = [run for share in shares for run in share.runs]
             logits = compute(self._model, self._pool, runs, before_layer=layers_of(loads))
             rows = iter(logits.cpu())
@@ -154,8 +162,12 @@ class Scheduler:
         try:
             self._emission.token(sequence, row)
         except Exception as error:
-            logger.exception("request %s failed", sequence.request.request_id)
-            self._emission.finish(sequence, FinishReason.ERROR, f"{type(error).__name__}: {error}")
+            self._give_up(sequence, error)
+
+    def _give_up(self, sequence: Sequence, error: Exception) -> None:
+        """One request cannot go on; the others can."""
+        logger.error("request %s failed", sequence.request.request_id, exc_info=error)
+        self._emission.finish(sequence, FinishReason.ERROR, f"{type(error).__name__}: {error}")
 
     def _recover(self, sequence: Sequence, error: str) -> None:
         """Compute the request again from its tokens if it reused anything, else give it up."""

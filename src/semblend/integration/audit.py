@@ -21,6 +21,8 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any, TextIO
 
+from semblend.core.faults import clock_jump_s
+
 SCHEMA_VERSION = 2
 _QUEUED_RECORDS = 4096
 _REMEMBERED_REQUESTS = 65_536
@@ -62,7 +64,7 @@ class AuditStream:
             "connector_id": self.connector_id,
             "event_seq": next(self._events),
             "event": name,
-            "time": time.time(),
+            "time": time.time() + clock_jump_s(),
             **fields,
         }
         if request_id is not None:

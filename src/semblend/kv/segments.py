@@ -17,6 +17,7 @@ import torch
 import xxhash
 
 from semblend.core.errors import DonorError
+from semblend.core.faults import FaultPoint, spoiled
 from semblend.core.tokens import TokenArray
 
 NAMESPACE_BYTES = 16
@@ -138,4 +139,4 @@ def kv_bytes(kv: torch.Tensor) -> memoryview:
 
 def kv_checksum(kv: torch.Tensor) -> int:
     """xxh3 of the bytes of a contiguous tensor on the host."""
-    return xxhash.xxh3_64_intdigest(kv_bytes(kv))
+    return spoiled(FaultPoint.CHECKSUM, xxhash.xxh3_64_intdigest(kv_bytes(kv)))

@@ -15,6 +15,7 @@ from enum import StrEnum
 import numpy as np
 import torch
 
+from semblend.core.faults import FaultPoint, fault_point
 from semblend.kv import torch_copy
 from semblend.kv.layout import PagedLayout, by_slot
 from semblend.kv.rotary_table import RotaryTable
@@ -32,6 +33,7 @@ class Backend(StrEnum):
     TRITON = "triton"
 
 
+@fault_point(FaultPoint.COPY, after=True)
 @torch.no_grad()
 def copy_spans(
     pool: torch.Tensor,

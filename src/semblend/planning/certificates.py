@@ -12,12 +12,13 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from semblend.core.errors import SemBlendError, SerialisationError
+from semblend.core.faults import clock_jump_s
 from semblend.core.outcomes import DeclineReason
 from semblend.planning.policies.base import policy_from_spec
 
@@ -74,6 +75,9 @@ class Certificate:
             if data.get("digest") != _digest(data):
                 raise SerialisationError("its contents do not match its hash: it was altered")
             certificate = cls(**data)
+            if text != certificate.to_json():
+                # Two readers of one file must not be able to read it differently.
+                raise SerialisationError("its bytes are not those that were written")
             datetime.fromisoformat(certificate.expires)
             policy_from_spec(certificate.policy)
         except SerialisationError:
@@ -130,7 +134,7 @@ def look_up(
 
     Never raises: a file that cannot be read is a warning and no certificate.
     """
-    now = datetime.now(UTC) if now is None else now
+    now = datetime.now(UTC) + timedelta(seconds=clock_jump_s()) if now is None else now
     refusal: tuple[DeclineReason, str] | None = None
     for path in _files(certificate_folders() if folders is None else folders):
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -114,7 +115,8 @@ class DiskTier:
         path = self.directory / segment_file.file_name(key)
         try:
             segment = segment_file.read_segment(path, pinned=self._pinned)
-            os.utime(path, follow_symlinks=False)  # So that the order of use outlives the process.
+            with contextlib.suppress(OSError):  # So that the order of use outlives the process.
+                os.utime(path, follow_symlinks=False)
         except CorruptSegmentError:
             self._table.remove(key, generation=entry.generation)
             self._counters.add("corrupt")

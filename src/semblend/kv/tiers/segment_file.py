@@ -128,10 +128,8 @@ def write_segment(directory: Path, segment: Segment) -> None:
         os.replace(partial, final)
         sync_directory(directory)
     except OSError as error:
-        for path in (
-            partial,
-            final,
-        ):  # renamed and not synced: nobody counts on it, nor may it stay
+        # Also one that is renamed and not yet synced: nobody will count on it.
+        for path in (partial, final):
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
         raise StorageError(f"segment file {final.name}: {error.strerror or error}") from error
