@@ -26,7 +26,7 @@ from semblend.kv.tiers.memory import MemoryTier
 NAMESPACE = b"0123456789abcdef"
 
 
-def capture_overhead(bench: Bench, lengths: tuple[int, ...], repeats: int = 5) -> list[Figure]:
+def capture_overhead(bench: Bench, lengths: tuple[int, ...], repeats: int = 11) -> list[Figure]:
     """Time to first token of a cold prompt while the prompt before it is copied to the host.
 
     Copying takes the way donors take in the engine: a thread, a side stream, the host
@@ -52,7 +52,7 @@ def capture_overhead(bench: Bench, lengths: tuple[int, ...], repeats: int = 5) -
             with_capture.append(_timed(bench, tokens, after))
             thread.join()
             captured += done
-        ratio = float(np.median(with_capture) / np.median(without)) - 1
+        ratio = float(np.median(np.array(with_capture) / np.array(without))) - 1
         case = f"capture {size}"
         figures += [
             info(case, "ttft_without", float(np.median(without)) * 1e3, "ms"),

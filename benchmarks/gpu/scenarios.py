@@ -135,7 +135,7 @@ class Bench:
         for place, held in donors.items():
             held.donor.tokens[:] = donor_tokens
             run = self.hit_call(plan, tokens, table, held, on_host=place == "host")
-            seconds[place] = wall_s(run, repeats=5)
+            seconds[place] = wall_s(run, repeats=15 if size <= 16384 else 7)
             floor = work.floor_s(self.ceilings, on_host=place == "host")
             case = f"hit {size} {share:.0%} {spans} spans {place}"
             ratio, speedup = seconds[place] / floor, self.cold_s[size] / seconds[place]

@@ -46,21 +46,27 @@ def padded(layout: Layout, rows: int, items: int) -> Layout | None:
     merges = items // 2
     if len(layout) > rows or len(plan.items) > items or len(plan.merges) > merges:
         return None
-    extra = rows - len(layout)
     return replace(
         layout,
-        tokens=np.pad(layout.tokens, (0, extra)),
-        positions=np.pad(layout.positions, (0, extra)),
-        slots=np.pad(layout.slots, (0, extra), constant_values=-1),
+        tokens=_longer(layout.tokens, rows, 0),
+        positions=_longer(layout.positions, rows, 0),
+        slots=_longer(layout.slots, rows, -1),
         plans=(
             replace(
                 plan,
-                items=np.pad(plan.items, ((0, items - len(plan.items)), (0, 0))),
-                merges=np.pad(plan.merges, ((0, merges - len(plan.merges)), (0, 0))),
+                items=_longer(plan.items, items, 0),
+                merges=_longer(plan.merges, merges, 0),
                 parts=items,
             ),
         ),
     )
+
+
+def _longer(array: IntArray, size: int, fill: int) -> IntArray:
+    """`array` with rows of `fill` behind it; numpy's own padding takes ten times as long."""
+    result = np.full((size, *array.shape[1:]), fill, dtype=array.dtype)
+    result[: len(array)] = array
+    return result
 
 
 def to_device(

@@ -35,6 +35,8 @@ DECODE_SHAPE = TileShape(rows=16, keys=64, warps=4, stages=3)
 and of one row."""
 LONG_KEYS = 2048
 """Keys an item has on average from which the long shape is the faster one."""
+SHORT_ITEMS_EACH = 2
+"""Two programs of the short shape fit into a processor: as many items are one wave."""
 
 
 class CudaPasses:
@@ -131,8 +133,12 @@ class CudaPasses:
         )
 
     def _prefill_plan(self, runs: Sequence[RowRun]) -> TilePlan:
-        plan = self._plan(runs, LONG_SHAPE, None)
-        return plan if plan.mean_keys >= LONG_KEYS else self._plan(runs, SHORT_SHAPE, None)
+        keys = sum(float(run.positions.sum()) + len(run.positions) for run in runs)
+        tiles = sum(len(run.positions) for run in runs) / LONG_SHAPE.tokens(self._groups)
+        items = max(tiles, ITEMS_EACH * self._processors / self._kv_heads)
+        keys_each = keys / LONG_SHAPE.tokens(self._groups) / items
+        shape = LONG_SHAPE if keys_each >= LONG_KEYS else SHORT_SHAPE
+        return self._plan(runs, shape, None)
 
     def _plan(self, runs: Sequence[RowRun], shape: TileShape, splits: int | None) -> TilePlan:
         return plan_tiles(
@@ -142,6 +148,7 @@ class CudaPasses:
             kv_heads=self._kv_heads,
             processors=self._processors,
             splits=splits,
+            items_each=SHORT_ITEMS_EACH if shape is SHORT_SHAPE else ITEMS_EACH,
         )
 
     @property

@@ -127,6 +127,12 @@ def _span_copies(
     """What to copy out of which piece of a donor that is leased."""
     copies: list[SpanCopy] = []
     ends = [piece.end for piece in donor.pieces]
+    # Of a long prompt there are many small copies: slots are views of arrays made once.
+    low = min(span.target_start for span in spans)
+    slots = table.slots(low, max(span.target_end for span in spans)).astype(np.int64)
+    rows = np.arange(
+        max((end - piece.start for piece, end in zip(donor.pieces, ends, strict=True)), default=0)
+    )
     for span in spans:
         theirs = donor.tokens[span.donor_start : span.donor_end]
         if not np.array_equal(theirs, tokens[span.target_start : span.target_end]):
@@ -141,8 +147,8 @@ def _span_copies(
             copies.append(
                 SpanCopy(
                     source=piece.kv,
-                    source_slots=np.arange(start - piece.start, end - piece.start),
-                    target_slots=table.slots(target, target + end - start),
+                    source_slots=rows[start - piece.start : end - piece.start],
+                    target_slots=slots[target - low : target - low + end - start],
                     source_start=start,
                     target_start=target,
                 )

@@ -70,11 +70,6 @@ class TilePlan:
     parts: int
     """Partial results."""
 
-    @property
-    def mean_keys(self) -> float:
-        """Keys an item reads on average."""
-        return float((self.items[:, 4] - self.items[:, 3]).mean())
-
 
 def plan_tiles(
     runs: Sequence[RowRun],

@@ -108,12 +108,12 @@ def _flatten(spans: Sequence[SpanCopy]) -> CopyBatch:
     at = np.arange(int(lengths.sum()), dtype=np.int64)
     source_starts = np.array([copy.source_start for copy in spans], dtype=np.int64)
     target_starts = np.array([copy.target_start for copy in spans], dtype=np.int64)
-    numbers: dict[tuple[int, torch.Size], int] = {}
+    numbers: dict[int, int] = {}
     sources: list[torch.Tensor] = []
     for copy in spans:
-        if numbers.setdefault(_identity(copy.source), len(sources)) == len(sources):
+        if numbers.setdefault(id(copy.source), len(sources)) == len(sources):
             sources.append(by_slot(copy.source))
-    source_of = np.array([numbers[_identity(copy.source)] for copy in spans], dtype=np.int64)
+    source_of = np.array([numbers[id(copy.source)] for copy in spans], dtype=np.int64)
     return CopyBatch(
         sources=tuple(sources),
         source_numbers=np.repeat(source_of, lengths),
@@ -122,10 +122,6 @@ def _flatten(spans: Sequence[SpanCopy]) -> CopyBatch:
         source_positions=at + np.repeat(source_starts - before, lengths),
         target_positions=at + np.repeat(target_starts - before, lengths),
     )
-
-
-def _identity(source: torch.Tensor) -> tuple[int, torch.Size]:
-    return source.data_ptr(), source.shape
 
 
 def _check_source(source: torch.Tensor, destination: torch.Tensor, table: RotaryTable) -> None:
