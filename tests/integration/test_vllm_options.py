@@ -60,6 +60,16 @@ def test_keys_win_over_variables_and_variables_over_defaults():
     assert settings.allow_uncertified
 
 
+def test_nested_regions_end_on_any_token_unless_somebody_says_otherwise():
+    for mode in Mode:
+        options = ConnectorOptions.from_extra_config({"mode": mode.value})
+        assert options.settings({}).strict_prefix_boundary is not mode.segmented
+        told = {"SEMBLEND_STRICT_PREFIX_BOUNDARY": "1"}
+        assert options.settings(told).strict_prefix_boundary
+        staged = ConnectorOptions.from_extra_config({"mode": mode.value, "execution": "staged"})
+        assert staged.settings({}).strict_prefix_boundary
+
+
 def test_only_experimental_modes_run_uncertified():
     for mode in Mode:
         options = ConnectorOptions.from_extra_config({"mode": mode.value})

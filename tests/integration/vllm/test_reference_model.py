@@ -45,10 +45,8 @@ def prompts():
     return donor, moved
 
 
-def test_served_answers_equal_the_embedded_engines(make_engine, prompts, monkeypatch):
+def test_served_answers_equal_the_embedded_engines(make_engine, prompts):
     donor, moved = prompts
-    # The embedded engine's regions end on any token; vLLM accepts that too.
-    monkeypatch.setenv("SEMBLEND_STRICT_PREFIX_BOUNDARY", "0")
     engine = make_engine(
         "reference", engine={"max_model_len": 4096, "kv_cache_memory_bytes": 256 << 20}
     )

@@ -6,6 +6,7 @@ given here wins over its variable.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -13,7 +14,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from semblend.core.errors import SettingsError
-from semblend.core.settings import EmbedderKind, Settings
+from semblend.core.settings import EmbedderKind, Settings, variable
 from semblend.integration.option_values import checked_options, options_table
 from semblend.integration.vllm.modes import (
     CapturePolicy,
@@ -148,6 +149,13 @@ class ConnectorOptions(BaseModel):
             overrides["discovery_only"] = True
         if self.mode.uncertified:
             overrides["allow_uncertified"] = True
+        environ = os.environ if environ is None else environ
+        nested = self.mode.segmented and self.execution is Execution.NESTED
+        if nested and variable("strict_prefix_boundary") not in environ:
+            # vLLM goes on from any token, as it does behind every chunk of a prefill, and the
+            # block in which a region ends is private; rounding down would compute up to a block
+            # of tokens that donors have. Staged ladders and exact prefixes need whole blocks.
+            overrides["strict_prefix_boundary"] = False
         return Settings.from_env(environ, **overrides)
 
 
