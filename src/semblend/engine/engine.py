@@ -14,6 +14,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
+import torch
+
 from semblend.core.errors import RequestError
 from semblend.core.namespace import NONE, Namespace
 from semblend.core.settings import Settings
@@ -90,7 +92,7 @@ class EmbeddedEngine:
             rate=self.settings.shadow_rate,
             step_tokens=self.options.step_tokens,
         )
-        self._tiers = _make_tiers(self.options)
+        self._tiers = _make_tiers(self.options, model.device)
         self.donors = DonorLibrary(
             pool=self.pool,
             pipeline=self.pipeline,
@@ -311,12 +313,16 @@ def _standing(model: LoadedModel, settings: Settings) -> Standing:
     return standing
 
 
-def _make_tiers(options: EngineOptions) -> TierStack:
-    """Host memory, and disk below it where it is asked for."""
+def _make_tiers(options: EngineOptions, device: torch.device) -> TierStack:
+    """Host memory; the device above it and disk below it where they are asked for."""
+    memory = [MemoryTier.on_host(capacity_bytes=options.host_donor_bytes)]
+    if options.device_donor_bytes:
+        above = MemoryTier.on_device(capacity_bytes=options.device_donor_bytes, device=device)
+        memory.insert(0, above)
     disk = None
     if options.disk_donor_bytes and options.donor_folder is not None:
         disk = DiskTier(options.donor_folder, capacity_bytes=options.disk_donor_bytes)
-    return TierStack([MemoryTier.on_host(capacity_bytes=options.host_donor_bytes)], disk)
+    return TierStack(memory, disk)
 
 
 def _cost_model(model: LoadedModel) -> CostModel:

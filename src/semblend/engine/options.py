@@ -20,6 +20,8 @@ class EngineOptions:
     """Tokens in a page of the K/V pool; also the grain of exact prefix reuse."""
     pool_bytes: int = 1 << 30
     """Byte cap of the K/V pool: running requests and the exact prefix cache."""
+    device_donor_bytes: int = 0
+    """Byte cap of donor K/V beside the pool, on its device; 0 keeps none there."""
     host_donor_bytes: int = 1 << 30
     """Byte cap of donor K/V in host memory."""
     disk_donor_bytes: int = 0
@@ -49,7 +51,7 @@ class EngineOptions:
         ):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name}: at least 1 expected, got {getattr(self, name)}")
-        for name in ("host_donor_bytes", "disk_donor_bytes"):
+        for name in ("device_donor_bytes", "host_donor_bytes", "disk_donor_bytes"):
             if getattr(self, name) < 0:
                 raise SettingsError(f"{name}: 0 or more expected, got {getattr(self, name)}")
         if self.disk_donor_bytes and self.donor_folder is None:
