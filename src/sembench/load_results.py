@@ -7,7 +7,6 @@ after the hole finds an idle endpoint, so each session has a warm-up of its own.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, Self
 
 from sembench import statistics
 from sembench.errors import ResultError
-from sembench.results import RunMetadata
+from sembench.results import RunMetadata, read_json
 
 LOAD_VERSION = "sembench.load.v1"
 
@@ -238,8 +237,4 @@ def _shape(values: Sequence[float | None]) -> dict[str, Any] | None:
 
 def read_load_result(path: Path) -> LoadResult:
     """Read a load result file."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ResultError(f"{path}: {error}") from error
-    return LoadResult.from_dict(data, where=str(path))
+    return LoadResult.from_dict(read_json(path), where=str(path))

@@ -308,14 +308,29 @@ class Result:
 
 def read_result(path: Path) -> Result:
     """Read a result file."""
+    data = read_json(path)
+    if isinstance(data, Mapping) and "load_version" in data:
+        raise ResultError(
+            f"{path}: the result of a load run; `sembench report` takes it, a replay is expected"
+        )
+    return Result.from_dict(data, where=str(path))
+
+
+def read_json(path: Path) -> Any:
+    """The JSON of a file, whatever it holds.
+
+    Raises
+    ------
+    ResultError
+        If there is no such file, or what it holds is not JSON.
+    """
     try:
         with path.open(encoding="utf-8") as stream:
-            data = json.load(stream)
+            return json.load(stream)
     except OSError as error:
         raise ResultError(f"{path}: {error.strerror or error}") from error
     except ValueError as error:
         raise ResultError(f"{path}: not JSON ({error})") from error
-    return Result.from_dict(data, where=str(path))
 
 
 def write_result(path: Path, result: Result) -> None:

@@ -6,8 +6,6 @@ import csv
 import io
 import json
 import re
-import shutil
-import subprocess
 from dataclasses import fields, replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -22,6 +20,7 @@ from sembench.reports.console import print_report
 from sembench.reports.html_page import MAX_STRIPS, render_html
 from sembench.reports.svg import Point, Series, distributions, scatter, shares, strip
 from sembench.results import RequestRow, Result, RunMetadata, write_result
+from tests.sembench.browser import screenshot
 from tests.sembench.mock_runs import sembench
 
 HOSTILE = """</title><script>alert('x')</script><img src=x onerror="y">&amp;|`*[a](b)=1+1"""
@@ -281,21 +280,6 @@ def test_the_command_writes_all_formats_at_once_or_prints(tmp_path: Path) -> Non
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_draws_the_page(tmp_path: Path, scheme: str) -> None:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("Chromium is not installed")
-    page, picture = tmp_path / "r.html", tmp_path / "r.png"
+    page = tmp_path / "r.html"
     write_report(build_report(RESULT), page)
-    flags = ["--force-dark-mode"] if scheme == "dark" else []
-    subprocess.run(
-        [
-            *(chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"),
-            *("--no-first-run", "--disable-background-networking", "--disable-component-update"),
-            *("--disable-sync", f"--user-data-dir={tmp_path / 'profile'}", *flags),
-            *("--window-size=1000,900", f"--screenshot={picture}", page.as_uri()),
-        ],
-        check=True,
-        capture_output=True,
-        timeout=120,
-    )
-    assert picture.stat().st_size > 10_000
+    assert screenshot(page, scheme=scheme).stat().st_size > 10_000

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sembench.reports import build_report, write_report
-from sembench.reports.console import print_report
-from sembench.results import read_result
+from sembench.load_results import LoadResult
+from sembench.reports import LoadReport, Report, build_load_report, build_report, write_report
+from sembench.reports.console import print_load_report, print_report
+from sembench.results import Result, read_json
 
 
 def report(
@@ -20,10 +22,20 @@ def report(
     ] = None,
     title: Annotated[str | None, typer.Option(help="Title of the report.")] = None,
 ) -> None:
-    """Render a result: one self-contained HTML page, Markdown, CSV, JSON, or the terminal."""
-    built = build_report(read_result(result), title=title)
-    if not output:
+    """Render the result of a replay, an offline or a load run: HTML, Markdown, CSV, JSON, text."""
+    built = _built(result, title)
+    if not output and isinstance(built, LoadReport):
+        print_load_report(built)
+    elif not output:
         print_report(built)
     for path in output or ():
         write_report(built, path)
         typer.echo(str(path))
+
+
+def _built(path: Path, title: str | None) -> Report | LoadReport:
+    """The report of whichever kind of result the file holds."""
+    data = read_json(path)
+    if isinstance(data, Mapping) and "load_version" in data:
+        return build_load_report(LoadResult.from_dict(data, where=str(path)), title=title)
+    return build_report(Result.from_dict(data, where=str(path)), title=title)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sembench.reports.report import Report
+from sembench.reports.load_report import LoadReport
+from sembench.reports.report import Check, Report
 from sembench.reports.tables import transform_table
 
 _STYLES = {True: "green", False: "bold red", None: "dim"}
@@ -26,12 +29,31 @@ def print_report(report: Report, console: Console | None = None) -> None:
     for line in cells.lines:
         table.add_row(*map(escape, line))
     out.print(table)
-    checks = Table(title="Checks")
+    out.print(_checks(report.checks))
+
+
+def print_load_report(report: LoadReport, console: Console | None = None) -> None:
+    """Print the report of a load run."""
+    out = console or Console()
+    out.print(f"[bold]{escape(report.title)}[/bold]")
+    for question in report.questions:
+        out.print(f"[bold]{escape(question.title)}[/bold] {escape(question.answer)}")
+    times = Table(title="Times of answered requests, from when they were due")
+    for position, column in enumerate(report.times.columns):
+        times.add_column(column, justify="right" if position else "left", no_wrap=True)
+    for line in report.times.lines:
+        times.add_row(*map(escape, line))
+    out.print(times)
+    out.print(_checks(report.checks))
+
+
+def _checks(checks: Iterable[Check]) -> Table:
+    table = Table(title="Checks")
     for column in ("check", "value", "verdict"):
-        checks.add_column(column)
-    for check in report.checks:
+        table.add_column(column)
+    for check in checks:
         style = _STYLES[check.good]
-        checks.add_row(
+        table.add_row(
             escape(check.label), escape(check.value), f"[{style}]{_MARKS[check.good]}[/{style}]"
         )
-    out.print(checks)
+    return table

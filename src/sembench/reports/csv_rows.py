@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sembench.reports.report import Report
@@ -15,12 +16,17 @@ _COLUMNS = tuple(name for name in ROW_FIELDS if name not in _LONG)
 
 
 def render_csv(report: Report) -> str:
-    """The rows. A cell that a spreadsheet would run as a formula is kept as text."""
+    """The rows of a replay or an offline run."""
+    return csv_text(_COLUMNS, report.rows)
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[object]) -> str:
+    """The named fields of rows; a cell a spreadsheet would run as a formula is kept as text."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    for row in report.rows:
-        writer.writerow([_cell(getattr(row, name)) for name in _COLUMNS])
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_cell(getattr(row, name)) for name in columns])
     return out.getvalue()
 
 

@@ -2,82 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 
 from sembench.paired import HIT_TOKENS, semantic_tokens, usable_pairs
+from sembench.reports import page_parts as parts
 from sembench.reports import svg
-from sembench.reports.page_style import STYLE
-from sembench.reports.report import Bar, Report, number, percent
+from sembench.reports.report import Report, number
 from sembench.reports.tables import transform_table
 from sembench.results import RequestRow
 
 MAX_STRIPS = 300
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def render_html(report: Report) -> str:
     """The page."""
-    sections = (
-        _head(report),
-        _questions(report),
-        _checks(report),
-        _times(report),
-        _transforms(report),
-        _requests(report),
-        _negatives(report),
-        _facts(report),
-    )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(report.title)}</title><style>{STYLE}</style></head>"
-        f"<body><main>{''.join(sections)}</main></body></html>\n"
-    )
-
-
-def _head(report: Report) -> str:
+    transforms = transform_table(report)
     run = report.result.run
-    said = [
-        f"run {run.run_id}",
-        f"{len(report.rows)} requests",
-        str(report.result.config.get("model") or "no model"),
-        report.result.created_at_utc,
-    ]
-    return (
-        f"<h1>{escape(report.title)}</h1>"
-        f'<p class="soft">{escape(" · ".join(part for part in said if part))}</p>'
+    return parts.page(
+        report.title,
+        (
+            parts.head(
+                report.title,
+                (
+                    f"run {run.run_id}",
+                    f"{len(report.rows)} requests",
+                    str(report.result.config.get("model") or "no model"),
+                    report.result.created_at_utc,
+                ),
+            ),
+            parts.cards([parts.card(one.title, one.answer, one.bars) for one in report.questions]),
+            parts.checks(report.checks),
+            _times(report),
+            parts.table("By transform", transforms.columns, transforms.lines),
+            _requests(report),
+            _negatives(report),
+            parts.facts(report.facts),
+        ),
     )
-
-
-def _questions(report: Report) -> str:
-    cards = "".join(
-        f'<div class="card"><h3>{escape(question.title)}</h3><p>{escape(question.answer)}</p>'
-        f"{''.join(map(_bar, question.bars))}</div>"
-        for question in report.questions
-    )
-    return f'<div class="questions">{cards}</div>'
-
-
-def _bar(bar: Bar) -> str:
-    drawing = svg.shares([(bar.kind, bar.rate, bar.label)] if bar.rate is not None else [])
-    return (
-        f'<div class="bar"><span>{escape(bar.label)}</span>'
-        f"<b>{escape(percent(bar.rate))}</b>{drawing}</div>"
-    )
-
-
-def _checks(report: Report) -> str:
-    words = {True: ("good", "holds"), False: ("bad", "fails"), None: ("unknown", "not checked")}
-    lines = "".join(
-        f"<tr><td>{escape(check.label)}"
-        + (f'<div class="note">{escape(check.detail)}</div>' if check.detail else "")
-        + f"</td><td>{escape(check.value)}</td>"
-        f'<td class="verdict {words[check.good][0]}">{words[check.good][1]}</td></tr>'
-        for check in report.checks
-    )
-    return f'<h2>What would spoil it</h2><div class="card scroll"><table>{lines}</table></div>'
 
 
 def _times(report: Report) -> str:
@@ -90,7 +51,7 @@ def _times(report: Report) -> str:
             [svg.Series(name="served", kind="warm", values=times)],
             x_label="time to first token, ms",
         )
-        return f'<h2>Time</h2><div class="charts"><div class="card">{chart}</div></div>'
+        return parts.charts("Time", [chart])
     points = [
         svg.Point(
             x=row.cold_ttft_ms or 0.0, y=row.ttft_ms or 0.0, kind=_kind(row), title=_pair_title(row)
@@ -112,33 +73,15 @@ def _times(report: Report) -> str:
         points, x_label="cold time to first token, ms", y_label="warm time to first token, ms"
     )
     shapes = svg.distributions(series, x_label="time to first token, ms")
-    marks = _key(
+    marks = parts.key(
         ("hit", f"hit ({HIT_TOKENS} or more semantic tokens)"),
         ("miss", "miss"),
         ("negative", "negative control; on the dashed line both arms take the same time"),
     )
-    lines = _key(*((one.kind, f"{one.name} ({len(one.values)})") for one in series if one.values))
-    return (
-        f'<h2>Time</h2><div class="charts"><div class="card">{plot}{marks}</div>'
-        f'<div class="card">{shapes}{lines}</div></div>'
+    lines = parts.key(
+        *((one.kind, f"{one.name} ({len(one.values)})") for one in series if one.values)
     )
-
-
-def _key(*entries: tuple[str, str]) -> str:
-    keys = "".join(f'<span class="key {kind}"></span>{escape(text)}' for kind, text in entries)
-    return f'<p class="note keys">{keys}</p>'
-
-
-def _transforms(report: Report) -> str:
-    table = transform_table(report)
-    head = "".join(
-        f'<th class="{"num" if position else ""}">{escape(column)}</th>'
-        for position, column in enumerate(table.columns)
-    )
-    lines = "".join(f"<tr>{_cells(line)}</tr>" for line in table.lines)
-    return (
-        f'<h2>By transform</h2><div class="card scroll"><table><tr>{head}</tr>{lines}</table></div>'
-    )
+    return parts.charts("Time", [plot + marks, shapes + lines])
 
 
 def _requests(report: Report) -> str:
@@ -157,7 +100,7 @@ def _requests(report: Report) -> str:
     more = (
         f"; the first {MAX_STRIPS} of {len(report.rows)}" if len(report.rows) > MAX_STRIPS else ""
     )
-    key = _key(
+    key = parts.key(
         ("exact", "exact"),
         ("both", "exact and planned"),
         ("semantic", "eligible, or reused semantically"),
@@ -213,7 +156,7 @@ def _negatives(report: Report) -> str:
         return ""
     lines = "".join(
         "<tr>"
-        + _cells(
+        + parts.cells(
             (
                 row.item_id,
                 number(row.cached_tokens),
@@ -244,24 +187,6 @@ def _negatives(report: Report) -> str:
         '<h2>Negative controls</h2><p class="note">Their donors share nothing with them. Whatever '
         "is reused semantically here is a false claim, and they must be as slow as cold.</p>"
         f'<div class="card scroll"><table><tr>{head}</tr>{lines}</table></div>'
-    )
-
-
-def _facts(report: Report) -> str:
-    lines = "".join(
-        f'<tr><th>{escape(name)}</th><td class="break">{escape(value)}</td></tr>'
-        for name, value in report.facts
-    )
-    return (
-        '<h2>Where the figures come from</h2><div class="card scroll">'
-        f'<table class="facts">{lines}</table></div>'
-    )
-
-
-def _cells(cells: Sequence[str]) -> str:
-    return "".join(
-        f'<td class="{"num" if position else ""}">{escape(cell)}</td>'
-        for position, cell in enumerate(cells)
     )
 
 

@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from sembench.reports.report import Report
+from sembench.reports.report import Check, Question, Report
 
 
 def render_json(report: Report) -> str:
     """The summary."""
-    return (
-        json.dumps(
-            {
-                "report_version": "sembench.report.v1",
-                "title": report.title,
-                **report.result.head(),
-                "paired": dict(report.paired),
-                "questions": [
-                    {
-                        "title": question.title,
-                        "answer": question.answer,
-                        "rates": {bar.label: bar.rate for bar in question.bars},
-                    }
-                    for question in report.questions
-                ],
-                "checks": [
-                    {"label": check.label, "value": check.value, "good": check.good}
-                    for check in report.checks
-                ],
-                "provenance": dict(report.facts),
-            },
-            indent=2,
-            ensure_ascii=False,
-        )
-        + "\n"
+    return json_text(
+        {
+            "report_version": "sembench.report.v1",
+            "title": report.title,
+            **report.result.head(),
+            "paired": dict(report.paired),
+            "questions": plain_questions(report.questions),
+            "checks": plain_checks(report.checks),
+            "provenance": dict(report.facts),
+        }
     )
+
+
+def json_text(value: Mapping[str, Any]) -> str:
+    """As it is written to a file."""
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def plain_questions(questions: Sequence[Question]) -> list[dict[str, Any]]:
+    """Questions and answers, their rates by name."""
+    return [
+        {
+            "title": question.title,
+            "answer": question.answer,
+            "rates": {bar.label: bar.rate for bar in question.bars},
+        }
+        for question in questions
+    ]
+
+
+def plain_checks(checks: Sequence[Check]) -> list[dict[str, Any]]:
+    """Checks; `good` is null where it was not checked."""
+    return [{"label": check.label, "value": check.value, "good": check.good} for check in checks]

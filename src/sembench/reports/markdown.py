@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sembench.reports.report import Report, percent
+from sembench.reports.report import Check, Report, percent
 from sembench.reports.tables import transform_table
 
 _MARKS = {True: "holds", False: "**fails**", None: "not checked"}
@@ -15,22 +15,27 @@ def render_markdown(report: Report) -> str:
     parts = [f"# {escape(report.title)}", ""]
     for question in report.questions:
         parts += [f"**{question.title}** {escape(question.answer)}", ""]
-    parts += _table(
+    parts += text_table(
         ("rate", "value"),
         ((bar.label, percent(bar.rate)) for question in report.questions for bar in question.bars),
     )
     parts += ["", "## By transform", ""]
     transforms = transform_table(report)
-    parts += _table(transforms.columns, transforms.lines)
+    parts += text_table(transforms.columns, transforms.lines)
     parts += ["", "## Checks", ""]
-    parts += _table(
+    parts += checks_table(report.checks)
+    parts += ["", "## Where the figures come from", ""]
+    parts += text_table(("", ""), report.facts)
+    return "\n".join(parts) + "\n"
+
+
+def checks_table(checks: Iterable[Check]) -> list[str]:
+    """What would make the figures worthless, and whether it holds."""
+    return text_table(
         ("check", "value", "verdict"),
-        ((check.label, check.value, _MARKS[check.good]) for check in report.checks),
+        ((check.label, check.value, _MARKS[check.good]) for check in checks),
         raw_last=True,
     )
-    parts += ["", "## Where the figures come from", ""]
-    parts += _table(("", ""), report.facts)
-    return "\n".join(parts) + "\n"
 
 
 def escape(text: str) -> str:
@@ -40,9 +45,10 @@ def escape(text: str) -> str:
     return text.replace("\n", " ")
 
 
-def _table(
+def text_table(
     header: Sequence[str], lines: Iterable[Sequence[str]], *, raw_last: bool = False
 ) -> list[str]:
+    """The lines of a Markdown table; every cell but a `raw_last` one is escaped."""
     rows = [_line(header), "|" + "---|" * len(header)]
     for line in lines:
         cells = [escape(cell) for cell in line]

@@ -45,9 +45,13 @@ svg.chart{width:100%;height:auto;display:block}
 .frame{fill:none;stroke:var(--line)}
 .grid{stroke:var(--line);stroke-width:.7}
 .equal{stroke:var(--soft);stroke-dasharray:5 4}
+.limit{stroke:var(--bad);stroke-dasharray:4 3;stroke-width:1.5}
 .tick{font-size:11px;fill:var(--soft)}.middle{text-anchor:middle}.end{text-anchor:end}
 .label{font-size:12px;fill:var(--ink);text-anchor:middle}
 .dot{fill-opacity:.7;stroke:var(--card);stroke-width:.8}
+.dot.in-time{fill:var(--confirmed)}.dot.late{fill:var(--warm)}.dot.failed{fill:var(--bad)}
+.pile.in-time{fill:var(--confirmed)}.pile.late{fill:var(--warm)}.pile.failed{fill:var(--bad)}
+.pile.uncounted{fill:var(--negative)}.dot.uncounted{fill:var(--negative)}
 .dot.hit{fill:var(--warm)}.dot.miss{fill:var(--exact)}.dot.negative{fill:var(--negative)}
 .step{fill:none;stroke-width:2}.step.cold{stroke:var(--cold)}.step.warm{stroke:var(--warm)}
 .step.negative{stroke:var(--negative)}
@@ -57,6 +61,9 @@ vertical-align:-1px}
 .key.candidate{background:var(--candidate)}.key.both{background:var(--both)}
 .key.nothing{background:var(--nothing)}.key.hit{background:var(--warm)}
 .key.cold{background:var(--cold)}.key.warm{background:var(--warm)}
+.key.in-time{background:var(--confirmed)}.key.late{background:var(--warm)}
+.key.failed{background:var(--bad)}.key.uncounted{background:var(--negative)}
+.key.limit{height:0;border-top:2px dashed var(--bad);border-radius:0;vertical-align:3px}
 .key.miss{background:var(--exact)}.key.negative{background:var(--negative)}
 .verdict{font-weight:600}.good{color:var(--good)}.bad{color:var(--bad)}.unknown{color:var(--soft)}
 """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sembench import paired
-from sembench.results import RequestRow, Result
+from sembench.results import RequestRow, Result, RunMetadata
 
 NOT_MEASURED = "not measured"
 
@@ -39,6 +39,14 @@ class Check:
     value: str
     good: bool | None
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextTable:
+    """Cells as text; the first column names the line."""
+
+    columns: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +100,13 @@ def build_report(result: Result, *, title: str | None = None) -> Report:
         paired=pairs,
         questions=_questions(result.aggregate, pairs),
         checks=_checks(result, pairs),
-        facts=_facts(result),
+        facts=provenance_facts(
+            run=result.run,
+            created_at_utc=result.created_at_utc,
+            config=result.config,
+            environment=result.environment,
+            engine=result.engine,
+        ),
     )
 
 
@@ -203,15 +217,20 @@ def _checks(result: Result, pairs: Mapping[str, Any]) -> tuple[Check, ...]:
     )
 
 
-def _facts(result: Result) -> tuple[tuple[str, str], ...]:
-    run, config = result.run, result.config
-    engine = result.engine or {}
-    flags = engine.get("flags") or {}
-    environment = result.environment
+def provenance_facts(
+    *,
+    run: RunMetadata,
+    created_at_utc: str,
+    config: Mapping[str, Any],
+    environment: Mapping[str, Any],
+    engine: Mapping[str, Any] | None,
+) -> tuple[tuple[str, str], ...]:
+    """Where the figures of a result of any kind come from, as (name, text)."""
+    flags = (engine or {}).get("flags") or {}
     packages = environment.get("packages") or {}
     found: list[tuple[str, Any]] = [
         ("run", run.run_id),
-        ("made", result.created_at_utc),
+        ("made", created_at_utc),
         ("engine", run.engine),
         ("engine version", run.engine_version),
         ("backend", run.backend_id),

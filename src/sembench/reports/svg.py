@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT = 560, 340
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 16, 46
+from sembench.reports.svg_frame import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    drawing,
+    frame,
+    log_axis,
+    log_range,
+    log_ticks,
+    share_axis,
+    short,
+    x_tick,
+    y_tick,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +50,14 @@ def scatter(points: Sequence[Point], *, x_label: str, y_label: str) -> str:
     if not positive:
         return ""
     values = [value for point in positive for value in (point.x, point.y)]
-    low, high = _decades(min(values), max(values))
+    low, high = log_range(min(values), max(values))
     across, up = (
-        _log_axis(low, high, _LEFT, WIDTH - _RIGHT),
-        _log_axis(low, high, HEIGHT - _BOTTOM, _TOP),
+        log_axis(low, high, LEFT, WIDTH - RIGHT),
+        log_axis(low, high, HEIGHT - BOTTOM, TOP),
     )
-    parts = [_frame(x_label, y_label)]
-    for tick in _log_ticks(low, high):
-        parts += [_x_tick(across(tick), _short(tick)), _y_tick(up(tick), _short(tick))]
+    parts = [frame(x_label, y_label)]
+    for tick in log_ticks(low, high):
+        parts += [x_tick(across(tick), short(tick)), y_tick(up(tick), short(tick))]
     parts.append(
         f'<line class="equal" x1="{across(low):.1f}" y1="{up(low):.1f}" '
         f'x2="{across(high):.1f}" y2="{up(high):.1f}"/>'
@@ -53,24 +67,28 @@ def scatter(points: Sequence[Point], *, x_label: str, y_label: str) -> str:
         f'cy="{up(point.y):.1f}" r="4"><title>{escape(point.title)}</title></circle>'
         for point in positive
     ]
-    return _svg(parts, f"{y_label} against {x_label}")
+    return drawing(parts, f"{y_label} against {x_label}")
 
 
-def distributions(series: Sequence[Series], *, x_label: str) -> str:
-    """Empirical distribution functions over a logarithmic axis: no bins to choose."""
+def distributions(
+    series: Sequence[Series], *, x_label: str, limit: float | None = None, limit_label: str = ""
+) -> str:
+    """Empirical distribution functions over a logarithmic axis: no bins to choose.
+
+    `limit` is drawn as an upright line: what lies left of it was in time.
+    """
     samples = [(one, sorted(value for value in one.values if value > 0)) for one in series]
     values = [value for _, ordered in samples for value in ordered]
     if not values:
         return ""
-    low, high = _decades(min(values), max(values))
-    across = _log_axis(low, high, _LEFT, WIDTH - _RIGHT)
+    shown = [*values, limit] if limit is not None and limit > 0 else values
+    low, high = log_range(min(shown), max(shown))
+    across = log_axis(low, high, LEFT, WIDTH - RIGHT)
+    up = share_axis()
 
-    def up(share: float) -> float:
-        return HEIGHT - _BOTTOM - share * (HEIGHT - _TOP - _BOTTOM)
-
-    parts = [_frame(x_label, "share of requests")]
-    parts += [_x_tick(across(tick), _short(tick)) for tick in _log_ticks(low, high)]
-    parts += [_y_tick(up(share), f"{share:.0%}") for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    parts = [frame(x_label, "share of requests")]
+    parts += [x_tick(across(tick), short(tick)) for tick in log_ticks(low, high)]
+    parts += [y_tick(up(share), f"{share:.0%}") for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
     for one, ordered in samples:
         if not ordered:
             continue
@@ -79,7 +97,13 @@ def distributions(series: Sequence[Series], *, x_label: str) -> str:
             steps.append(f"H{across(value):.1f}V{up((index + 1) / len(ordered)):.1f}")
         steps.append(f"H{across(high):.1f}")
         parts.append(f'<path class="step {escape(one.kind)}" d="{"".join(steps)}"/>')
-    return _svg(parts, f"distribution of {x_label}")
+    if limit is not None and limit > 0:
+        at = across(limit)
+        parts.append(
+            f'<line class="limit" x1="{at:.1f}" y1="{TOP}" x2="{at:.1f}" y2="{HEIGHT - BOTTOM}">'
+            f"<title>{escape(limit_label)}</title></line>"
+        )
+    return drawing(parts, f"distribution of {x_label}")
 
 
 def strip(letters: str) -> str:
@@ -127,69 +151,3 @@ _STRIP_NAMES = {
     "both": "exact and planned",
     "nothing": "to be computed",
 }
-
-
-def _decades(low: float, high: float) -> tuple[float, float]:
-    """A range with a little air, at least a third of a decade wide."""
-    if high / low < 2:
-        middle = math.sqrt(low * high)
-        low, high = middle / 1.5, middle * 1.5
-    return low / 1.15, high * 1.15
-
-
-def _log_axis(low: float, high: float, first: float, last: float) -> Callable[[float], float]:
-    scale = (last - first) / (math.log(high) - math.log(low))
-    return lambda value: first + (math.log(value) - math.log(low)) * scale
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 of every decade; where that gives too few, evenly spaced values."""
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    steps = (1, 2, 5) if last - first <= 3 else (1,)
-    ticks = [
-        step * 10.0**power
-        for power in range(first, last + 1)
-        for step in steps
-        if low <= step * 10.0**power <= high
-    ]
-    if len(ticks) >= 2:
-        return ticks
-    return [low * (high / low) ** (part / 4) for part in range(1, 4)]
-
-
-def _short(value: float) -> str:
-    if value >= 1000:
-        return f"{value / 1000:.3g}k"
-    return f"{value:.3g}"
-
-
-def _frame(x_label: str, y_label: str) -> str:
-    middle_x, middle_y = (_LEFT + WIDTH - _RIGHT) / 2, (_TOP + HEIGHT - _BOTTOM) / 2
-    return (
-        f'<rect class="frame" x="{_LEFT}" y="{_TOP}" width="{WIDTH - _LEFT - _RIGHT}" '
-        f'height="{HEIGHT - _TOP - _BOTTOM}"/>'
-        f'<text class="label" x="{middle_x}" y="{HEIGHT - 8}">{escape(x_label)}</text>'
-        f'<text class="label" transform="translate(14 {middle_y}) rotate(-90)">'
-        f"{escape(y_label)}</text>"
-    )
-
-
-def _x_tick(x: float, text: str) -> str:
-    return (
-        f'<line class="grid" x1="{x:.1f}" y1="{_TOP}" x2="{x:.1f}" y2="{HEIGHT - _BOTTOM}"/>'
-        f'<text class="tick middle" x="{x:.1f}" y="{HEIGHT - _BOTTOM + 16}">{escape(text)}</text>'
-    )
-
-
-def _y_tick(y: float, text: str) -> str:
-    return (
-        f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{WIDTH - _RIGHT}" y2="{y:.1f}"/>'
-        f'<text class="tick end" x="{_LEFT - 6}" y="{y + 4:.1f}">{escape(text)}</text>'
-    )
-
-
-def _svg(parts: Sequence[str], description: str) -> str:
-    return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(description)}">{"".join(parts)}</svg>'
-    )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from sembench import statistics
 from sembench.paired import usable_pairs
-from sembench.reports.report import NOT_MEASURED, Report, number, percent
+from sembench.reports.report import NOT_MEASURED, Report, TextTable, number, percent
 
 _COLUMNS = (
     "transform",
@@ -19,14 +17,6 @@ _COLUMNS = (
     "speed-up",
 )
 DASH = "–"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextTable:
-    """Cells as text; the first column names the line."""
-
-    columns: tuple[str, ...]
-    lines: tuple[tuple[str, ...], ...]
 
 
 def transform_table(report: Report) -> TextTable:
