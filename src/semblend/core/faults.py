@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ParamSpec, TypeVar
 
-from semblend.core.errors import CapacityError, SettingsError
+from semblend.core.errors import CapacityError, DonorError, SettingsError
 
 logger = logging.getLogger("semblend.faults")
 
@@ -105,6 +105,10 @@ def _raise_capacity() -> None:
     raise CapacityError("injected")
 
 
+def _raise_gone() -> None:
+    raise DonorError("injected: the donor is gone")
+
+
 def _kill() -> None:
     raise KilledWorkerError("injected")
 
@@ -118,6 +122,7 @@ _EFFECTS: dict[FaultPoint, Callable[[], None]] = {
     FaultPoint.EVENT_BUS: _raise_io(errno.ECONNREFUSED),
     FaultPoint.ALLOCATION: _raise_memory,
     FaultPoint.POOL: _raise_capacity,
+    FaultPoint.LEASE: _raise_gone,
     FaultPoint.KILLED_WORKER: _kill,
 }
 """How a point fails; those not named raise :class:`InjectedError`."""

@@ -13,14 +13,15 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from semblend.core.errors import CapacityError
-from semblend.integration.vllm.donors import SEGMENT_TOKENS, WorkerDonors
+from semblend.core.errors import CapacityError, DonorError
+from semblend.core.faults import FaultPoint, fault_point, reach
+from semblend.integration.vllm.donors import SEGMENT_TOKENS, WorkerDonors, segment_keys
 from semblend.integration.vllm.metadata import CaptureCommand, WorkerReport
 from semblend.integration.vllm.paged_access import PagedAccess
 from semblend.kv.segments import Segment, SegmentKey
@@ -49,9 +50,12 @@ class CaptureThread:
         self._donors = donors
         self._queue: queue.Queue[_Job | None] = queue.Queue()
         self._pending: Counter[str] = Counter()
+        self._overwritten: set[str] = set()
         self._changed = threading.Condition()
         self._report = WorkerReport(layers=len(access.layers))
         self._stream: Any = None
+        self.on_stored: Callable[[CaptureCommand], None] | None = None
+        """Hears of every prompt that was stored, on this thread."""
         self._thread = threading.Thread(target=self._run, name="semblend-capture", daemon=True)
         self._thread.start()
 
@@ -77,8 +81,11 @@ class CaptureThread:
                 lambda: not any(self._pending[request_id] for request_id in request_ids),
                 timeout=_WAIT_S,
             )
+            if not done:
+                # What is copied from now on may be another request's: it is not kept.
+                self._overwritten.update(request_ids)
         if not done:
-            raise TimeoutError(f"K/V of {request_ids} was not copied in {_WAIT_S} s")
+            logger.warning("SemBlend did not copy %s in %.0f s", request_ids, _WAIT_S)
 
     def wait_a_little(self, request_ids: set[str]) -> None:
         """Give way to the copy of these requests' blocks: there is nothing else to do."""
@@ -115,8 +122,11 @@ class CaptureThread:
                     self._report.capture_bytes[command.donor_id] = copied
                     elapsed_ms = (time.perf_counter() - started) * 1e3
                     self._report.capture_ms[command.donor_id] = elapsed_ms
-            except Exception as error:
-                # A donor the less is no harm to any request.
+                if self.on_stored is not None and command.shared_as is not None:
+                    self.on_stored(command)
+            except BaseException as error:
+                # A donor the less is no harm to any request; a thread the less would hold the
+                # blocks of everything that waits in line.
                 logger.warning("SemBlend did not keep %s: %s", command.donor_id, error)
                 self._donors.drop(command.donor_id)
                 with self._changed:
@@ -127,6 +137,7 @@ class CaptureThread:
                     self._pending[command.request_id] -= 1
                     if not self._pending[command.request_id]:
                         del self._pending[command.request_id]
+                        self._overwritten.discard(command.request_id)
                     self._changed.notify_all()
                 self._queue.task_done()
         self._queue.task_done()
@@ -134,16 +145,18 @@ class CaptureThread:
     @torch.inference_mode()
     def _store(self, job: _Job) -> int:
         """Store one prompt; returns the bytes that were copied."""
+        reach(FaultPoint.KILLED_WORKER)
         command, tiers = job.command, self._donors.tiers
-        size = len(command.tokens)
-        edges = [*range(0, size, SEGMENT_TOKENS), size]
-        keys = SegmentKey.chain(command.share_key, command.tokens, edges)
+        keys = segment_keys(command.share_key, command.tokens)
         self._donors.claim(command.donor_id, command.tokens, keys)
         copied = 0
         for batch in self._batches([key for key in keys if key not in tiers]):
             start, end = batch[0].start, batch[-1].start + batch[-1].length
             kv = self._read(command.block_ids, start, end, job.ready)
             copied += kv.nbytes
+            with self._changed:
+                if command.request_id in self._overwritten:
+                    raise DonorError("its blocks were needed before it was copied")
             for key in batch:
                 part = kv[:, :, key.start - start : key.start - start + key.length]
                 if tiers.put(Segment(key=key, kv=part.contiguous())) is None:
@@ -170,6 +183,7 @@ class CaptureThread:
         if batch:
             yield batch
 
+    @fault_point(FaultPoint.CAPTURE)
     def _read(self, block_ids: tuple[int, ...], start: int, end: int, ready: Any) -> torch.Tensor:
         if ready is None:
             return self._access.read(block_ids, start, end)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,10 @@ class CaptureOrders:
         self._choice = CaptureChoice(setup.options)
         self._serials = itertools.count(1)
         self._pending: dict[str, _Pending] = {}
+        self.share_name: Callable[[str], int | None] = _not_shared
+        """What a new donor is called among other machines, if it is to be shared."""
+        self.finished: list[tuple[str, int]] = []
+        """Prompts that the step being built finishes: request and tokens."""
 
     def is_pending(self, request_id: str) -> bool:
         """Whether some rank still reads a request's blocks."""
@@ -56,6 +60,7 @@ class CaptureOrders:
     ) -> list[CaptureCommand]:
         """Captures of the prompts that this step finishes computing. Never raises."""
         orders: list[CaptureCommand] = []
+        self.finished = []
         running = scheduled.scheduled_cached_reqs
         steps = itertools.chain(
             ((new.req_id, new.num_computed_tokens) for new in scheduled.scheduled_new_reqs),
@@ -68,6 +73,7 @@ class CaptureOrders:
             if computed + scheduled.num_scheduled_tokens[request_id] < len(state.tokens):
                 continue
             state.capture_issued = True
+            self.finished.append((request_id, len(state.tokens)))
             try:
                 order = self._order(state, manager)
             except Exception as error:
@@ -123,6 +129,7 @@ class CaptureOrders:
                 self._registered(offer)
             return None
         (block_ids,) = manager.get_block_ids(state.request_id)
+        share_key = self._bridge.pipeline.share_key(state.namespace)
         self._bridge.offer(offer)
         self._pending[offer.donor_id] = _Pending(state.request_id, self._setup.ranks)
         return CaptureCommand(
@@ -130,7 +137,8 @@ class CaptureOrders:
             donor_id=offer.donor_id,
             block_ids=tuple(block_ids[:blocks]),
             tokens=state.tokens,
-            share_key=self._bridge.pipeline.share_key(state.namespace),
+            share_key=share_key,
+            shared_as=self.share_name(offer.donor_id),
         )
 
     def _registered(self, offer: Offer) -> None:
@@ -156,3 +164,7 @@ class CaptureOrders:
             layers=report.layers,
             store_tier="host",
         )
+
+
+def _not_shared(donor_id: str) -> int | None:
+    return None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from semblend.core.errors import DonorError
+from semblend.core.faults import FaultPoint, reach
 from semblend.core.tokens import TokenArray
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.kv.segments import SegmentKey
@@ -17,6 +18,12 @@ from semblend.kv.tiers import DiskTier, MemoryTier, TierStack
 
 SEGMENT_TOKENS = 512
 """Prompts that begin alike share whole segments of this size."""
+
+
+def segment_keys(share_key: bytes, tokens: TokenArray) -> tuple[SegmentKey, ...]:
+    """What a prompt's segments are called."""
+    size = len(tokens)
+    return SegmentKey.chain(share_key, tokens, [*range(0, size, SEGMENT_TOKENS), size])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -101,6 +108,7 @@ class WorkerDonors:
         donor = self._donors.get(donor_id)
         if donor is None:
             raise DonorError(f"donor {donor_id!r} is not here")
+        reach(FaultPoint.LEASE)
         pieces: list[DonorPiece] = []
         with ExitStack() as leases:
             for key in donor.keys:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from semblend.core.errors import DonorError
+from semblend.core.faults import FaultPoint, fault_point
 from semblend.core.plan import Span
 from semblend.integration.vllm.donors import DonorKv, WorkerDonors
 from semblend.integration.vllm.metadata import LoadCommand
@@ -69,6 +70,7 @@ class SpanLoader:
             raise DonorError(f"{command.reused_tokens} tokens planned, donors supplied {copied}")
         return copied
 
+    @fault_point(FaultPoint.COPY, after=True)
     def _copy(self, copy: _Copy, block_ids: Sequence[int]) -> None:
         access, table = self._access, self._table
         count, target = copy.tokens, copy.target_start

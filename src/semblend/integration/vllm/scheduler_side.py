@@ -22,9 +22,11 @@ from semblend.integration.vllm import namespaces
 from semblend.integration.vllm.bridge import PlannerBridge
 from semblend.integration.vllm.capture_orders import CaptureOrders
 from semblend.integration.vllm.claims import NOTHING, Answer, Claims
+from semblend.integration.vllm.exchange import RemoteDonors
 from semblend.integration.vllm.meaning import MeaningThread
 from semblend.integration.vllm.metadata import ConnectorMeta, LoadCommand, WorkerReport
 from semblend.integration.vllm.modes import Execution, ReuseRequests
+from semblend.integration.vllm.prefill_clock import PrefillClock
 from semblend.integration.vllm.request_state import (
     Progress,
     RequestState,
@@ -79,6 +81,8 @@ class SchedulerSide:
         self._settlements = Settlements(
             ledger=self.bridge.pipeline.ledger, audit=self.audit, stats=self.stats
         )
+        self.clock = PrefillClock(setup.cost)
+        self.remote: RemoteDonors | None = None
         self.manager: Any = None
         self.states: dict[str, RequestState] = {}
         self._claimed: set[str] = set()
@@ -88,6 +92,11 @@ class SchedulerSide:
         """Finished requests whose blocks wait for their capture."""
         self._newly_held: list[str] = []
         self._drop_all = False
+
+    def fetch_from(self, remote: RemoteDonors) -> None:
+        """Share donors with other machines, and have theirs brought where that pays."""
+        self.remote = self.claims.remote = remote
+        self._captures.share_name = remote.share_name
 
     # -- a request arrives and is scheduled ------------------------------------------
 
@@ -129,9 +138,19 @@ class SchedulerSide:
             return
         state.started = True
         if external_tokens == 0:
+            self.clock.started(state.request_id, state.exact_tokens)
             return  # a claim that was not taken is undone when the step is built
-        plan = state.claim
         (block_ids,) = blocks.get_block_ids()
+        orders = len(self._orders)
+        try:
+            self._order_load(state, block_ids, external_tokens)
+        except Exception:
+            # The engine counts on these tokens by now: a load that fails makes it compute them.
+            logger.warning("SemBlend could not order a load", exc_info=True)
+            self._orders[orders:] = [_impossible(state, block_ids)]
+
+    def _order_load(self, state: RequestState, block_ids: list[int], external_tokens: int) -> None:
+        plan = state.claim
         if plan is None or state.progress is not Progress.CLAIMED:
             self._orders.append(_impossible(state, block_ids))
             return
@@ -177,6 +196,7 @@ class SchedulerSide:
         meta = ConnectorMeta(
             loads=self._orders,
             captures=self._captures.orders(scheduled, self.states, self.manager),
+            fetches=[] if self.remote is None else self.remote.take_fetches(),
             dropped=self.bridge.take_dropped(),
             held=self._newly_held,
             preempted=sorted(scheduled.preempted_req_ids or ()),
@@ -184,6 +204,10 @@ class SchedulerSide:
             idle=scheduled.total_num_scheduled_tokens == 0,
         )
         self._orders, self._newly_held, self._drop_all = [], [], False
+        for request_id in meta.preempted:
+            self.clock.forget(request_id)
+        for request_id, tokens in self._captures.finished:
+            self.clock.finishes(request_id, tokens)
         self.stats.count("donors_dropped", len(meta.dropped))
         return meta
 
@@ -191,9 +215,19 @@ class SchedulerSide:
 
     def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
         """A request ends; True keeps its blocks until its capture is done."""
+        try:
+            report = self._finish(request)
+        except Exception:
+            logger.warning("SemBlend could not settle a request", exc_info=True)
+            report = None
+        return self._hold_blocks(request.request_id), report
+
+    def _finish(self, request: Any) -> dict[str, Any] | None:
         state = self.states.pop(request.request_id, None)
         if state is None:
-            return False, None
+            return None
+        self.clock.step_done()
+        self.clock.forget(state.request_id)
         state.undo_claim()
         self._claimed.discard(state.request_id)
         waiting = state.progress is Progress.ADMITTED
@@ -216,7 +250,7 @@ class SchedulerSide:
         report = state.report(confirmed=confirmed, certified=self.setup.certified)
         if waiting and confirmed and state.plan is not None and is_dynamic(state.plan.policy):
             report["provisional"] = True  # how much the policy recomputed is not known yet
-        return self._hold_blocks(state.request_id), {"semblend": report}
+        return {"semblend": report}
 
     def _hold_blocks(self, request_id: str) -> bool:
         if not self._captures.is_pending(request_id):
@@ -232,6 +266,7 @@ class SchedulerSide:
 
     def update(self, report: WorkerReport | None, freed: set[str] | None) -> None:
         """Settle what the workers report."""
+        self.clock.step_done()
         self._holding -= freed or set()
         if report is None:
             return
@@ -255,6 +290,8 @@ class SchedulerSide:
             self.stats.time("load", report.load_ms / 1e3)
             self.stats.time("nested", report.nested_ms / 1e3)
         self._captures.settle(report)
+        if self.remote is not None:
+            self.remote.settle(report)
 
     def _answered(self, request_id: str) -> RequestState | None:
         return self._unsettled.pop(request_id, None) or self.states.get(request_id)
@@ -280,6 +317,8 @@ class SchedulerSide:
         """Forget every donor, here and in the workers."""
         self.bridge.clear()
         self._drop_all = True
+        if self.remote is not None:
+            self.remote.stop()
 
     def close(self) -> None:
         """Stop the threads and close the audit file."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from semblend.core.errors import PlanError
 from semblend.core.ledger import Ledger
 from semblend.core.outcomes import DeclineReason, Outcome
@@ -35,8 +33,8 @@ class Settlements:
                 exact_tokens=state.exact_tokens,
                 recomputed_tokens=state.recomputed_tokens,
             )
-        except PlanError as error:
-            self._audit.event("ledger_refused", state.request_id, detail=str(error))
+        except Exception as error:  # an account that does not add up must not stop the engine
+            self._refused(state, DeclineReason.INTERNAL_ERROR, f"not settled: {error!r}")
             return
         self._audit.materialised(
             state.request_id,
@@ -81,14 +79,16 @@ class Settlements:
             # Aborted before the workers answered: planned, never confirmed.
             self._decline(state, DeclineReason.CANCELLED, "ended before its load was confirmed")
             return
+        counts = {"prompt_tokens": len(state.tokens), "exact_tokens": state.exact_tokens}
         try:
             settled = self._ledger.settle_cold(state.request_id, exact_tokens=state.exact_tokens)
         except PlanError:  # never planned for
-            settled = self._ledger.exact(
-                state.request_id,
-                prompt_tokens=len(state.tokens),
-                exact_tokens=state.exact_tokens,
-            )
+            if state.reason is not None:
+                settled = self._ledger.refused(
+                    state.request_id, state.reason, state.detail, **counts
+                )
+            else:
+                settled = self._ledger.exact(state.request_id, **counts)
         self._stats.settled(
             settled.outcome, exact=state.exact_tokens, prompt=len(state.tokens), reason=state.reason
         )
@@ -96,8 +96,23 @@ class Settlements:
     def _decline(self, state: RequestState, reason: DeclineReason, detail: str) -> None:
         if state.resumes:
             return  # settled before it was preempted
-        with contextlib.suppress(PlanError):
+        try:
             self._ledger.decline(state.request_id, reason, detail, exact_tokens=state.exact_tokens)
+        except PlanError:  # settled already, or never planned for
+            pass
+        except Exception:
+            self._refused(state, reason, detail)
         self._stats.settled(
             reason.outcome, exact=state.exact_tokens, prompt=len(state.tokens), reason=reason
+        )
+
+    def _refused(self, state: RequestState, reason: DeclineReason, detail: str) -> None:
+        """The ledger did not take a settlement: the request ran, and nothing is claimed for it."""
+        self._audit.event("ledger_refused", state.request_id, detail=detail)
+        self._ledger.refused(
+            state.request_id,
+            reason,
+            detail,
+            prompt_tokens=len(state.tokens),
+            exact_tokens=state.exact_tokens,
         )

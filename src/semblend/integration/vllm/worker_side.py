@@ -15,11 +15,13 @@ from typing import Any
 import torch
 
 from semblend.core.errors import DonorError, UnsupportedModelError
+from semblend.core.faults import FaultPoint, plant, reach
 from semblend.core.outcomes import DeclineReason
 from semblend.integration.refusals import UnsupportedEngineError
 from semblend.integration.vllm import rotary
 from semblend.integration.vllm.capture import CaptureThread
 from semblend.integration.vllm.donors import WorkerDonors, make_tiers
+from semblend.integration.vllm.exchange import DonorExchange
 from semblend.integration.vllm.load import DonorLostError, SpanLoader
 from semblend.integration.vllm.metadata import (
     ConnectorMeta,
@@ -44,12 +46,15 @@ class WorkerSide:
     def __init__(self, *, config: Any, options: ConnectorOptions) -> None:
         self._config = config
         self._options = options
+        plant(options.settings().faults)  # a worker may have a process of its own
         self._bad_blocks: set[int] = set()
         self._held: set[str] = set()
         self._report = WorkerReport()
         self.access: PagedAccess | None = None
         self.donors: WorkerDonors | None = None
         self.captures: CaptureThread | None = None
+        self.exchange: DonorExchange | None = None
+        """Set where donors are shared with other machines; see :meth:`share_with`."""
         self.nested: NestedPass | None = None
         self.loader: SpanLoader | None = None
 
@@ -93,6 +98,13 @@ class WorkerSide:
         )
         self.loader = SpanLoader(self.access, self.donors, table)
 
+    def share_with(self, exchange: DonorExchange) -> None:
+        """Share what is captured from now on, and fetch what is ordered."""
+        if self.captures is None:
+            raise UnsupportedModelError("donors cannot be shared before the K/V cache is there")
+        self.exchange = exchange
+        self.captures.on_stored = exchange.share
+
     # -- a step --------------------------------------------------------------------------
 
     def before_overwrite(self, meta: ConnectorMeta) -> None:
@@ -110,13 +122,20 @@ class WorkerSide:
         if meta.idle and self._held and self.captures is not None:
             # The engine steps on until the blocks are freed; spinning would starve the copy.
             self.captures.wait_a_little(self._held)
+        elif meta.idle and self.exchange is not None:
+            self.exchange.wait_a_little()
         if self.donors is not None:
             if meta.drop_all:
                 if self.captures is not None:
                     self.captures.wait()
                 self.donors.clear()
+                if self.exchange is not None:
+                    self.exchange.clear()
             for donor_id in meta.dropped:
                 self.donors.drop(donor_id)
+        if self.exchange is not None:
+            for order in meta.fetches:
+                self.exchange.fetch(order)
         if not meta.loads:
             return
         started = time.perf_counter()
@@ -209,6 +228,8 @@ class WorkerSide:
                 for command in commands
                 for sequence in hole_sequences(command, self.access)
             ]
+            if sequences:
+                reach(FaultPoint.NESTED_PASS)
             self.nested.run(sequences)
         except Exception as error:
             logger.warning("SemBlend's nested pass failed", exc_info=True)
@@ -262,6 +283,8 @@ class WorkerSide:
         self._report = WorkerReport(layers=report.layers)
         if self.captures is not None:
             report = report.aggregate(self.captures.take_report())
+        if self.exchange is not None:
+            report = report.aggregate(self.exchange.take_report())
         if self.donors is not None:
             report.lost |= self.donors.take_lost()
         return None if report.is_empty else report
@@ -270,6 +293,8 @@ class WorkerSide:
         """Stop the capture thread and let go of the donors."""
         if self.captures is not None:
             self.captures.close()
+        if self.exchange is not None:
+            self.exchange.close()
         if self.donors is not None:
             self.donors.close()
 
