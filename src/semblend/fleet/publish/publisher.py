@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
+from semblend.core.faults import FaultPoint, clock_jump_s, reach
 from semblend.fleet.events.model import (
     DonorEvicted,
     DonorRegistered,
@@ -164,7 +165,7 @@ class Publisher:
         while not self._stop.is_set():
             try:
                 self._step()
-            except Exception as error:
+            except BaseException as error:
                 # Whatever the log's client raises: inference must not notice.
                 self.stats.failures += 1
                 level = logging.WARNING if retry_s == self._options.first_retry_s else logging.DEBUG
@@ -177,6 +178,7 @@ class Publisher:
                 self._wake.clear()
 
     def _step(self) -> None:
+        reach(FaultPoint.KILLED_WORKER)
         if not self._next_id:
             generation, event_id = self._sink.last_position(self.worker_id, self.dp_rank)
             self.generation, self._next_id = generation, event_id + 1
@@ -189,10 +191,12 @@ class Publisher:
                 self._unsent = self._number_next()
             if not self._unsent:
                 break
+            reach(FaultPoint.EVENT_BUS)
             self._sink.send(self._unsent)
             self._sent(self._unsent)
         now = time.monotonic()
         if now >= self._beat_at:
+            reach(FaultPoint.EVENT_BUS)
             self._sink.beat(
                 Heartbeat(
                     worker_id=self.worker_id,
@@ -214,7 +218,7 @@ class Publisher:
             self._sending = True
         self._unsent = []
         # Later than any life before, also of a process whose log was lost.
-        self.generation = max(self.generation + 1, time.time_ns() // 1000)
+        self.generation = max(self.generation + 1, _now_us())
         self._next_id = max(self._next_id, self.generation)
         reset = GenerationReset(generation=self.generation, namespace=self._namespace)
         self._unsent = [self._numbered(reset)]
@@ -261,6 +265,10 @@ class Publisher:
         ):
             # The log has grown to several times what it says: say it anew and drop the past.
             self._start_anew = True
+
+
+def _now_us() -> int:
+    return int((time.time() + clock_jump_s()) * 1e6)
 
 
 def _of_generation(data: EventData, generation: int) -> EventData:

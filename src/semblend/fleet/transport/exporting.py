@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from semblend.core.errors import DonorError, SemBlendError
+from semblend.core.faults import FaultPoint, reach
 from semblend.core.namespace import Namespace
 from semblend.core.tokens import TokenArray
 from semblend.fleet.announcer import DonorAnnouncer, HeldDonor
@@ -104,14 +105,15 @@ class DonorExporter:
                 if held is None:
                     return
                 self._export(held)
-            except Exception as error:
-                # A donor that is not shared is no harm to any request.
+            except BaseException as error:
+                # A donor that is not shared is no harm to any request, and the next one shall be.
                 self.skipped += 1
                 logger.warning("a donor was not shared: %s", error)
             finally:
                 self._queue.task_done()
 
     def _export(self, held: HeldDonor) -> None:
+        reach(FaultPoint.KILLED_WORKER)
         donor_id, tokens, namespace = held
         if not isinstance(namespace, Namespace):
             raise DonorError(f"donor {donor_id!r}: its namespace is not known in full")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from semblend.core.errors import StorageError
+from semblend.core.faults import FaultPoint, fault_point
 from semblend.fleet.transport.store import Buffer
 
 _NAME = re.compile(r"^[0-9a-f]{64}$")
@@ -26,6 +27,7 @@ class FolderStore:
         except OSError as error:
             raise StorageError(f"shared folder {folder}: {error.strerror or error}") from error
 
+    @fault_point(FaultPoint.TRANSPORT_WRITE)
     def put(self, name: str, parts: Sequence[Buffer]) -> None:
         """Write under another name and rename."""
         final = self._path(name)
@@ -42,6 +44,7 @@ class FolderStore:
             partial.unlink(missing_ok=True)
             raise StorageError(f"shared folder: {error.strerror or error}") from error
 
+    @fault_point(FaultPoint.TRANSPORT_READ)
     def get(self, name: str) -> Buffer | None:
         """Read a whole file."""
         try:

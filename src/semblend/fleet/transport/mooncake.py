@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from semblend.core.errors import MissingExtraError, StorageError
+from semblend.core.faults import FaultPoint, fault_point
 from semblend.fleet.transport.store import Buffer
 
 _SEGMENT_BYTES = 512 * 2**20
@@ -51,6 +52,7 @@ class MooncakeStore:
         if code:
             raise StorageError(f"mooncake master {master}: setup failed with code {code}")
 
+    @fault_point(FaultPoint.TRANSPORT_WRITE)
     def put(self, name: str, parts: Sequence[Buffer]) -> None:
         """Store an object; an older one of the name is replaced."""
         data = b"".join(parts)
@@ -58,6 +60,7 @@ class MooncakeStore:
         if code:
             raise StorageError(f"mooncake: put failed with code {code}")
 
+    @fault_point(FaultPoint.TRANSPORT_READ)
     def get(self, name: str) -> Buffer | None:
         """An object, or None."""
         if self._store.is_exist(name) != 1:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from semblend.core.errors import MissingExtraError, StorageError
+from semblend.core.faults import FaultPoint, fault_point
 from semblend.fleet.transport.folder import FolderStore
 from semblend.fleet.transport.store import Buffer
 
@@ -51,6 +52,7 @@ class NixlStore:
         self._shared: dict[str, tuple[npt.NDArray[np.uint8], Any]] = {}
         self._lock = threading.Lock()
 
+    @fault_point(FaultPoint.TRANSPORT_WRITE)
     def put(self, name: str, parts: Sequence[Buffer]) -> None:
         """Keep an object in this process's memory and publish where it is."""
         data = np.frombuffer(b"".join(parts), dtype=np.uint8).copy()
@@ -69,6 +71,7 @@ class NixlStore:
         }
         self._descriptors.put(name, [json.dumps(record).encode()])
 
+    @fault_point(FaultPoint.TRANSPORT_READ)
     def get(self, name: str) -> Buffer | None:
         """Read an object from whoever shares it."""
         with self._lock:

@@ -14,7 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from semblend.core.errors import CapacityError, SemBlendError
+from semblend.core.errors import CapacityError
 from semblend.core.tokens import TokenArray
 from semblend.fleet.transport.payload import encode_manifest, encode_segment
 from semblend.fleet.transport.store import ObjectStore
@@ -97,7 +97,7 @@ class SharedShelf:
                 self._put_segment(name, segment)
                 held.append(name)
             self.store.put(manifest, encode_manifest(tokens))
-        except SemBlendError:
+        except BaseException:
             with self._lock:
                 self._release(held, at_once=True)
             raise
@@ -154,7 +154,7 @@ class SharedShelf:
                 self._sizes[name] = size
                 self.used_bytes += size
             self.store.put(name, parts)
-        except SemBlendError:
+        except BaseException:
             with self._lock:
                 self._release([name], at_once=True)
             raise
@@ -192,5 +192,5 @@ class SharedShelf:
     def _remove(self, name: str) -> None:
         try:
             self.store.remove(name)
-        except SemBlendError as error:
+        except Exception as error:
             logger.warning("a shared object was not removed: %s", error)
