@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from semblend.engine.batch import ComputeRun, LayerHook
@@ -98,36 +99,29 @@ class CudaPasses:
         """Rows, slots and tiles of a pass. Runs of one request stand together, in order."""
         requests = _by_request(runs)
         bases, pages = _bases(requests, pool.page_size)
+        positions = np.concatenate([np.arange(run.start, run.end) for run in runs])
+        slots: list[npt.NDArray[np.int64]] = []
         few: list[RowRun] = []
         many: list[RowRun] = []
         row = 0
         for parts, base in zip(requests, bases, strict=True):
-            lengths = [len(run.tokens) for run in parts]
-            rows = RowRun(
-                row=row,
-                positions=np.concatenate([np.arange(run.start, run.end) for run in parts]),
-                base=base,
-                breaks=np.cumsum([0, *lengths[:-1]]),
-            )
-            row += len(rows.positions)
-            small = len(rows.positions) * self._groups <= self._decode_shape.rows
+            ends = np.cumsum([len(run.tokens) for run in parts])
+            mine = positions[row : row + int(ends[-1])]
+            rows = RowRun(row=row, positions=mine, base=base, breaks=np.append(0, ends[:-1]))
+            slots.append(parts[0].table.slots_of(mine))
+            row += len(mine)
+            small = len(mine) * self._groups <= self._decode_shape.rows
             (few if small else many).append(rows)
         plans = [self._prefill_plan(many)] if many else []
         if few:
             plans.append(self._plan(few, self._decode_shape, splits))
         ends = np.cumsum([len(run.tokens) for run in runs])
+        wanted = [end - 1 for run, end in zip(runs, ends.tolist(), strict=True) if run.wants_logits]
         return Layout(
             tokens=np.concatenate([run.tokens for run in runs]).astype(np.int32),
-            positions=np.concatenate([np.arange(run.start, run.end) for run in runs]).astype(
-                np.int32
-            ),
-            slots=np.concatenate([run.table.slots(run.start, run.end) for run in runs]).astype(
-                np.int32
-            ),
-            wanted=np.array(
-                [end - 1 for run, end in zip(runs, ends, strict=True) if run.wants_logits],
-                dtype=np.int32,
-            ),
+            positions=positions.astype(np.int32),
+            slots=np.concatenate(slots).astype(np.int32),
+            wanted=np.array(wanted, dtype=np.int32),
             pages=pages,
             plans=tuple(plans),
         )

@@ -95,7 +95,8 @@ def flat_batch(
     if not spans:
         return None
     batch = _flatten(spans)
-    for source in batch.sources:
+    # Segments of one donor are alike: a shape is checked once.
+    for source in {(s.shape, s.dtype): s for s in batch.sources}.values():
         _check_source(source, destination, table)
     _check_slots(batch, destination)
     table.check_positions(0, int(max(batch.source_positions.max(), batch.target_positions.max())))
