@@ -34,6 +34,7 @@ from semblend.fleet.events.model import (
     Heartbeat,
     Location,
 )
+from semblend.fleet.events.seal import sealed
 from semblend.fleet.keys import FleetKeys, donor_key
 from semblend.fleet.sketch import MARK_TOKENS, sketch
 
@@ -160,6 +161,7 @@ def batches(
 ) -> Iterator[list[bytes]]:
     """The log, worker by worker in turns, as it would be after everybody has been busy."""
     template = encode(registered("@donor@", np.zeros(words, np.uint64), marks, options.sampling))
+    template = template[: template.rindex(b',"xxh3"')] + b"}"
     parts = template.decode().split(base64.b64encode(bytes(8 * words)).decode())
     payloads: list[bytes] = []
     for worker in range(options.workers):
@@ -179,7 +181,7 @@ def batches(
                 text = text.replace('"event_id":9', f'"event_id":{number + 2}', 1)
                 for mark in range(marks):
                     text = text.replace(str(PLACEHOLDER + mark), str(drawn[row, words + mark]), 1)
-                payloads.append(text.encode())
+                payloads.append(sealed(text.encode()))
             if len(payloads) >= BATCH_EVENTS:
                 yield payloads
                 payloads = []

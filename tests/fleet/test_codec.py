@@ -23,6 +23,7 @@ from semblend.fleet.events.model import (
     Heartbeat,
     Location,
 )
+from semblend.fleet.events.seal import sealed
 from tests.fleet.support import event, prompt, registered
 
 SHARED = Location(kind="shared", tier="store", backend="folder", locator="abc")
@@ -74,7 +75,7 @@ def test_an_embedding_travels_as_little_endian_floats():
 
 def test_the_wire_has_the_shape_other_routers_read():
     wire = json.loads(encode(event(5, registered("d", prompt(1, 1200)), "w", 1)))
-    assert {"schema_version", "event_id", "worker_id", "dp_rank", "data"} == set(wire)
+    assert {"schema_version", "event_id", "worker_id", "dp_rank", "data", "xxh3"} == set(wire)
     data = wire["data"]
     assert data["kind"] == "donor_registered"
     assert data["location"]["kind"] == "worker"
@@ -115,7 +116,19 @@ def test_a_damaged_event_is_refused_by_field(damage, field):
     wire = json.loads(encode(event(1, registered("d", prompt(1, 1200)))))
     damage(wire)
     with pytest.raises(SerialisationError, match=field):
+        decode(sealed(json.dumps(wire).encode()))
+
+
+def test_a_message_without_a_checksum_that_matches_is_refused():
+    payload = encode(event(1, registered("d", prompt(1, 1200))))
+    wire = json.loads(payload)
+    with pytest.raises(SerialisationError, match="checksum"):
         decode(json.dumps(wire).encode())
+    for at in (0, len(payload) // 2, len(payload) - 5):
+        flipped = bytearray(payload)
+        flipped[at] ^= 4
+        with pytest.raises(SerialisationError):
+            decode(bytes(flipped))
 
 
 @given(st.binary(max_size=200))
@@ -139,4 +152,4 @@ def test_heartbeats_come_back_equal():
 def test_an_unknown_purge_scope_is_read_as_everything():
     wire = json.loads(encode(event(1, DonorsPurged(generation=1))))
     wire["data"]["scope"] = {"adapter": "x"}
-    assert decode(json.dumps(wire).encode()).data.namespace_id is None
+    assert decode(sealed(json.dumps(wire).encode())).data.namespace_id is None

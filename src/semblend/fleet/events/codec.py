@@ -29,6 +29,7 @@ from semblend.fleet.events.model import (
     Heartbeat,
     Location,
 )
+from semblend.fleet.events.seal import require_seal, sealed
 from semblend.fleet.sketch import SCHEME
 
 MAX_EVENT_BYTES = 1 << 20
@@ -185,7 +186,7 @@ def _location(location: Location) -> dict[str, Any]:
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+    return sealed(json.dumps(value, separators=(",", ":")).encode())
 
 
 # -- in --------------------------------------------------------------------------
@@ -307,6 +308,7 @@ def _record(payload: bytes) -> dict[str, Any]:
         raise SerialisationError(
             f"event of {len(payload)} bytes: at most {MAX_EVENT_BYTES} expected"
         )
+    require_seal(payload)
     try:
         # The parser pydantic brings: three times as fast as the standard library's, and it
         # refuses deep nesting instead of running out of stack.
