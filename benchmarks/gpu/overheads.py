@@ -26,7 +26,7 @@ from semblend.kv.tiers.memory import MemoryTier
 NAMESPACE = b"0123456789abcdef"
 
 
-def capture_overhead(bench: Bench, lengths: tuple[int, ...], repeats: int = 11) -> list[Figure]:
+def capture_overhead(bench: Bench, lengths: tuple[int, ...], repeats: int = 17) -> list[Figure]:
     """Time to first token of a cold prompt while the prompt before it is copied to the host.
 
     Copying takes the way donors take in the engine: a thread, a side stream, the host

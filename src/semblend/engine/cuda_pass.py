@@ -89,8 +89,9 @@ class CudaPasses:
         layout = self.lay_out(pool, runs)
         if layout.pages is not None or len(layout.plans) > 1:
             return None
-        tiles = -(-rows // layout.plans[0].shape.tokens(self._groups))
-        split = ITEMS_EACH * self._processors // self._kv_heads
+        shape = layout.plans[0].shape
+        tiles = -(-rows // shape.tokens(self._groups))
+        split = _items_each(shape) * self._processors // self._kv_heads
         return padded(layout, rows, 2 * tiles + split)
 
     def lay_out(
@@ -142,7 +143,7 @@ class CudaPasses:
             kv_heads=self._kv_heads,
             processors=self._processors,
             splits=splits,
-            items_each=SHORT_ITEMS_EACH if shape is SHORT_SHAPE else ITEMS_EACH,
+            items_each=_items_each(shape),
         )
 
     @property
@@ -158,6 +159,10 @@ class CudaPasses:
     def _decode_splits(self, requests: int) -> int:
         """Items of each request that fill the device, whatever its length: graphs do not grow."""
         return max(1, min(64, -(-2 * self._processors // (requests * self._kv_heads))))
+
+
+def _items_each(shape: TileShape) -> int:
+    return SHORT_ITEMS_EACH if shape == SHORT_SHAPE else ITEMS_EACH
 
 
 def _wanted(runs: Sequence[ComputeRun]) -> int:
