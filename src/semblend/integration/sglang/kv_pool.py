@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from semblend.core.faults import FaultPoint, fault_point
 from semblend.kv.rotary_table import RotaryTable, full_rows, swap_pairs
 
 
@@ -71,6 +72,7 @@ class KvPool:
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
+    @fault_point(FaultPoint.COPY, after=True)
     def _copy(self, copy: SlotCopy) -> None:
         moves = copy.donor_start != copy.target_start
         if moves:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from semblend.core.errors import CapacityError, DonorError
+from semblend.core.faults import FaultPoint, fault_point
 from semblend.core.plan import Plan, Span
 from semblend.core.tokens import TokenArray
 from semblend.integration.sglang.kv_pool import KvPool, SlotCopy
@@ -63,6 +64,7 @@ class SpanLoader:
                 self._cache.unlock(lock)
         return PrivateLoad(plan=plan, slots=slots)
 
+    @fault_point(FaultPoint.POOL)
     def take(self, count: int) -> torch.Tensor:
         """At least `count` free slots, in whole pages; the tree makes room.
 
@@ -103,6 +105,7 @@ class SpanLoader:
             self._check_tokens(span, tokens)
         return found
 
+    @fault_point(FaultPoint.LEASE)
     def _slots_of(self, donor_id: str, end: int, locks: list[Any]) -> torch.Tensor | None:
         donor = self._provider.donor(donor_id)
         if donor is None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from semblend.core.faults import FaultPoint, reach
 from semblend.core.plan import Hole
 
 WRITES_BEFORE_ATTENTION = frozenset({"torch_native"})
@@ -89,6 +90,8 @@ class NestedPass:
         `before` is told the sequences of each pass, in their order.
         """
         computed = 0
+        if any(holes.values()):
+            reach(FaultPoint.NESTED_PASS)
         for sequences in passes_over(holes, self.limits):
             if before is not None:
                 before(sequences)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from semblend.core.errors import PlanError
 from semblend.core.ledger import Ledger
 from semblend.core.outcomes import DeclineReason, Outcome
@@ -27,13 +25,16 @@ class Settlements:
         if plan is None or state.settled:
             return  # retracted and loaded again: counted the first time
         state.settled = True
-        with contextlib.suppress(PlanError):
+        try:
             self._ledger.confirm(
                 state.request_id,
                 materialised_tokens=plan.reused_tokens,
                 exact_tokens=plan.exact_tokens,
                 recomputed_tokens=plan.recomputed_tokens,
             )
+        except Exception as error:  # an account that does not add up must not stop the engine
+            self._refused(state, DeclineReason.INTERNAL_ERROR, f"not settled: {error!r}")
+            return
         self._log.materialised(state.request_id, plan, layers=layers)
         self._stats.settled(
             Outcome.MATERIALISED,
@@ -70,9 +71,13 @@ class Settlements:
         try:
             settled = self._ledger.settle_cold(state.request_id, exact_tokens=state.exact_tokens)
         except PlanError:  # never planned for
-            settled = self._ledger.exact(
-                state.request_id, prompt_tokens=prompt_tokens, exact_tokens=state.exact_tokens
-            )
+            counts = {"prompt_tokens": prompt_tokens, "exact_tokens": state.exact_tokens}
+            if state.reason is not None:
+                settled = self._ledger.refused(
+                    state.request_id, state.reason, state.detail, **counts
+                )
+            else:
+                settled = self._ledger.exact(state.request_id, **counts)
         self._stats.settled(
             settled.outcome, prompt=prompt_tokens, exact=state.exact_tokens, reason=state.reason
         )
@@ -81,9 +86,25 @@ class Settlements:
         if state.settled:
             return
         state.settled = True
-        with contextlib.suppress(PlanError):
+        try:
             self._ledger.decline(state.request_id, reason, detail, exact_tokens=state.exact_tokens)
+        except PlanError:  # never planned for
+            pass
+        except Exception:
+            self._refused(state, reason, detail)
         prompt = 0 if state.tokens is None else len(state.tokens)
         self._stats.settled(
             reason.outcome, prompt=prompt, exact=min(state.exact_tokens, prompt), reason=reason
+        )
+
+    def _refused(self, state: RequestState, reason: DeclineReason, detail: str) -> None:
+        """The ledger did not take a settlement: the request ran, and nothing is claimed for it."""
+        self._log.declined(state.request_id, reason=reason.value, detail=detail)
+        prompt = 0 if state.tokens is None else len(state.tokens)
+        self._ledger.refused(
+            state.request_id,
+            reason,
+            detail,
+            prompt_tokens=prompt,
+            exact_tokens=min(state.exact_tokens, prompt),
         )
