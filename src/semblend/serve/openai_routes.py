@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 
 from semblend.serve import replies
 from semblend.serve.errors import ApiError
+from semblend.serve.refusals import refusals
 from semblend.serve.schemas import ChatBody, CompletionBody
 from semblend.serve.service import Service
 
-_REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": replies.ErrorReply, "description": text}
-    for status, text in {
-        400: "A field is missing or wrong; `param` names it.",
-        401: "An API key is needed.",
-        403: "Not allowed here.",
-        404: "No such model.",
-        408: "The body took too long.",
-        413: "The body is too large.",
-        415: "JSON is expected.",
-        421: "Not addressed to this server.",
-        429: "Above this tenant's limits; see Retry-After.",
-        500: "The server failed.",
-        503: "Full or stopping; see Retry-After.",
-        504: "Not finished in time.",
-    }.items()
-}
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
@@ -44,7 +26,7 @@ def openai_router(service: Service) -> APIRouter:
     @router.post(
         "/chat/completions",
         response_model=replies.ChatReply,
-        responses={**_REFUSALS, 200: {"content": _STREAM}},
+        responses={**refusals(), 200: {"content": _STREAM}},
     )
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Answer a chat; with `stream`, as server-sent events."""
@@ -53,18 +35,18 @@ def openai_router(service: Service) -> APIRouter:
     @router.post(
         "/completions",
         response_model=replies.TextReply,
-        responses={**_REFUSALS, 200: {"content": _STREAM}},
+        responses={**refusals(), 200: {"content": _STREAM}},
     )
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Continue a prompt; with `stream`, as server-sent events."""
         return await service.completion(body, request)
 
-    @router.get("/models", responses={401: _REFUSALS[401], 421: _REFUSALS[421]})
+    @router.get("/models", responses=refusals(401, 421))
     async def models() -> replies.ModelList:
         """The one model served."""
         return replies.ModelList(data=[card])
 
-    @router.get("/models/{model:path}", responses={s: _REFUSALS[s] for s in (400, 401, 404, 421)})
+    @router.get("/models/{model:path}", responses=refusals(400, 401, 404, 421))
     async def model(model: str) -> replies.ModelCard:
         """One model by name."""
         if model != card.id:

@@ -14,7 +14,8 @@ from semblend.engine.api import EngineStats
 from semblend.serve.auth import Caller, require_admin
 from semblend.serve.logs import log
 from semblend.serve.page import load_page
-from semblend.serve.replies import ErrorReply, Health
+from semblend.serve.refusals import refusals
+from semblend.serve.replies import Health
 from semblend.serve.service import Service
 
 
@@ -32,19 +33,19 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
     async def favicon() -> Response:
         return Response(status_code=204)
 
-    @router.get("/health", responses={503: {"model": Health}})
+    @router.get("/health", responses={**refusals(421), 503: {"model": Health}})
     async def health(response: Response) -> Health:
         """Whether the process lives and takes requests."""
         state = await asyncio.to_thread(_health, service)
         response.status_code = 200 if state.ready else 503
         return state
 
-    @router.get("/health/live")
+    @router.get("/health/live", responses=refusals(421))
     async def live() -> Health:
         """Whether the process answers at all: restart it when not."""
         return await asyncio.to_thread(_health, service)
 
-    @router.get("/health/ready", responses={503: {"model": Health}})
+    @router.get("/health/ready", responses={**refusals(421), 503: {"model": Health}})
     async def ready(response: Response) -> Health:
         """Whether to send requests here."""
         return await health(response)
@@ -52,7 +53,7 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
     @router.get(
         "/metrics",
         response_class=Response,
-        responses={200: {"content": {"text/plain": {}}}, 403: {"model": ErrorReply}},
+        responses={**refusals(401, 403, 421), 200: {"content": {"text/plain": {}}}},
     )
     async def metrics(request: Request) -> Response:
         """Prometheus metrics. They add up all tenants, so with API keys they need an admin's."""
@@ -60,7 +61,7 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
         body, content_type = await asyncio.to_thread(desk.metrics.render)
         return Response(body, headers={"content-type": content_type})
 
-    @router.get("/semblend/state", responses={400: {"model": ErrorReply}})
+    @router.get("/semblend/state", responses=refusals(400, 401, 421))
     async def state(
         request: Request, since: Annotated[int, Query(ge=0, le=2**53)] = 0
     ) -> JSONResponse:
@@ -87,7 +88,7 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
             }
         )
 
-    @router.post("/semblend/reuse/resume", responses={403: {"model": ErrorReply}})
+    @router.post("/semblend/reuse/resume", responses=refusals(401, 403, 408, 413, 415, 421, 503))
     async def resume(request: Request) -> JSONResponse:
         """Turn reuse on again wherever shadow samples turned it off. An admin's decision."""
         require_admin(request.state.caller)
