@@ -1,0 +1,1 @@
+"""Faults, corruption, random histories and kills: nothing wrong is served, nothing is lost."""

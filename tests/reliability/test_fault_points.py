@@ -1,0 +1,190 @@
+"""Every fault point in the embedded engine: answered as cold, nothing leaks, the ledger says why.
+
+A donor is kept, pushed to disk by another one and then reused. A fault is planted either
+while the donor is kept or while it is reused; whatever it is, the answer is the cold one
+(or, where a fault only delays, the one that reuse gives).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from semblend.core.faults import FaultPoint, planted
+from semblend.core.outcomes import DeclineReason, Outcome
+from semblend.engine.api import FinishReason
+from semblend.engine.handle import GenerationResult
+from tests.engine.conftest import Driver, EngineMaker, same
+from tests.engine.models import random_tokens, tiny
+from tests.engine.test_engine import behind
+from tests.reliability.fault_results import record
+
+TOKEN_BYTES = tiny("llama-gqa")[0].kv_shape.token_bytes
+DONOR, FILLER, TARGET = behind(1), random_tokens(len(behind(1)), 77), behind(5)
+KEEPING, REUSING = "keeping", "reusing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """When a point is planted, and what becomes of the request that would have reused."""
+
+    point: FaultPoint
+    phase: str
+    reason: DeclineReason | None
+    """None: the fault costs time and nothing else."""
+    times: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.point.value}-{self.phase}"
+
+
+CASES = [
+    Case(point=FaultPoint.INDEX_WRITE, phase=KEEPING, reason=DeclineReason.NO_MATCH),
+    Case(point=FaultPoint.INDEX_READ, phase=REUSING, reason=DeclineReason.INTERNAL_ERROR),
+    Case(point=FaultPoint.PLAN, phase=REUSING, reason=DeclineReason.INTERNAL_ERROR),
+    Case(point=FaultPoint.LEASE, phase=REUSING, reason=DeclineReason.DONOR_GONE),
+    Case(point=FaultPoint.TIER_READ, phase=REUSING, reason=DeclineReason.DONOR_GONE),
+    Case(point=FaultPoint.TIER_WRITE, phase=REUSING, reason=DeclineReason.DONOR_GONE),
+    Case(point=FaultPoint.TIER_WRITE, phase=KEEPING, reason=DeclineReason.NO_MATCH),
+    Case(point=FaultPoint.CHECKSUM, phase=REUSING, reason=DeclineReason.CORRUPT_DONOR),
+    Case(point=FaultPoint.DISK_READ, phase=REUSING, reason=DeclineReason.DONOR_GONE),
+    Case(point=FaultPoint.DISK_FULL, phase=KEEPING, reason=DeclineReason.NO_MATCH),
+    Case(point=FaultPoint.SLOW_DISK, phase=KEEPING, reason=None),
+    Case(point=FaultPoint.SLOW_DISK, phase=REUSING, reason=None),
+    Case(point=FaultPoint.ALLOCATION, phase=KEEPING, reason=DeclineReason.NO_MATCH),
+    Case(point=FaultPoint.ALLOCATION, phase=REUSING, reason=DeclineReason.DONOR_GONE),
+    Case(point=FaultPoint.POOL, phase=REUSING, reason=None, times=":1:3"),
+    Case(point=FaultPoint.COPY, phase=REUSING, reason=DeclineReason.MATERIALISATION_FAILED),
+    Case(point=FaultPoint.NESTED_PASS, phase=REUSING, reason=DeclineReason.MATERIALISATION_FAILED),
+    Case(point=FaultPoint.CAPTURE, phase=KEEPING, reason=DeclineReason.NO_MATCH),
+    Case(point=FaultPoint.KILLED_WORKER, phase=KEEPING, reason=DeclineReason.NO_MATCH),
+]
+
+
+def engine_with_disk(make_engine: EngineMaker, folder: Path) -> Driver:
+    """Room for one donor in memory; the next one pushes it to disk."""
+    return make_engine(
+        host_donor_bytes=TOKEN_BYTES * (len(DONOR) + 40),
+        disk_donor_bytes=TOKEN_BYTES * 4000,
+        donor_folder=folder,
+    )
+
+
+def keep(driver: Driver) -> None:
+    """Keep the donor, and push it to disk."""
+    driver.run(DONOR)
+    driver.run(FILLER)
+
+
+def reuse(driver: Driver, **options: Any) -> GenerationResult:
+    """The request that would reuse it; it is not kept itself, so that it can be sent again."""
+    driver.engine.flush_prefix_cache()
+    return driver.run(TARGET, donate=False, **options)
+
+
+def assert_whole(driver: Driver, folder: Path) -> None:
+    """Pages, leases, the ledger, both sides' books and the disk are as if nothing had been."""
+    engine = driver.engine
+    engine.donors.wait()
+    assert driver.leaked_pages() == 0
+    assert engine.pipeline.ledger.totals().open_requests == 0
+    assert [tier.leased for tier in engine._tiers.stats()] == [0, 0]
+    assert len(engine.donors) == engine.pipeline.stats().donors
+    engine.drop_donors()
+    stats = engine.stats()
+    assert (stats.donors, stats.tier_bytes) == (0, {"host": 0, "disk": 0})
+    assert engine.pipeline.stats().stored_tokens == 0
+    assert [name for name in os.listdir(folder) if name != "semblend.lock"] == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_fault_is_a_cold_answer_and_leaves_nothing_behind(
+    case: Case, make_engine: EngineMaker, tmp_path: Path
+) -> None:
+    driver = engine_with_disk(make_engine, tmp_path)
+    keep(driver)
+    reused, cold = reuse(driver), driver.cold(TARGET)
+    assert reused.report.outcome is Outcome.MATERIALISED, "without a fault it is reused"
+    driver.engine.drop_donors()
+    before = Counter(driver.engine.pipeline.ledger.totals().reasons)
+    with planted(case.point.value + case.times) as while_keeping:
+        if case.phase == KEEPING:
+            keep(driver)
+    if case.phase == REUSING:
+        keep(driver)
+    with planted(case.point.value + case.times) as while_reusing:
+        if case.phase == REUSING:
+            answer = reuse(driver)
+    if case.phase == KEEPING:
+        answer = reuse(driver)
+    assert while_keeping.fired[case.point] + while_reusing.fired[case.point] > 0
+    assert answer.reason is FinishReason.LENGTH
+    if case.reason is None:
+        assert answer.report.outcome is Outcome.MATERIALISED
+        assert same(answer, reused)
+    else:
+        assert (answer.report.reason, answer.report.reused_tokens) == (case.reason, 0)
+        assert answer.report.outcome is case.reason.outcome
+        assert same(answer, cold)
+        if case.reason is not DeclineReason.NO_MATCH:  # then there was nothing to decline
+            after = driver.engine.pipeline.ledger.totals().reasons
+            assert after[case.reason] == before[case.reason] + 1
+    driver.engine.drop_donors()
+    keep(driver)
+    assert reuse(driver).report.outcome is Outcome.MATERIALISED, "and the next one is served"
+    assert_whole(driver, tmp_path)
+    result = "served, later" if case.reason is None else f"{case.reason.outcome}: {case.reason}"
+    record("embedded", case.point, result)
+
+
+def test_a_ledger_that_fails_claims_no_reuse(make_engine: EngineMaker, tmp_path: Path) -> None:
+    driver = engine_with_disk(make_engine, tmp_path)
+    keep(driver)
+    reused = reuse(driver)
+    tokens = driver.engine.pipeline.ledger.totals().tokens[Outcome.MATERIALISED]
+    with planted("settlement"):
+        answer = reuse(driver)
+    assert same(answer, reused)
+    totals = driver.engine.pipeline.ledger.totals()
+    assert totals.tokens[Outcome.MATERIALISED] == tokens
+    assert totals.reasons[DeclineReason.INTERNAL_ERROR] == 1
+    assert_whole(driver, tmp_path)
+    record("embedded", FaultPoint.SETTLEMENT, "served, not counted as reuse")
+
+
+def test_everything_failing_a_little_is_survived(make_engine: EngineMaker, tmp_path: Path) -> None:
+    """All points at once, one reach in twenty: right answers, and memory keeps its level.
+
+    One token each: a later one may rest on a first that was reused and then go on as cold.
+    """
+    driver = engine_with_disk(make_engine, tmp_path)
+    donors = [behind(100 + number) for number in range(3)]
+    answers = [driver.cold(TARGET, max_tokens=1)]
+    for donor in donors:
+        driver.run(donor)
+        answers.append(reuse(driver, max_tokens=1))
+        driver.engine.drop_donors()
+    process = psutil.Process()
+    spec = ",".join(f"{point}:0.05" for point in FaultPoint if point is not FaultPoint.CLOCK)
+    reasons: Counter[str] = Counter()
+    level = 0
+    for turn in range(3):
+        with planted(spec, seed=turn) as faults:
+            for number in range(25):
+                driver.run(donors[number % 3])
+                answer = reuse(driver, max_tokens=1)
+                assert any(same(answer, known) for known in answers), answer.report
+                reasons[answer.report.reason or answer.report.outcome.value] += 1
+        assert sum(faults.fired.values()) > 20
+        gc.collect()
+        level = level or process.memory_info().rss  # after the first turn
+    assert len(reasons) > 3, reasons
+    assert process.memory_info().rss - level < 16 << 20
+    assert_whole(driver, tmp_path)
