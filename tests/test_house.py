@@ -22,7 +22,7 @@ FLOORS = {
     "semblend.planning": 2,
     "semblend.pipeline": 3,
     "semblend.engine": 4,
-    "semblend.integration": 4,
+    "semblend.integration": 5,
     "semblend.fleet": 4,
     "semblend.quality": 5,
     "semblend.serve": 6,

@@ -1,0 +1,202 @@
+"""`SemBlendKvConnectorScheduler` and `SemBlendKvConnectorWorker`: what TensorRT-LLM loads.
+
+    KvCacheConnectorConfig(
+        connector_module="semblend.integration.trtllm.connector",
+        connector_scheduler_class="SemBlendKvConnectorScheduler",
+        connector_worker_class="SemBlendKvConnectorWorker",
+    )
+
+Nothing but the interface is here. Calls in a step, in the executor's order:
+
+scheduler: get_num_new_matched_tokens, update_state_after_alloc, build_connector_meta
+worker:    bind_connector_meta, start_load_kv, (wait_for_layer_load, save_kv_layer a layer),
+           wait_for_save, get_finished
+scheduler: request_finished
+
+See docs/trtllm.md for how to set it up and for what was, and was not, run.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import Any
+
+from semblend.core.errors import SemBlendError
+from semblend.fleet.announcer import DonorAnnouncer
+from semblend.fleet.membership import join
+from semblend.integration.trtllm import upstream
+from semblend.integration.trtllm.engine_facts import EngineFacts
+from semblend.integration.trtllm.ladder_socket import DeskServer
+from semblend.integration.trtllm.metadata import ConnectorMeta
+from semblend.integration.trtllm.options import ConnectorOptions
+from semblend.integration.trtllm.pool_view import PoolView
+from semblend.integration.trtllm.scheduler_side import SchedulerSide
+from semblend.integration.trtllm.setup import SchedulerSetup
+from semblend.integration.trtllm.wiring import link_of, unlink
+from semblend.integration.trtllm.worker_side import WorkerSide
+from semblend.kv.rotary_spec import RotarySpec
+from semblend.kv.rotary_table import RotaryTable
+
+logger = logging.getLogger("semblend.trtllm")
+
+_SchedulerBase, _WorkerBase = upstream.base_classes()
+_desks: weakref.WeakSet[SchedulerSide] = weakref.WeakSet()
+
+
+class SemBlendKvConnectorScheduler(_SchedulerBase):  # type: ignore[misc, valid-type]
+    """Offers donors' K/V to requests; lives in the leader's process."""
+
+    supports_attention_dp = False
+
+    def __init__(self, llm_args: Any) -> None:
+        """Set up; whatever is unknown or unproven means discovery, never a failed start.
+
+        Raises
+        ------
+        SettingsError
+            If SEMBLEND_TRTLLM_CONFIG or a SEMBLEND_* variable has a value it cannot take.
+        """
+        super().__init__(llm_args)
+        options = ConnectorOptions.from_env()
+        setup = SchedulerSetup.of(llm_args, options)
+        self.side = SchedulerSide(setup, link_of(llm_args))
+        self.announcer = _join(self.side)
+        self.desk_server: DeskServer | None = None
+        if options.ladder_socket is not None:
+            self.desk_server = DeskServer(self.side, options.ladder_socket)
+        _desks.add(self.side)
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int, bool]:
+        """Tokens that are supplied beyond the engine's own prefix hit."""
+        return self.side.matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None:
+        """Blocks are allocated."""
+        self.side.allocated(request, block_ids)
+
+    def build_connector_meta(self, scheduler_output: Any) -> ConnectorMeta:
+        """This step's orders."""
+        return self.side.build_meta(scheduler_output)
+
+    def request_finished(self, request: Any, cache_block_ids: list[int]) -> bool:
+        """A request ends; True keeps its blocks until they are copied."""
+        return self.side.request_finished(request, cache_block_ids)
+
+    def wait_for_initialization(self) -> None:
+        """Nothing to wait for."""
+
+    def shutdown(self) -> None:
+        """Say goodbye to the fleet, then stop. TensorRT-LLM itself never calls this."""
+        if self.announcer is not None:
+            self.announcer.close()
+        if self.desk_server is not None:
+            self.desk_server.close()
+        _desks.discard(self.side)
+        self.side.close()
+        unlink(self._llm_args)
+
+
+class SemBlendKvConnectorWorker(_WorkerBase):  # type: ignore[misc, valid-type]
+    """Puts donors' K/V into the pool of one rank, and keeps prompts' K/V."""
+
+    supports_attention_dp = False
+
+    def __init__(self, llm_args: Any) -> None:
+        super().__init__(llm_args)
+        self._options = ConnectorOptions.from_env()
+        self._facts = EngineFacts.of(llm_args)
+        leader = upstream.rank() == 0
+        self._link = link_of(llm_args) if leader else None
+        self.side = WorkerSide(
+            host_donor_bytes=self._options.host_donor_bytes,
+            ranks=self._facts.tensor_parallel or 1,
+            gather=upstream.all_gather,
+            tell=None if self._link is None else self._link.report,
+        )
+
+    def register_kv_caches(self, kv_cache_tensor: Any) -> None:
+        """The pool is allocated. One this adapter does not know is left alone."""
+        try:
+            spec = RotarySpec.from_config(self._facts.text_config)
+            view = PoolView(
+                kv_cache_tensor, block_size=self._facts.block_size or 0, head_dim=spec.head_dim
+            )
+            self.side.register(view, RotaryTable.from_spec(spec))
+        except (SemBlendError, ZeroDivisionError, AttributeError, TypeError) as error:
+            self._refuse(f"{type(error).__name__}: {error}")
+            return
+        if self._link is not None:
+            self._link.registered(token_bytes=view.token_bytes, layers=view.layers)
+
+    def register_kv_cache_layout(self, layout: Any) -> None:
+        """The newer form, of a cache manager that may honour less than was offered."""
+        self._refuse(f"KVCacheManagerV2 ({len(layout.groups)} layer groups)")
+
+    def bind_connector_meta(self, metadata: object) -> None:
+        """This step's orders."""
+        super().bind_connector_meta(metadata)
+        if isinstance(metadata, ConnectorMeta):
+            self.side.bind(metadata)
+
+    def start_load_kv(self, stream: Any) -> None:
+        """Put in place what was offered."""
+        self.side.start_load(stream)
+
+    def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
+        """Nothing: loads stand on the forward's own stream, or their request is parked."""
+
+    def save_kv_layer(self, layer_idx: int, stream: Any) -> None:
+        """Nothing: prompts are captured whole, after the forward."""
+
+    def wait_for_save(self, stream: Any) -> None:
+        """Begin to copy what becomes a donor; its blocks stay until that is done."""
+        self.side.after_forward(stream)
+
+    def get_finished(
+        self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]
+    ) -> tuple[list[int], list[int]]:
+        """Requests that are saved, and requests that are loaded."""
+        return self.side.finished(finished_gen_req_ids, started_loading_req_ids)
+
+    def shutdown(self) -> None:
+        """Stop the threads. TensorRT-LLM itself never calls this."""
+        self.side.close()
+
+    def _refuse(self, reason: str) -> None:
+        logger.warning("SemBlend loads nothing in this engine: %s", reason)
+        if self._link is not None:
+            self._link.refused((reason,))
+
+
+def local_desks() -> tuple[SchedulerSide, ...]:
+    """Desks of the engines in this process, for ladder clients that run beside them."""
+    return tuple(_desks)
+
+
+def _join(side: SchedulerSide) -> DonorAnnouncer | None:
+    """Announce donors, if SEMBLEND_NATS_URL says where; a fault there is none of the engine's."""
+    if side.setup.unknown_parts:
+        return None
+    try:
+        announcer = join(side.provider.pipeline, side.setup.settings, side.setup.namespace)
+    except (SemBlendError, ImportError) as error:
+        logger.error("SemBlend announces no donors: %s", error)
+        return None
+    if announcer is not None:
+        side.audit.event(
+            "contract_event_published",
+            kind="provider_generation_reset",
+            state="handed_to_publisher",
+            subject=side.setup.settings.nats_subject,
+        )
+    return announcer
+
+
+__all__ = [
+    "SemBlendKvConnectorScheduler",
+    "SemBlendKvConnectorWorker",
+    "local_desks",
+]

@@ -1,0 +1,153 @@
+"""What TensorRT-LLM's arguments say about the engine, read defensively.
+
+`TorchLlmArgs` changes between versions. What cannot be read is None, which means
+unknown and never "any": whoever needs it refuses.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from semblend.core.namespace import NONE
+from semblend.integration.model_identity import weights_folder
+
+logger = logging.getLogger("semblend.trtllm")
+
+_AUTO = (None, "", "auto")
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """One engine. None is "unknown" throughout."""
+
+    model: str | None
+    revision: str | None
+    tokenizer: str | None
+    hf_config: Any
+    """The model's own configuration, or None where it cannot be read."""
+    dtype: str | None
+    cache_dtype: str | None
+    quantization: str | None
+    tensor_parallel: int | None
+    block_size: int | None
+
+    @property
+    def text_config(self) -> Any:
+        """The language model's part of the configuration."""
+        return None if self.hf_config is None else self.hf_config.get_text_config()
+
+    @classmethod
+    def of(cls, llm_args: Any) -> EngineFacts:
+        """Read them; never raises."""
+        model = _text(getattr(llm_args, "model", None))
+        revision = _text(getattr(llm_args, "revision", None))
+        folder = None if model is None else _folder(model, revision)
+        hf_config = _hf_config(model, folder)
+        cache = getattr(llm_args, "kv_cache_config", None)
+        dtype = _dtype(getattr(llm_args, "dtype", None), hf_config)
+        return cls(
+            model=model,
+            revision=revision,
+            tokenizer=_text(getattr(llm_args, "tokenizer", None)) or model,
+            hf_config=hf_config,
+            dtype=dtype,
+            cache_dtype=_cache_dtype(cache, llm_args, dtype, folder),
+            quantization=_quantization(llm_args, folder),
+            tensor_parallel=_whole(getattr(llm_args, "tensor_parallel_size", None)),
+            block_size=_whole(getattr(cache, "tokens_per_block", None)),
+        )
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, str | Path) and str(value):
+        return str(value)
+    named = getattr(value, "name_or_path", None)  # a tokenizer object
+    return named if isinstance(named, str) and named else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _folder(model: str, revision: str | None) -> Path | None:
+    try:
+        return weights_folder(model, revision)
+    except Exception as error:
+        logger.debug("no folder of %s: %s", model, error)
+        return None
+
+
+def _hf_config(model: str | None, folder: Path | None) -> Any:
+    """The configuration from files that are here; nothing is downloaded by a connector."""
+    if model is None or folder is None:
+        return None
+    try:
+        from transformers import AutoConfig
+
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        logger.warning("SemBlend cannot read the configuration of %s: %s", model, error)
+        return None
+
+
+def _dtype(given: Any, hf_config: Any) -> str | None:
+    if given not in _AUTO:
+        return str(given).removeprefix("torch.")
+    stated = getattr(hf_config, "dtype", None) or getattr(hf_config, "torch_dtype", None)
+    return None if stated is None else str(stated).removeprefix("torch.")
+
+
+def _cache_dtype(cache: Any, llm_args: Any, dtype: str | None, folder: Path | None) -> str | None:
+    given = getattr(cache, "dtype", _MISSING)
+    if given is _MISSING:
+        return None
+    if given not in _AUTO:
+        return str(given).removeprefix("torch.")
+    quantised = _enum(getattr(getattr(llm_args, "quant_config", None), "kv_cache_quant_algo", None))
+    stored = _stored_quantization(folder)
+    if stored is None:
+        return None
+    return quantised or stored.get("kv_cache_quant_algo") or dtype
+
+
+def _quantization(llm_args: Any, folder: Path | None) -> str | None:
+    """The weights' quantisation; checkpoints state it in files beside them."""
+    config = getattr(llm_args, "quant_config", _MISSING)
+    stored = _stored_quantization(folder)
+    if config is _MISSING or stored is None:
+        return None
+    return _enum(getattr(config, "quant_algo", None)) or stored.get("quant_algo") or NONE
+
+
+def _stored_quantization(folder: Path | None) -> dict[str, str] | None:
+    """What the checkpoint's files say; None where they cannot be read."""
+    if folder is None:
+        return None
+    found: dict[str, str] = {}
+    try:
+        own = folder / "hf_quant_config.json"
+        if own.is_file():
+            values = json.loads(own.read_text(encoding="utf-8")).get("quantization") or {}
+            for name in ("quant_algo", "kv_cache_quant_algo"):
+                if values.get(name):
+                    found[name] = str(values[name])
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        stated = config.get("quantization_config")
+        if isinstance(stated, dict) and "quant_algo" not in found:
+            found["quant_algo"] = str(stated.get("quant_method") or "unnamed")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found
+
+
+def _enum(value: Any) -> str | None:
+    """An enumeration's value as text; None and "no quantisation" are nothing."""
+    if value is None:
+        return None
+    text = str(getattr(value, "value", value))
+    return None if text.upper() in ("NONE", "NO_QUANT") else text

@@ -1,0 +1,99 @@
+"""Namespaces of TensorRT-LLM requests: what must be equal for two of them to share K/V.
+
+Every part is read from the engine. A part that cannot be read stays unknown, and an
+engine with an unknown part loads nothing: it discovers under a name that is true in this
+process alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from typing import Any
+
+from semblend.core.namespace import NONE, Namespace
+from semblend.core.settings import Settings
+from semblend.integration import model_identity
+from semblend.integration.trtllm.engine_facts import EngineFacts
+from semblend.integration.trtllm.options import ConnectorOptions
+
+LAYOUT = "trtllm:blocks,layers,2,kv_heads,tokens,head_dim"
+_UNSALTED = "semblend:ns:no-cache-salt"
+_UNKNOWN = f"unknown:{secrets.token_hex(16)}"
+"""Equal to itself, in this process only."""
+
+
+def engine_namespace(
+    facts: EngineFacts, options: ConnectorOptions, settings: Settings
+) -> Namespace:
+    """The parts that are the engine's; requests add theirs with :func:`of_request`."""
+    revision = options.model_revision or _revision(facts)
+    return Namespace(
+        model=options.model_id or facts.model,
+        model_revision=revision,
+        tokenizer=facts.tokenizer,
+        tokenizer_revision=revision if facts.tokenizer == facts.model else _files(facts.tokenizer),
+        kv_dtype=facts.dtype,
+        cache_dtype=facts.cache_dtype,
+        quantization=facts.quantization,
+        adapter=NONE,
+        rope=None if facts.text_config is None else model_identity.rope_name(facts.text_config),
+        tensor_parallel=facts.tensor_parallel,
+        block_size=facts.block_size,
+        cache_layout=LAYOUT,
+        tenant=settings.donor_tenant,
+        template=settings.donor_template,
+        cache_salt=_UNSALTED,
+    )
+
+
+def for_discovery(namespace: Namespace) -> Namespace:
+    """The same with unknown parts named after this process: enough to discover, not to share."""
+    numeric = {"tensor_parallel", "block_size"}
+    named: dict[str, Any] = {
+        part: 1 if part in numeric else _UNKNOWN for part in namespace.unknown_parts
+    }
+    return namespace.with_parts(**named)
+
+
+def of_request(engine: Namespace, isolation: str) -> Namespace:
+    """The namespace of one request under this engine."""
+    return engine.with_parts(cache_salt=isolation)
+
+
+def isolation_by_text(cache_salt: str | None) -> str:
+    """A salt's name in namespaces, which does not reveal the salt."""
+    if cache_salt is None or not cache_salt.strip():
+        return _UNSALTED
+    return "semblend:ns:salt:" + hashlib.sha256(cache_salt.strip().encode()).hexdigest()[:32]
+
+
+def isolation_by_number(cache_salt_id: int | None) -> str:
+    """The same for engines that tell a connector the salt's number alone."""
+    return _UNSALTED if cache_salt_id is None else f"semblend:ns:salt-id:{cache_salt_id:016x}"
+
+
+def shown(namespace: Namespace) -> str:
+    """The short name of a namespace in audit records."""
+    return model_identity.shown("trtllm", namespace)
+
+
+def _revision(facts: EngineFacts) -> str | None:
+    """What pins the weights: their files, or a revision; this process alone is not enough."""
+    if facts.model is None or facts.hf_config is None:
+        return f"revision:{facts.revision}" if facts.revision else None
+    found = model_identity.weights_by_files(facts.model, facts.hf_config, facts.revision)
+    return None if found.startswith("process:") else found
+
+
+def _files(tokenizer: str | None) -> str | None:
+    """What pins a tokenizer that is not the model's: its files' bytes."""
+    from pathlib import Path
+
+    folder = None if tokenizer is None else Path(tokenizer)
+    if folder is None or not folder.is_dir():
+        return None
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("token*")) + sorted(folder.glob("vocab*")):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return "files:" + digest.hexdigest()[:32]

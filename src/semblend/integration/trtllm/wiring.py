@@ -1,0 +1,86 @@
+"""How the scheduler and the worker of one engine find one another.
+
+TensorRT-LLM makes both in the leader's process, at the same time and with the same
+arguments object, and passes nothing between them but metadata in one direction. What the
+ranks agreed on comes back through here.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from semblend.integration.trtllm.metadata import RankReport
+
+_LOCK = threading.Lock()
+_LINKS: dict[int, tuple[Any, Link]] = {}
+
+
+class Link:
+    """The way back from the leader's worker to its scheduler. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._reports: list[RankReport] = []
+        self._token_bytes = 0
+        self._refusals: tuple[str, ...] = ()
+        self._layers = 0
+
+    def registered(self, *, token_bytes: int, layers: int) -> None:
+        """The pool is known and can be read and written."""
+        with self._lock:
+            self._token_bytes, self._layers = token_bytes, layers
+
+    def refused(self, reasons: tuple[str, ...]) -> None:
+        """The pool is of a kind this adapter was not proven with."""
+        with self._lock:
+            self._refusals = reasons
+
+    def report(self, report: RankReport) -> None:
+        """What all ranks have answered."""
+        with self._lock:
+            self._reports.append(report)
+            self._lock.notify_all()
+
+    def take(self) -> list[RankReport]:
+        """Answers since the last call."""
+        with self._lock:
+            reports, self._reports = self._reports, []
+        return reports
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until there is an answer to take, or the time is over."""
+        with self._lock:
+            self._lock.wait_for(lambda: bool(self._reports), timeout=timeout_s)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's K/V on one rank; 0 before the pool is registered."""
+        return self._token_bytes
+
+    @property
+    def layers(self) -> int:
+        """Layers of the pool."""
+        return self._layers
+
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """Why this pool is not used, if it is not."""
+        return self._refusals
+
+
+def link_of(llm_args: Any) -> Link:
+    """The link between the two halves that were made with this very object."""
+    with _LOCK:
+        held = _LINKS.get(id(llm_args))
+        if held is None or held[0] is not llm_args:
+            held = _LINKS[id(llm_args)] = (llm_args, Link())
+        return held[1]
+
+
+def unlink(llm_args: Any) -> None:
+    """An engine is gone."""
+    with _LOCK:
+        held = _LINKS.get(id(llm_args))
+        if held is not None and held[0] is llm_args:
+            del _LINKS[id(llm_args)]
