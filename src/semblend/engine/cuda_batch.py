@@ -75,35 +75,11 @@ def to_device(
     *,
     hook: LayerHook | None = None,
     before_layer: LayerCall | None = None,
-    into: torch.Tensor | None = None,
 ) -> Rows:
-    """Everything a pass needs as views of one buffer: one transfer whatever their number.
-
-    `into` is a buffer to fill instead of a new one; views of it then hold this pass.
-    """
-    parts = [layout.tokens, layout.positions, layout.slots, layout.wanted]
-    parts += [array for plan in layout.plans for array in (plan.items, plan.merges)]
-    if layout.pages is not None:
-        parts.append(layout.pages)
-    # Sections begin at 16 bytes: kernels are compiled for aligned pointers.
-    sizes = [-(-part.size // 4) * 4 for part in parts]
-    packed = np.zeros(sum(sizes), dtype=np.int32)
-    starts = np.cumsum([0, *sizes[:-1]]).tolist()
-    for part, start in zip(parts, starts, strict=True):
-        packed[start : start + part.size] = part.ravel()
-    host = torch.from_numpy(packed)
-    device = pool.data.device
-    if device.type == "cuda":
-        host = host.pin_memory()
-    if into is None:
-        buffer = host.to(device, non_blocking=True)
-    else:
-        buffer = into
-        buffer.copy_(host, non_blocking=True)
-    views = [
-        buffer[start : start + part.size].view(part.shape)
-        for part, start in zip(parts, starts, strict=True)
-    ]
+    """Everything a pass needs as views of one buffer: one transfer whatever their number."""
+    host, places = _packed(layout, pool.data.device)
+    buffer = host.to(pool.data.device, non_blocking=True)
+    views = [buffer[start : start + size].view(shape) for start, size, shape in places]
     tiles = iter(views[4:])
     return Rows(
         tokens=views[0],
@@ -122,3 +98,29 @@ def to_device(
         before_layer=before_layer,
         hook=hook,
     )
+
+
+def refill(layout: Layout, rows: Rows) -> None:
+    """Make `rows` those of a pass of the same sizes: its views then hold this pass."""
+    host, _ = _packed(layout, rows.buffer.device)
+    rows.buffer.copy_(host, non_blocking=True)
+
+
+def _packed(
+    layout: Layout, device: torch.device
+) -> tuple[torch.Tensor, list[tuple[int, int, tuple[int, ...]]]]:
+    """All arrays of a pass one behind another, and where each begins, its size and shape."""
+    parts = [layout.tokens, layout.positions, layout.slots, layout.wanted]
+    parts += [array for plan in layout.plans for array in (plan.items, plan.merges)]
+    if layout.pages is not None:
+        parts.append(layout.pages)
+    # Sections begin at 16 bytes: kernels are compiled for aligned pointers.
+    total = sum(-(-part.size // 4) * 4 for part in parts)
+    host = torch.zeros(total, dtype=torch.int32, pin_memory=device.type == "cuda")
+    packed = host.numpy()
+    places, start = [], 0
+    for part in parts:
+        packed[start : start + part.size] = part.ravel()
+        places.append((start, part.size, part.shape))
+        start += -(-part.size // 4) * 4
+    return host, places

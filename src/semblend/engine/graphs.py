@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from semblend.engine.cuda_batch import Layout, to_device
+from semblend.engine.cuda_batch import Layout, refill, to_device
 from semblend.engine.cuda_forward import FusedForward, LayerCall, Rows
 from semblend.engine.layerwise import layer_chunks
 from semblend.engine.pool import PagedPool
@@ -82,7 +82,7 @@ class PassGraphs:
         known = key in all_recorded
         recorded = all_recorded.pop(key, None)
         if recorded is not None:
-            to_device(layout, pool, into=recorded.rows.buffer)
+            refill(layout, recorded.rows)
             recorded.replay(before_layer)
             logits = recorded.logits
         else:
