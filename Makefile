@@ -28,7 +28,8 @@ $(VENV)/.dev: $(VENV)/.engine
 demo: $(VENV)/.engine
 	@$(BIN)/semblend demo
 
-test: lint types unit
+# Everything, each engine for real on the CPU: about half an hour on two cores when new.
+test: lint types unit test-fleet test-vllm test-sglang
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
