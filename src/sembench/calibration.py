@@ -6,7 +6,6 @@ own reruns agree to 0.88 ROUGE-L cannot be blamed for 0.87.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Self
 
 from sembench import quality, statistics
 from sembench.errors import ResultError
+from sembench.json_text import parse_json
 from sembench.live.reply import Reply
 from sembench.live.rows import mean_kl
 
@@ -58,7 +58,7 @@ class Calibration:
 def read_calibration(path: Path) -> Calibration:
     """Read a calibration file."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ResultError(f"{path}: {error.strerror or error}") from error
     except ValueError as error:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from sembench.errors import ManifestError
+from sembench.json_text import parse_json
 
 BENCHMARK_VERSION = "sembench.manifest.v1"
 _VERSION_FAMILY = "sembench.manifest."
@@ -131,7 +132,7 @@ class ManifestItem:
     def from_line(cls, line: str, *, where: str = "item") -> Self:
         """Read one line of a manifest."""
         try:
-            data = json.loads(line)
+            data = parse_json(line)
         except ValueError as error:
             raise ManifestError(f"{where}: not JSON ({error})") from error
         return cls.from_dict(data, where=where)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sembench.errors import ResultError
+from sembench.json_text import parse_json
 
 RESULT_VERSION = "sembench.result.v2"
 _READABLE = frozenset({"1", "2", "v1", "v2", "sembench.result.v1", RESULT_VERSION})
@@ -326,7 +327,7 @@ def read_json(path: Path) -> Any:
     """
     try:
         with path.open(encoding="utf-8") as stream:
-            return json.load(stream)
+            return parse_json(stream.read())
     except OSError as error:
         raise ResultError(f"{path}: {error.strerror or error}") from error
     except ValueError as error:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sembench.errors import ResultError
+from sembench.json_text import parse_json
 from sembench.live.prometheus import window
 from sembench.results import Result
 
@@ -16,7 +16,7 @@ from sembench.results import Result
 def read_snapshot(path: Path) -> dict[str, Any]:
     """Read a snapshot file."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ResultError(f"{path}: {error.strerror or error}") from error
     except ValueError as error:

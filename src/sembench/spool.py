@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from sembench.errors import ResultError, UsageError
+from sembench.json_text import parse_json
 
 SPOOL_SUFFIX = ".partial.jsonl"
 
@@ -29,7 +30,7 @@ def resumed_run_id(output: Path) -> str | None:
     """The run id of a stopped run's spool beside `output`, where there is one."""
     try:
         with spool_path(output).open(encoding="utf-8") as stream:
-            found = json.loads(stream.readline()).get("run_id")
+            found = parse_json(stream.readline()).get("run_id")
     except (OSError, ValueError, AttributeError):
         return None
     return found if isinstance(found, str) else None
@@ -78,7 +79,7 @@ class Spool:
     def rows(self) -> Iterator[dict[str, Any]]:
         """All rows so far, read back from disk one by one."""
         for line in self._lines():
-            yield json.loads(line)
+            yield parse_json(line)
 
     def finish(self, head: Mapping[str, Any]) -> None:
         """Write the output, `head` with the rows under ``requests``, and let the spool go."""
@@ -108,7 +109,7 @@ class Spool:
             stream.truncate(whole)
         try:
             with self.path.open(encoding="utf-8") as stream:
-                found = json.loads(stream.readline() or "{}")
+                found = parse_json(stream.readline() or "{}")
         except ValueError as error:
             raise UsageError(f"--resume: {self.path} does not begin as a stopped run's") from error
         if found != self._identity:

@@ -14,6 +14,7 @@ from sembench.errors import ResultError, UsageError
 from sembench.gates import check
 from sembench.gates.check import requested
 from sembench.gates.table import BY_NAME, Threshold
+from sembench.json_text import parse_json
 from sembench.results import read_result
 
 
@@ -138,7 +139,7 @@ def assert_result_gates(
 
 def _read_summary(path: Path) -> EngineSummary:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"--engine-summary: {path}: {error.strerror or error}") from error
     except ValueError as error:

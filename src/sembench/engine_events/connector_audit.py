@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sembench.engine_events.summary import EngineSummary, SummaryBuilder
+from sembench.json_text import parse_json
 
 SCHEMA_VERSION = 2
 MATERIALISED = "runtime_materialized"
@@ -63,7 +64,7 @@ class ConnectorAuditParser:
         if not text:
             return
         try:
-            record = json.loads(text)
+            record = parse_json(text)
         except ValueError:
             self._into.malformed()
             return

@@ -14,6 +14,7 @@ from typing import Any
 
 from sembench.engine_events.lines import note_trouble
 from sembench.engine_events.summary import EngineSummary, SummaryBuilder
+from sembench.json_text import parse_json
 
 _TOKEN_KEYS = ("materialized_tokens", "tokens", "token_count", "covered_token_count")
 
@@ -34,7 +35,7 @@ class TrtllmParser:
             note_trouble(text, self._into)
             return
         try:
-            record = json.loads(text)
+            record = parse_json(text)
         except ValueError:
             self._into.malformed()
             return

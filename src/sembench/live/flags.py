@@ -6,13 +6,13 @@ would quietly spoil a comparison, and it is part of the result either way.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sembench.errors import EngineFlagsError, UsageError
+from sembench.json_text import parse_json
 from sembench.provenance import MASK, SECRET_NAME
 
 _SPECULATIVE = ("--speculative-config", "--speculative-algorithm", "--speculative-model")
@@ -85,7 +85,7 @@ def _transfer_violations(words: Sequence[str]) -> list[str]:
     if not value:
         return []
     try:
-        config = json.loads(value)
+        config = parse_json(value)
     except ValueError:
         return ["--kv-transfer-config is not JSON"]
     policy = config.get("kv_load_failure_policy", "fail") if isinstance(config, dict) else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import httpx
 
 from sembench.clock import Clock
+from sembench.json_text import parse_json
 
 DONE = "[DONE]"
 
@@ -44,7 +44,7 @@ async def arrivals(response: httpx.Response, clock: Clock) -> AsyncIterator[Arri
         if payload == DONE:
             return
         try:
-            data = json.loads(payload)
+            data = parse_json(payload)
         except ValueError as error:
             raise StreamError(f"stream event is not JSON: {payload[:80]!r}") from error
         if not isinstance(data, dict):
@@ -59,7 +59,7 @@ def http_error(status: int, body: bytes) -> str:
     """One line about a refused request."""
     text = body.decode("utf-8", errors="replace")
     with contextlib.suppress(ValueError, AttributeError):
-        text = _message(json.loads(text).get("error", text))
+        text = _message(parse_json(text).get("error", text))
     return f"HTTP {status}: {text.strip()[:200]}"
 
 

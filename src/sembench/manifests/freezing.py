@@ -14,6 +14,7 @@ from typing import Any
 
 from sembench.errors import ChecksumError, ManifestError
 from sembench.ids import file_sha256
+from sembench.json_text import parse_json
 from sembench.manifests.building import BuildReport, build_items, source_for
 from sembench.manifests.figures import exact_figures
 from sembench.manifests.files import count_items, write_manifest
@@ -143,13 +144,13 @@ def _checksums(spec: BuildSpec, folder: Path) -> tuple[dict[str, Any], str]:
         return _read(path), str(path)
     shipped = resources.files("sembench.manifests") / "frozen" / checksums_name(spec)
     if shipped.is_file():
-        return json.loads(shipped.read_text(encoding="utf-8")), f"sembench's {path.name}"
+        return parse_json(shipped.read_text(encoding="utf-8")), f"sembench's {path.name}"
     raise ChecksumError(f"{path} is not there; freeze the spec first")
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ChecksumError(f"{path}: cannot be read ({error})") from error
     if not isinstance(data, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sembench.errors import UsageError
+from sembench.json_text import parse_json
 from sembench.tokenizers.stable_regex import STABLE_REGEX
 
 
@@ -155,7 +155,7 @@ def load_spec(name_or_path: str) -> BuildSpec:
             f"--spec: {name_or_path!r} is neither one of {', '.join(SPECS)} nor a .json file"
         )
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"--spec: {path} cannot be read ({error})") from error
     if not isinstance(data, dict):

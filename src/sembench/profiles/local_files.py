@@ -6,7 +6,6 @@ and of v2 (``question, choice_A … choice_D, answer, domain, length``) are both
 
 from __future__ import annotations
 
-import json
 import lzma
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sembench.errors import SourceError
+from sembench.json_text import parse_json
 from sembench.manifests.files import open_text
 from sembench.model import is_text
 from sembench.profiles.base import SourceRecord, length_band
@@ -76,7 +76,7 @@ def _objects(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                     continue
                 where = f"{file}:{number}"
                 try:
-                    data = json.loads(line)
+                    data = parse_json(line)
                 except ValueError as error:
                     raise SourceError(f"{where}: not JSON ({error})") from error
                 if not isinstance(data, dict):

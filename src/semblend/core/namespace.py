@@ -77,6 +77,8 @@ class Namespace:
                     f"namespace.{field.name}: expected a non-empty string, got {value!r} "
                     f"(a part that does not apply is stated as 'none')"
                 )
+            elif not value.isascii() and not _is_text(value):
+                raise NamespaceError(f"namespace.{field.name}: text that is valid Unicode expected")
 
     @classmethod
     def of(cls, *, model: str, **parts: str | int) -> Namespace:
@@ -134,6 +136,15 @@ class Namespace:
             for part in (f.name.encode(), str(getattr(self, f.name)).encode())
         )
         return hmac.new(b"semblend:namespace:v1" + secret, message, hashlib.sha256).digest()[:16]
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be encoded; half of a surrogate pair cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 _NUMERIC = frozenset({"tensor_parallel", "block_size"})

@@ -7,7 +7,6 @@ is its documentation: `semblend settings` prints it and a test holds
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import tomllib
@@ -22,6 +21,7 @@ from rapidfuzz import process
 
 from semblend.core.errors import SettingsError
 from semblend.core.faults import parse_faults
+from semblend.core.json_text import parse_json
 
 logger = logging.getLogger("semblend.settings")
 
@@ -277,7 +277,7 @@ class Settings(BaseModel):
             if key in by_variable:
                 values[by_variable[key]] = raw.strip()
             else:
-                logger.warning("unknown variable %s%s", key, _nearest(key, by_variable))
+                logger.warning("unknown variable %s%s", key, _nearest(key.upper(), by_variable))
         try:
             return cls.from_mapping({**values, **overrides})
         except SettingsError as error:
@@ -289,10 +289,10 @@ class Settings(BaseModel):
         path = Path(path)
         try:
             text = path.read_text(encoding="utf-8")
-            data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+            data = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text)
         except OSError as error:
             raise SettingsError(f"settings file {path}: {error.strerror or error}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SettingsError(f"settings file {path} is not valid: {error}") from error
         if not isinstance(data, dict):
             raise SettingsError(f"settings file {path}: expected a table of settings")

@@ -19,6 +19,7 @@ from typing import Any
 
 from semblend.core.errors import SemBlendError, SerialisationError
 from semblend.core.faults import clock_jump_s
+from semblend.core.json_text import parse_json
 from semblend.core.outcomes import DeclineReason
 from semblend.planning.policies.base import policy_from_spec
 
@@ -66,7 +67,7 @@ class Certificate:
             If it is not a certificate, of another format, or was altered.
         """
         try:
-            data = json.loads(text)
+            data = parse_json(text)
             if data.get("format") != CERTIFICATE_VERSION:
                 raise SerialisationError(
                     f"certificate format {data.get('format')!r}; "
@@ -75,10 +76,10 @@ class Certificate:
             if data.get("digest") != _digest(data):
                 raise SerialisationError("its contents do not match its hash: it was altered")
             certificate = cls(**data)
+            _check_kinds(certificate)
             if text != certificate.to_json():
                 # Two readers of one file must not be able to read it differently.
                 raise SerialisationError("its bytes are not those that were written")
-            datetime.fromisoformat(certificate.expires)
             policy_from_spec(certificate.policy)
         except SerialisationError:
             raise
@@ -201,6 +202,20 @@ def _digest(data: Mapping[str, Any]) -> str:
     body = {key: value for key, value in data.items() if key != "digest"}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_kinds(certificate: Certificate) -> None:
+    """A hash shows that nothing was altered, not that what was written makes sense."""
+    for name in ("model", "fingerprint", "dtype", "policy", "created", "expires"):
+        if not isinstance(getattr(certificate, name), str):
+            raise SerialisationError(f"certificate {name}: a text expected")
+    for name in ("bound", "figures", "data", "versions"):
+        if not isinstance(getattr(certificate, name), dict):
+            raise SerialisationError(f"certificate {name}: a mapping expected")
+    if not all(isinstance(text, str) for text in certificate.versions.values()):
+        raise SerialisationError("certificate versions: texts expected")
+    if datetime.fromisoformat(certificate.expires).tzinfo is None:
+        raise SerialisationError("certificate expires: a time with its zone expected")
 
 
 def _minor(text: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from semblend.core.errors import SerialisationError
+from semblend.core.json_text import parse_json
 
 PROFILE_VERSION = 1
 
@@ -57,7 +58,7 @@ class LayerProfile:
     def from_json(cls, text: str) -> LayerProfile:
         """Read a profile back; anything else than a valid one is a SerialisationError."""
         try:
-            data: Mapping[str, Any] = json.loads(text)
+            data: Mapping[str, Any] = parse_json(text)
             if data["version"] != PROFILE_VERSION:
                 raise SerialisationError(f"layer profile version {data['version']!r}")
             return cls(
@@ -65,7 +66,7 @@ class LayerProfile:
                 deviation=tuple(float(value) for value in data["deviation"]),
                 items=int(data["items"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise SerialisationError(f"not a layer profile: {error}") from error
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import re
 import secrets
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from semblend.core.errors import SettingsError
+from semblend.core.json_text import parse_json
 from semblend.serve.errors import ApiError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
@@ -67,7 +67,7 @@ class KeyRing:
             If it is not what the module's docstring shows. The message repeats no key.
         """
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = parse_json(path.read_bytes())
         except OSError as error:
             raise SettingsError(f"key file {path}: {error.strerror or error}") from error
         except ValueError as error:

@@ -40,8 +40,8 @@ class ApiError(RequestError):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
-        self.param = param
+        self.message = printable(message)
+        self.param = None if param is None else printable(param)
         self.code = code
         self.retry_after_s = retry_after_s
 
@@ -68,6 +68,11 @@ class ApiError(RequestError):
     def response(self) -> JSONResponse:
         """The HTTP answer."""
         return JSONResponse(self.body(), status_code=self.status, headers=self.headers())
+
+
+def printable(text: str) -> str:
+    """Text that can be sent: JSON may name a field with half of a surrogate pair."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def internal_error() -> ApiError:

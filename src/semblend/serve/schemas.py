@@ -13,6 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from rapidfuzz import process
 
+from semblend.serve.errors import printable
+
 _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
@@ -218,6 +220,6 @@ def _refuse_unless_off(name: str, value: Any) -> None:
 
 
 def _unknown(name: str, known: Mapping[str, Any]) -> str:
-    match = process.extractOne(name, list(known), score_cutoff=60)
+    match = process.extractOne(printable(name[:64]), list(known), score_cutoff=60)
     hint = f"; did you mean {match[0]}?" if match else ""
-    return f"{name[:64]}: this server knows no such field{hint}"
+    return f"{printable(name[:64])}: this server knows no such field{hint}"

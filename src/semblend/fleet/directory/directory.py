@@ -21,7 +21,7 @@ from semblend.fleet.directory.answers import DirectoryStats, Found, WorkerHoldin
 from semblend.fleet.directory.donor_rows import HIDDEN, LOCAL, SHARED
 from semblend.fleet.directory.index import Holding, NewDonor, SketchIndex
 from semblend.fleet.directory.ranks import NamespaceKinds, Rank, RankBook, RankName, Standing
-from semblend.fleet.directory.snapshot import read_snapshot, write_snapshot
+from semblend.fleet.directory.snapshot import read_snapshot, snapshot_meta, write_snapshot
 from semblend.fleet.events.model import (
     DonorEvicted,
     DonorRegistered,
@@ -272,12 +272,15 @@ class Directory:
                 )
             if len(self.ranks):
                 raise SerialisationError("snapshot: only an empty directory takes one over")
-            self.ranks.restore(meta["ranks"], self._clock())
-            for rank in self.ranks:
+            ranks, names, position = snapshot_meta(meta)
+            book = RankBook()
+            book.restore(ranks, self._clock())
+            self._index.restore(arrays, ranks=len(book))
+            self.ranks = book
+            for rank in book:
                 self._kinds.add(rank.namespace)
-            self._namespaces = {name: number for number, name in enumerate(meta["namespaces"])}
-            self._index.restore(arrays)
-        return int(meta["position"])
+            self._namespaces = {name: number for number, name in enumerate(names)}
+        return position
 
     # -- the inside ------------------------------------------------------------------
 

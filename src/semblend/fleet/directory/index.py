@@ -14,6 +14,7 @@ from semblend.discovery.fingerprint_table import FingerprintTable
 from semblend.discovery.fingerprints import HashArray, IndexArray
 from semblend.fleet.directory.donor_rows import HIDDEN, LOCAL, ROW_BYTES, SHARED, DonorRows
 from semblend.fleet.directory.postings import LOAD, SLOT_BYTES, PostingTable
+from semblend.fleet.directory.snapshot import require_whole
 from semblend.fleet.sketch import MARK_TOKENS, Sketch
 
 _SWEEP_SHARE = 0.02
@@ -241,8 +242,15 @@ class SketchIndex:
         """Everything a snapshot keeps."""
         return {**self.rows.arrays(), **self.postings.arrays()}
 
-    def restore(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
-        """Take a snapshot's arrays over. They must be of an index of the same size."""
+    def restore(self, arrays: dict[str, npt.NDArray[Any]], *, ranks: int) -> None:
+        """Take a snapshot's arrays over, of an index of the same size and so many ranks.
+
+        Raises
+        ------
+        SerialisationError
+            If they cannot be one index's; nothing has changed then.
+        """
+        require_whole(arrays, self.arrays(), capacity=self.rows.capacity, ranks=ranks)
         self.rows.restore(arrays)
         self.postings.tags[:] = arrays["posting_tags"]
         self.postings.donors[:] = arrays["posting_donors"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy.typing as npt
 import xxhash
 
 from semblend.core.errors import SerialisationError, StorageError
+from semblend.core.json_text import parse_json
 
 VERSION = 1
 _MAGIC = b"SBDIRECT"
@@ -80,11 +82,11 @@ def read_snapshot(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any
     """
     try:
         with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
             head = _read_head(file.read(_FIXED.size), file.read, path.name)
-            arrays = {
-                record["name"]: _read_array(record, file.read, path.name)
-                for record in head["arrays"]
-            }
+            arrays = dict(
+                _read_array(record, file.read, path.name, most=size) for record in head["arrays"]
+            )
             if file.read(1):
                 raise SerialisationError(f"snapshot {path.name}: longer than it says")
     except OSError as error:
@@ -103,24 +105,93 @@ def _read_head(fixed: bytes, read: Any, name: str) -> dict[str, Any]:
     raw = read(size)
     if xxhash.xxh3_64_intdigest(raw) != checksum:
         raise SerialisationError(f"snapshot {name}: the head fails its checksum")
-    head: dict[str, Any] = json.loads(raw)
+    head = parse_json(raw)
+    if (
+        not isinstance(head, dict)
+        or not isinstance(head.get("meta"), dict)
+        or not isinstance(head.get("arrays"), list)
+    ):
+        raise SerialisationError(f"snapshot {name}: the head names no arrays")
     return head
 
 
-def _read_array(record: dict[str, Any], read: Any, name: str) -> npt.NDArray[Any]:
-    if record["dtype"] not in _DTYPES:
-        raise SerialisationError(f"snapshot {name}: arrays of type {record['dtype']}")
-    array = np.empty(record["shape"], dtype=record["dtype"])
+def _read_array(record: Any, read: Any, name: str, *, most: int) -> tuple[str, npt.NDArray[Any]]:
+    """One array and its name; `most` is the file's size, more than which nothing can follow."""
+    try:
+        title, dtype, seal = (str(record[field]) for field in ("name", "dtype", "xxh3"))
+        shape = [int(size) for size in record["shape"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise SerialisationError(f"snapshot {name}: an array without a {error}") from error
+    if dtype not in _DTYPES:
+        raise SerialisationError(f"snapshot {name}: arrays of type {dtype[:16]}")
+    if min(shape, default=0) < 0 or len(shape) > 2 or prod(shape) > most:
+        raise SerialisationError(f"snapshot {name}: {title[:64]} cannot have that shape")
+    array = np.empty(shape, dtype=dtype)
     view, at = _bytes(array), 0
     while at < len(view):
         part = read(min(_CHUNK_BYTES, len(view) - at))
         if not part:
-            raise SerialisationError(f"snapshot {name}: {record['name']} ends early")
+            raise SerialisationError(f"snapshot {name}: {title[:64]} ends early")
         view[at : at + len(part)] = part
         at += len(part)
-    if xxhash.xxh3_64_hexdigest(view) != record["xxh3"]:
-        raise SerialisationError(f"snapshot {name}: {record['name']} fails its checksum")
-    return array
+    if xxhash.xxh3_64_hexdigest(view) != seal:
+        raise SerialisationError(f"snapshot {name}: {title[:64]} fails its checksum")
+    return title, array
+
+
+def snapshot_meta(meta: dict[str, Any]) -> tuple[list[Any], list[str], int]:
+    """A directory's own part of the head: ranks, namespaces, position in the log.
+
+    Raises
+    ------
+    SerialisationError
+        If one of them is not what it should be.
+    """
+    ranks, names, position = (meta.get(name) for name in ("ranks", "namespaces", "position"))
+    if (
+        not isinstance(ranks, list)
+        or not isinstance(names, list)
+        or not all(isinstance(name, str) for name in names)
+        or not isinstance(position, int)
+    ):
+        raise SerialisationError("snapshot: its ranks, namespaces or position are wrong")
+    return ranks, names, position
+
+
+def require_whole(
+    arrays: dict[str, npt.NDArray[Any]],
+    like: dict[str, npt.NDArray[Any]],
+    *,
+    capacity: int,
+    ranks: int,
+) -> None:
+    """Check that a snapshot's arrays fit together and point nowhere outside themselves.
+
+    Raises
+    ------
+    SerialisationError
+        If they do not: a checksum shows that they were written so, not that they are right.
+    """
+    for name, mine in like.items():
+        given = arrays.get(name)
+        if given is None or given.dtype != mine.dtype or given.ndim != mine.ndim:
+            raise SerialisationError(f"snapshot: {name} is missing or of another kind")
+        if name.startswith("posting_") and given.shape != mine.shape:
+            raise SerialisationError(f"snapshot: {name} is of another size")
+    used = arrays["donor_key"].size
+    known = arrays["rank_epoch"].size
+    donors = [given for name, given in arrays.items() if name.startswith("donor_")]
+    if (
+        used > capacity
+        or any(given.size != used for given in donors)
+        or arrays["rank_live"].size != known
+        or known < ranks
+        or (used and int(arrays["donor_rank"].max()) >= known)
+        or int(arrays["posting_donors"].max(initial=0)) > used
+        or int(arrays["rank_live"].min(initial=0)) < 0
+        or int(arrays["rank_live"].max(initial=0)) > used
+    ):
+        raise SerialisationError("snapshot: its arrays do not fit together")
 
 
 def _bytes(array: npt.NDArray[Any]) -> memoryview:

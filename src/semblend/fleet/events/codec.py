@@ -355,6 +355,8 @@ def _vector(segments: list[Any]) -> tuple[float, ...]:
     raw = segments[0].get("provider_metadata") if segments else None
     if not raw:
         return ()
+    if not isinstance(raw, list):  # bytes(n) of a number would be n zeros
+        raise SerialisationError("event segments[0].provider_metadata: a list of bytes expected")
     try:
         vector = np.frombuffer(bytes(raw), dtype="<f4")
     except (TypeError, ValueError) as error:

@@ -107,14 +107,11 @@ def _event(item: object) -> CacheEvent | None:
             return BlocksStored(
                 hashes=_hashes(fields),
                 medium=_medium(fields) or "GPU",
-                group=int(fields.get("group_idx") or 0),
+                group=_group(fields) or 0,
             )
         case "BlockRemoved":
-            group = fields.get("group_idx")
             return BlocksRemoved(
-                hashes=_hashes(fields),
-                medium=_medium(fields),
-                group=None if group is None else int(group),
+                hashes=_hashes(fields), medium=_medium(fields), group=_group(fields)
             )
         case "AllBlocksCleared":
             return CacheCleared()
@@ -131,6 +128,13 @@ def _hashes(fields: dict[str, Any]) -> tuple[BlockHash, ...]:
     if not all(isinstance(value, (int, bytes)) for value in hashes):
         raise SerialisationError("K/V events: block_hashes of integers or bytes expected")
     return tuple(hashes)
+
+
+def _group(fields: dict[str, Any]) -> int | None:
+    group = fields.get("group_idx")
+    if group is not None and not isinstance(group, int):
+        raise SerialisationError(f"K/V events: group_idx {group!r}, a whole number expected")
+    return group
 
 
 def _medium(fields: dict[str, Any]) -> str | None:

@@ -67,6 +67,6 @@ class FolderStore:
         """Nothing is held open."""
 
     def _path(self, name: str) -> Path:
-        if not _NAME.match(name):
+        if not _NAME.fullmatch(name):
             raise StorageError("shared folder: names are 64 hex digits")
         return self._folder / name

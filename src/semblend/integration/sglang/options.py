@@ -7,7 +7,6 @@ come from SEMBLEND_* variables as everywhere; a key given here wins over its var
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from semblend.core.errors import SettingsError
+from semblend.core.json_text import parse_json
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.integration.option_values import checked_options, options_table
 from semblend.integration.sglang.modes import Mode
@@ -98,7 +98,7 @@ class BackendOptions(BaseModel):
         """
         raw = (os.environ if environ is None else environ).get(VARIABLE, "").strip()
         try:
-            values = json.loads(raw) if raw else {}
+            values = parse_json(raw) if raw else {}
         except ValueError as error:
             raise SettingsError(f"{VARIABLE} is not JSON: {error}") from error
         if not isinstance(values, dict):

@@ -17,9 +17,13 @@ def parse(spec: str, known: Known) -> RecomputePolicy:
     """Read a policy's text; nothing in it is ever executed."""
     try:
         body = ast.parse(spec.strip(), mode="eval").body
-    except (SyntaxError, ValueError):
-        raise SettingsError(f"recompute policy {spec!r}: known are {', '.join(known)}") from None
-    return _policy(body, spec, known)
+        return _policy(body, spec, known)
+    except SettingsError:
+        raise
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        # The compiler's stack, too, has an end: both of the last say "nested too deeply".
+        shown = spec if len(spec) <= 200 else spec[:200] + "…"
+        raise SettingsError(f"recompute policy {shown!r}: known are {', '.join(known)}") from None
 
 
 def _policy(node: ast.expr, spec: str, known: Known) -> RecomputePolicy:

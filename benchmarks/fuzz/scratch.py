@@ -1,0 +1,24 @@
+"""A file for parsers that read files: in memory where the system has such a place."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+
+
+def scratch_file(data: bytes, suffix: str) -> Path:
+    """The data in a file of this process's own; one of the same suffix is overwritten."""
+    path = Path(_folder().name) / f"input{suffix}"
+    path.write_bytes(data)
+    return path
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = tempfile.TemporaryDirectory(prefix="semblend-fuzz-", dir=memory)
+    atexit.register(folder.cleanup)
+    return folder
