@@ -1,0 +1,171 @@
+"""Every fault point in vLLM: answered as cold, no block is lost, the ledger says why.
+
+The same scenario as the embedded engine's (tests/reliability/test_fault_points.py): a donor
+is kept and pushed to disk, then reused; a fault is planted in one of the two phases.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+
+from semblend.core.faults import FaultPoint, planted
+from semblend.core.outcomes import DeclineReason
+from tests.integration.vllm.models import joined, random_tokens
+from tests.reliability.fault_results import record
+
+DOCUMENT = random_tokens(420, seed=51)
+DONOR = joined(random_tokens(50, seed=52), DOCUMENT, random_tokens(20, seed=53))
+TARGET = joined(random_tokens(110, seed=54), DOCUMENT, random_tokens(33, seed=55))
+FILLERS = [random_tokens(1900, seed=60 + number) for number in range(3)]
+KEEPING, REUSING = "keeping", "reusing"
+NO_SUCH_BOUNDARY = {
+    FaultPoint.POOL: "vLLM's own: blocks are allocated before we are asked",
+    FaultPoint.TRANSPORT_READ: "fleet's, as with the embedded engine",
+    FaultPoint.TRANSPORT_WRITE: "fleet's, as with the embedded engine",
+    FaultPoint.EVENT_BUS: "fleet's, as with the embedded engine",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """When a point is planted, and what the response then says."""
+
+    point: FaultPoint
+    phase: str
+    reason: DeclineReason | None
+
+    def __str__(self) -> str:
+        return f"{self.point.value}-{self.phase}"
+
+
+CASES = [
+    Case(point=FaultPoint.INDEX_WRITE, phase=KEEPING, reason=DeclineReason.NO_MATCH),
+    Case(point=FaultPoint.INDEX_READ, phase=REUSING, reason=DeclineReason.INTERNAL_ERROR),
+    Case(point=FaultPoint.PLAN, phase=REUSING, reason=DeclineReason.INTERNAL_ERROR),
+    Case(point=FaultPoint.LEASE, phase=REUSING, reason=DeclineReason.DONOR_GONE),
+    Case(point=FaultPoint.TIER_READ, phase=REUSING, reason=DeclineReason.DONOR_GONE),
+    Case(point=FaultPoint.TIER_WRITE, phase=KEEPING, reason=DeclineReason.NO_MATCH),
+    Case(point=FaultPoint.CHECKSUM, phase=REUSING, reason=DeclineReason.DONOR_GONE),
+    Case(point=FaultPoint.DISK_READ, phase=REUSING, reason=DeclineReason.DONOR_GONE),
+    Case(point=FaultPoint.DISK_FULL, phase=KEEPING, reason=DeclineReason.NO_MATCH),
+    Case(point=FaultPoint.SLOW_DISK, phase=KEEPING, reason=None),
+    Case(point=FaultPoint.SLOW_DISK, phase=REUSING, reason=None),
+    Case(point=FaultPoint.ALLOCATION, phase=KEEPING, reason=DeclineReason.NO_MATCH),
+    Case(point=FaultPoint.ALLOCATION, phase=REUSING, reason=DeclineReason.DONOR_GONE),
+    Case(point=FaultPoint.COPY, phase=REUSING, reason=DeclineReason.MATERIALISATION_FAILED),
+    Case(point=FaultPoint.NESTED_PASS, phase=REUSING, reason=DeclineReason.MATERIALISATION_FAILED),
+    Case(point=FaultPoint.CAPTURE, phase=KEEPING, reason=DeclineReason.NO_MATCH),
+    Case(point=FaultPoint.KILLED_WORKER, phase=KEEPING, reason=DeclineReason.NO_MATCH),
+    Case(point=FaultPoint.CLOCK, phase=REUSING, reason=None),
+]
+
+
+@pytest.fixture
+def engine(make_engine, tmp_path_factory):
+    engine = make_engine(
+        "llama",
+        host_donor_bytes=1 << 20,
+        disk_donor_bytes=64 << 20,
+        donor_folder=str(tmp_path_factory.getbasetemp() / "donors"),
+        audit_path=str(tmp_path_factory.getbasetemp() / "audit.jsonl"),
+    )
+    engine.forget_donors()
+    engine.forget_prefixes()
+    return engine
+
+
+def keep(engine):
+    """Keep the donor, and push it to disk."""
+    engine.donate(DONOR)
+    for filler in FILLERS:
+        engine.donate(filler)
+
+
+def reuse(engine, **options):
+    engine.forget_prefixes()
+    return engine.run(TARGET, hints={"capture": False}, **options)
+
+
+def totals(engine):
+    return engine.scheduler.bridge.pipeline.ledger.totals()
+
+
+def assert_whole(engine, free_blocks):
+    """Blocks, leases, ledger and both sides' books are as if nothing had been."""
+    engine.forget_prefixes()
+    assert engine.free_blocks() == free_blocks
+    assert totals(engine).open_requests == 0
+    donors = engine.worker.donors
+    assert [tier.leased for tier in donors.tiers.stats()] == [0, 0]
+    assert len(donors) == engine.scheduler.bridge.pipeline.stats().donors
+    engine.forget_donors()
+    engine.cold(TARGET)  # workers hear of it with the next step
+    assert [tier.used_bytes for tier in donors.tiers.stats()] == [0, 0]
+    assert engine.scheduler.bridge.pipeline.stats().stored_tokens == 0
+    assert not engine.scheduler.states
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_fault_is_a_cold_answer_and_leaves_nothing_behind(engine, case):
+    free_blocks = engine.free_blocks()
+    keep(engine)
+    donor_on_disk = [tier.segments for tier in engine.worker.donors.tiers.stats()][1] > 0
+    assert donor_on_disk
+    reused, cold = reuse(engine), engine.cold(TARGET)
+    assert reused.semblend["outcome"] == "materialised", "without a fault it is reused"
+    engine.forget_donors()
+    engine.forget_prefixes()
+    before = Counter(totals(engine).reasons)
+    if case.phase == KEEPING:
+        with planted(case.point.value) as faults:
+            keep(engine)
+        answer = reuse(engine)
+    else:
+        keep(engine)
+        with planted(case.point.value) as faults:
+            answer = reuse(engine)
+    assert faults.fired[case.point] > 0
+    if case.reason is None:
+        assert answer.semblend["outcome"] == "materialised"
+        assert answer.tokens == reused.tokens
+    else:
+        assert answer.tokens == cold.tokens
+        assert answer.semblend["reused_tokens"] == 0
+        assert answer.semblend["reason"] == case.reason.value
+        assert answer.semblend["outcome"] == case.reason.outcome.value
+        if case.reason is not DeclineReason.NO_MATCH:  # then there was nothing to decline
+            assert totals(engine).reasons[case.reason] == before[case.reason] + 1
+    engine.forget_donors()
+    engine.forget_prefixes()
+    keep(engine)
+    assert reuse(engine).semblend["outcome"] == "materialised", "and the next one is served"
+    assert_whole(engine, free_blocks)
+    result = "served as usual" if case.reason is None else f"{case.reason.outcome}: {case.reason}"
+    record("vllm", case.point, result)
+
+
+def test_a_ledger_that_fails_claims_no_reuse(engine):
+    free_blocks = engine.free_blocks()
+    keep(engine)
+    reused = reuse(engine)
+    before = totals(engine)
+    with planted("settlement"):
+        answer = reuse(engine)
+    assert answer.tokens == reused.tokens
+    after = totals(engine)
+    assert after.tokens["materialised"] == before.tokens["materialised"]
+    assert after.reasons[DeclineReason.INTERNAL_ERROR] == 1 + before.reasons.get(
+        DeclineReason.INTERNAL_ERROR, 0
+    )
+    assert_whole(engine, free_blocks)
+    record("vllm", FaultPoint.SETTLEMENT, "served, not counted as reuse")
+
+
+def test_points_that_vllm_does_not_have_are_named():
+    tried = {case.point for case in CASES} | {FaultPoint.SETTLEMENT}
+    assert tried | set(NO_SUCH_BOUNDARY) == set(FaultPoint)
+    for point, why in NO_SUCH_BOUNDARY.items():
+        record("vllm", point, f"– ({why})")
