@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from semblend.core.tokens import TokenArray
 from semblend.integration.audit import AuditStream
 from semblend.integration.vllm import namespaces
 from semblend.integration.vllm.bridge import Offer, PlannerBridge
@@ -46,8 +47,8 @@ class CaptureOrders:
         self._choice = CaptureChoice(setup.options)
         self._serials = itertools.count(1)
         self._pending: dict[str, _Pending] = {}
-        self.share_name: Callable[[str], int | None] = _not_shared
-        """What a new donor is called among other machines, if it is to be shared."""
+        self.share: Callable[[str, TokenArray, bytes], int | None] = _not_shared
+        """What a donor being captured is called among other machines, if it is to be shared."""
         self.finished: list[tuple[str, int]] = []
         """Prompts that the step being built finishes: request and tokens."""
 
@@ -138,7 +139,7 @@ class CaptureOrders:
             block_ids=tuple(block_ids[:blocks]),
             tokens=state.tokens,
             share_key=share_key,
-            shared_as=self.share_name(offer.donor_id),
+            shared_as=self.share(offer.donor_id, offer.tokens, share_key),
         )
 
     def _registered(self, offer: Offer) -> None:
@@ -166,5 +167,5 @@ class CaptureOrders:
         )
 
 
-def _not_shared(donor_id: str) -> int | None:
+def _not_shared(donor_id: str, tokens: TokenArray, share_key: bytes) -> int | None:
     return None

@@ -19,6 +19,7 @@ from semblend.integration.plan_cuts import within_hole_budget
 from semblend.integration.probing import is_dynamic, pass_tokens
 from semblend.integration.vllm.block_hashes import PrivateChain
 from semblend.integration.vllm.bridge import PlannerBridge
+from semblend.integration.vllm.exchange import RemoteDonors
 from semblend.integration.vllm.hazards import reads_unwritten_blocks
 from semblend.integration.vllm.modes import Execution, Mode
 from semblend.integration.vllm.options import ConnectorOptions
@@ -68,6 +69,7 @@ class Claims:
         self._hole_budget = hole_budget
         self._holes_left = hole_budget
         self._may_load = may_load
+        self.remote: RemoteDonors | None = None
 
     def next_step(self) -> None:
         """A step was scheduled: the next one has the whole hole budget."""
@@ -93,9 +95,23 @@ class Claims:
             plan = self._staged.plan(state, computed_tokens)
         else:
             plan = self._planned(state, computed_tokens)
-        if plan is None or not self._may_claim(state, plan):
+        if plan is None:
+            return NOTHING
+        if self._waits_for_remote(state, plan, computed_tokens):
+            return ASK_AGAIN
+        if not self._may_claim(state, plan):
             return NOTHING
         return self._claimed(state, plan, computed_tokens, live, manager)
+
+    def _waits_for_remote(self, state: RequestState, plan: Plan, computed_tokens: int) -> bool:
+        """Whether a better donor is on its way from another machine."""
+        return (
+            self.remote is not None
+            and self._may_load
+            and state.may_reuse
+            and state.ladder_id is None
+            and self.remote.waits_for(state, plan, computed_tokens)
+        )
 
     def _planned(self, state: RequestState, computed_tokens: int) -> Plan:
         """The request's plan, made once for one set of donors."""

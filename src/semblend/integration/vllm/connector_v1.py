@@ -216,6 +216,11 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         """Whether waiting a step frees blocks, so that nobody need be preempted."""
         return self._scheduler.has_held_blocks
 
+    def has_pending_push_work(self) -> bool:
+        """Whether donors are on their way to or from other machines."""
+        remote = self._scheduler.remote
+        return remote is not None and remote.has_pending_work
+
     def reset_cache(self) -> bool:
         """Forget all donors (weights changed, or an operator asked)."""
         self._scheduler.reset()

@@ -63,6 +63,19 @@ class CaptureCommand:
     """The whole prompt, int32."""
     share_key: bytes
     """The namespace's key: names the segments."""
+    shared_as: int | None = None
+    """The donor's key in the fleet, where it is to be shared with other machines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchCommand:
+    """Bring a donor that another machine shares; it is then stored like a captured one."""
+
+    donor_id: str
+    shared_as: int
+    tokens: TokenArray
+    """The donor's whole prompt, int32."""
+    share_key: bytes
 
 
 @dataclass(slots=True)
@@ -71,6 +84,7 @@ class ConnectorMeta(KVConnectorMetadata):
 
     loads: list[LoadCommand] = field(default_factory=list)
     captures: list[CaptureCommand] = field(default_factory=list)
+    fetches: list[FetchCommand] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     """Donors the scheduler has forgotten."""
     held: list[str] = field(default_factory=list)
@@ -107,6 +121,10 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """Donors that were not stored, and why."""
     lost: set[str] = field(default_factory=set)
     """Donors whose K/V some rank no longer has."""
+    shared: Counter[str] = field(default_factory=Counter)
+    """Donors that other machines can fetch now, by id."""
+    withdrawn: set[str] = field(default_factory=set)
+    """Donors that some rank could not share, or shares no longer."""
     loaded: Counter[str] = field(default_factory=Counter)
     """Loads carried out, by request id."""
     failed: dict[str, LoadFailure] = field(default_factory=dict)
@@ -119,7 +137,14 @@ class WorkerReport(KVConnectorWorkerMetadata):
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to say."""
-        return not (self.answered or self.lost or self.loaded or self.failed)
+        return not (
+            self.answered
+            or self.lost
+            or self.loaded
+            or self.failed
+            or self.shared
+            or self.withdrawn
+        )
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         """This rank's report and another's."""
@@ -135,6 +160,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
             answered=self.answered + other.answered,
             rejected={**other.rejected, **self.rejected},
             lost=self.lost | other.lost,
+            shared=self.shared + other.shared,
+            withdrawn=self.withdrawn | other.withdrawn,
             loaded=self.loaded + other.loaded,
             failed={**other.failed, **self.failed},
             refined={**other.refined, **self.refined},

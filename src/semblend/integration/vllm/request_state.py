@@ -70,6 +70,8 @@ class RequestState:
     """All tokens of the nested pass: holes and recompute runs."""
     resumes: bool = False
     """Whether it was preempted and loads for the second time."""
+    asked_elsewhere: bool = False
+    """Whether donors of other machines were looked for."""
     notes: dict[str, Any] = field(default_factory=dict)
     """What else the response should say (a ladder's rungs)."""
 

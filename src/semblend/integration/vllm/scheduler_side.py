@@ -96,7 +96,7 @@ class SchedulerSide:
     def fetch_from(self, remote: RemoteDonors) -> None:
         """Share donors with other machines, and have theirs brought where that pays."""
         self.remote = self.claims.remote = remote
-        self._captures.share_name = remote.share_name
+        self._captures.share = remote.share
 
     # -- a request arrives and is scheduled ------------------------------------------
 
@@ -228,6 +228,8 @@ class SchedulerSide:
             return None
         self.clock.step_done()
         self.clock.forget(state.request_id)
+        if self.remote is not None:
+            self.remote.forget(state.request_id)
         state.undo_claim()
         self._claimed.discard(state.request_id)
         waiting = state.progress is Progress.ADMITTED

@@ -22,6 +22,9 @@ _PLAIN = {
     "donors_dropped": "Donors that were evicted, lost or not stored.",
     "captures_skipped": "Prompts not kept because the capture queue was full.",
     "capture_bytes": "Bytes of K/V copied for donors, over all ranks.",
+    "donors_shared": "Donors that other machines can fetch.",
+    "donors_fetched": "Donors fetched from other machines.",
+    "fetches_failed": "Donors of other machines that were worth fetching and did not come.",
     "load_failures": "Loads that failed and were computed exactly.",
     "deferred_steps": "Steps requests waited for blocks being written, or for the hole budget.",
 }

@@ -128,9 +128,9 @@ class WorkerSide:
             if meta.drop_all:
                 if self.captures is not None:
                     self.captures.wait()
-                self.donors.clear()
                 if self.exchange is not None:
                     self.exchange.clear()
+                self.donors.clear()
             for donor_id in meta.dropped:
                 self.donors.drop(donor_id)
         if self.exchange is not None:
