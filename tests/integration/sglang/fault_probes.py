@@ -1,0 +1,28 @@
+"""Planting faults inside the scheduler's process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semblend.core import faults
+from semblend.core.faults import FaultPoint
+
+
+def plant(host: Any, spec: str) -> None:
+    host.memory["planted"] = faults.planted(spec)
+    host.memory["faults"] = host.memory["planted"].__enter__()
+
+
+def mend(host: Any, point: FaultPoint) -> int:
+    """End what was planted; how often the point fired."""
+    host.memory.pop("planted").__exit__(None, None, None)
+    return int(host.memory.pop("faults").fired[point])
+
+
+def ledger(host: Any) -> dict[str, Any]:
+    totals = host.side.provider.ledger.totals()
+    return {
+        "open": totals.open_requests,
+        "materialised": totals.tokens["materialised"],
+        "reasons": {reason.value: count for reason, count in totals.reasons.items()},
+    }
