@@ -69,7 +69,7 @@ def test_another_namespace_goes_on_reusing(make_engine: EngineMaker) -> None:
     driver = make_engine(settings=WATCHED)
     engine = driver.engine
     key = engine.pipeline.share_key(engine.namespace(tenant="a"))
-    engine.shadow._suspended[key] = "evidence"
+    engine.shadow.watch.suspend(key, "evidence")
     assert engine.shadow.objection(key) == "evidence"
     assert engine.shadow.objection(engine.pipeline.share_key(engine.namespace(tenant="b"))) is None
     assert engine.shadow.objection(None) is None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -25,17 +24,19 @@ from semblend.engine.model import LoadedModel
 from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
 from semblend.engine.sequence import Sequence
-from semblend.planning.sequential import BettingTest
+from semblend.planning.shadow_watch import (
+    COMPARED_TOKENS,
+    DISAGREEMENT_BOUND,
+    ShadowStats,
+    ShadowWatch,
+)
 
 logger = logging.getLogger("semblend.shadow")
 
-COMPARED_TOKENS = 8
 QUEUED = 8
 """Samples that may wait; while as many do, no more are taken."""
 PATIENCE_S = 10.0
 """How long a sample waits for an idle moment before it takes one pass between two steps."""
-DISAGREEMENT_BOUND = 0.05
-"""Share of compared tokens whose best token may differ, where no certificate says otherwise."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -48,19 +49,6 @@ class _Sample:
     since: float = field(default_factory=time.monotonic)
     table: PageTable | None = None
     done: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShadowStats:
-    """What the samples said so far."""
-
-    samples: int = 0
-    divergence: float = 0.0
-    """Mean KL(cold || warm) a compared token, nats."""
-    disagreement: float = 0.0
-    """Mean share of compared tokens whose best token differs."""
-    suspended: int = 0
-    """Namespaces in which reuse is off."""
 
 
 class Shadow:
@@ -80,16 +68,10 @@ class Shadow:
         self._pool = pool
         self._rate = rate
         self._step_tokens = step_tokens
-        self._bound = bound
+        self.watch = ShadowWatch(bound=bound)
         self._random = random.Random(seed)
-        self._lock = threading.Lock()
         self._open: dict[str, list[torch.Tensor]] = {}
         self._queue: deque[_Sample] = deque()
-        self._tests: dict[bytes, BettingTest] = {}
-        self._suspended: dict[bytes, str] = {}
-        self._samples = 0
-        self._divergence = 0.0
-        self._disagreement = 0.0
 
     # -- while a request runs ---------------------------------------------------------
 
@@ -173,40 +155,17 @@ class Shadow:
     def _judge(self, sample: _Sample, cold: torch.Tensor) -> None:
         kl = float((cold.exp() * (cold - sample.warm)).sum(-1).clamp(min=0.0).mean())
         differs = float((cold.argmax(-1) != sample.warm.argmax(-1)).float().mean())
-        with self._lock:
-            self._samples += 1
-            self._divergence += kl
-            self._disagreement += differs
-            if sample.key in self._suspended:
-                return
-            test = self._tests.setdefault(sample.key, BettingTest(bound=self._bound))
-            if not test.observe(differs):
-                return
-            evidence = (
-                f"{test.mean:.1%} of compared tokens differed from cold in {test.samples} shadow "
-                f"samples, the bound is {self._bound:.1%} (log evidence {test.log_wealth:.1f}, "
-                f"last KL {kl:.3g})"
-            )
-            self._suspended[sample.key] = evidence
-        logger.error("reuse is turned off for namespace %s: %s", sample.key.hex()[:12], evidence)
+        self.watch.observe(sample.key, divergence=kl, disagreement=differs)
 
     # -- for those who ask ----------------------------------------------------------------
 
     def objection(self, key: bytes | None) -> str | None:
         """Why reuse is off in a namespace, if it is."""
-        with self._lock:
-            return None if key is None else self._suspended.get(key)
+        return self.watch.objection(key)
 
     def resume(self, key: bytes | None = None) -> int:
         """Turn reuse on again in one namespace, or all; returns in how many it was off."""
-        with self._lock:
-            keys = list(self._suspended) if key is None else [key]
-            freed = [name for name in keys if self._suspended.pop(name, None) is not None]
-            for name in freed:
-                self._tests.pop(name, None)
-        for name in freed:
-            logger.warning("an operator turned reuse on again for namespace %s", name.hex()[:12])
-        return len(freed)
+        return self.watch.resume(key)
 
     @property
     def waiting(self) -> int:
@@ -215,14 +174,7 @@ class Shadow:
 
     def stats(self) -> ShadowStats:
         """A snapshot."""
-        with self._lock:
-            count = max(1, self._samples)
-            return ShadowStats(
-                samples=self._samples,
-                divergence=self._divergence / count,
-                disagreement=self._disagreement / count,
-                suspended=len(self._suspended),
-            )
+        return self.watch.stats()
 
     def close(self) -> None:
         """Forget all samples and give their pages back. After the engine's thread has ended."""
