@@ -8,12 +8,15 @@ from __future__ import annotations
 import gzip
 import lzma
 import os
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, cast
 
 from sembench.errors import ManifestError
 from sembench.model import ManifestItem
+
+_UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError)
 
 
 def open_text(path: Path, mode: str = "rt") -> IO[str]:
@@ -49,7 +52,7 @@ def read_manifest(path: Path, *, max_items: int | None = None) -> Iterator[Manif
                     )
                 seen.add(item.item_id)
                 yield item
-    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise ManifestError(f"{path}: cannot be read ({error})") from error
 
 
@@ -58,7 +61,7 @@ def count_items(path: Path, *, max_items: int | None = None) -> int:
     try:
         with open_text(path) as stream:
             count = sum(1 for line in stream if line.strip())
-    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise ManifestError(f"{path}: cannot be read ({error})") from error
     return count if max_items is None else min(count, max_items)
 
