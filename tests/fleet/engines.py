@@ -115,8 +115,9 @@ class Gateway:
         self.follower = LogFollower(
             self.directory, LogOptions(url=nats_url), idle_s=0.1, retry_s=0.05
         )
+        through = changes.pop("through", None)
         options = GatewayOptions(
-            workers=tuple((worker.name, worker.server.url) for worker in workers),
+            workers=tuple((worker.name, through or worker.server.url) for worker in workers),
             trust_tenant_header=True,
             cost=SLOW_PREFILL,
             health_interval_s=changes.pop("health_interval_s", 60.0),
@@ -134,9 +135,9 @@ class Gateway:
 
 
 @contextmanager
-def serving(gateway: Gateway) -> Iterator[str]:
-    config = uvicorn.Config(gateway.app, log_config=None, access_log=False)
-    server = uvicorn.Server(config)
+def on_a_port(app: Any) -> Iterator[str]:
+    """An application on a free port of this machine."""
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
 
@@ -146,11 +147,19 @@ def serving(gateway: Gateway) -> Iterator[str]:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    until(lambda: server.started or not thread.is_alive(), "the gateway to start")
+    until(lambda: server.started or not thread.is_alive(), "the application to start")
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(timeout=60)
         listener.close()
-        gateway.follower.close()
+
+
+@contextmanager
+def serving(gateway: Gateway) -> Iterator[str]:
+    with on_a_port(gateway.app) as url:
+        try:
+            yield url
+        finally:
+            gateway.follower.close()

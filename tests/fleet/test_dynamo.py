@@ -10,14 +10,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.index import SketchIndex
 from semblend.fleet.events.model import GenerationReset
 from semblend.fleet.placement.chooser import Choice
 from semblend.fleet.placement.cost import FleetCost
-from semblend.integration.dynamo.pinning import PIN_HEADER, RouterAffinity, pin_body, pin_headers
+from semblend.integration.dynamo.pinning import PIN_HEADER, pin_body, pin_headers
 from semblend.integration.dynamo.selection import SelectionView
 from semblend.serve.gateway.dynamo import DynamoProvider
 from tests.fleet.support import (
@@ -45,22 +44,6 @@ def test_a_pin_keeps_what_the_caller_asked_for():
     assert pin_body(body, "7")["nvext"] == {"extra_fields": ["timing"], "backend_instance_id": 7}
     assert "backend_instance_id" not in body["nvext"]
     assert pin_headers(7) == {PIN_HEADER: "7"}
-
-
-@pytest.mark.parametrize(
-    ("router", "header"), [("vllm-router", "x-session-id"), ("sglang-router", "x-smg-routing-key")]
-)
-def test_affinity_uses_only_keys_that_were_seen_to_lead_there(router, header):
-    affinity = RouterAffinity(router, limit=3)
-    assert affinity.headers("a") == {}
-    affinity.learn("k1", "a")
-    affinity.learn("k2", "b")
-    assert affinity.headers("a") == {header: "k1"}
-    affinity.learn("k1", "b")
-    assert affinity.headers("a") == {}, "the router moved the key"
-    for number in range(9):
-        affinity.learn(f"n{number}", "c")
-    assert affinity.headers("b") == {}, "forgotten: the table is bounded"
 
 
 class Selection:

@@ -50,6 +50,13 @@ def route(
             help="The URLs are Dynamo's frontend and the ids its instance ids: pin by header."
         ),
     ] = False,
+    router: Annotated[
+        str,
+        typer.Option(
+            help="The URLs are a router's that keeps session keys together: vllm-router "
+            "(consistent_hash) or sglang-router (manual)."
+        ),
+    ] = "",
     exact_only: Annotated[
         bool, typer.Option(help="The workers materialise no donors: place by exact prefix only.")
     ] = False,
@@ -82,6 +89,7 @@ def route(
                 "public_metrics": public_metrics,
                 "exact_only": exact_only,
                 "dynamo": dynamo,
+                "router": router,
                 "seconds_per_token": prefill_us_per_token / 1e6,
                 "kv_bytes_per_token": kv_bytes_per_token,
                 "max_bytes": max_donor_mib * 2**20,
@@ -125,6 +133,7 @@ def _run(settings: Settings, tokenizer: str, flags: dict[str, Any], console: Con
         public_metrics=flags["public_metrics"],
         can_reuse=not flags["exact_only"],
         pin_header=PIN_HEADER if flags["dynamo"] else "",
+        router=flags["router"],
         can_transfer=bool(settings.transport),
         cost=FleetCost(
             seconds_per_token=flags["seconds_per_token"],

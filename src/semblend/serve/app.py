@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
+from semblend.integration.worker_header import WorkerHeader
 from semblend.serve.activity import Activity
 from semblend.serve.admission import Admission
 from semblend.serve.auth import Authenticator, Pseudonyms
@@ -74,6 +75,9 @@ def create_app(engine: ServedEngine, options: ServeOptions) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ApiError, _refused)
+    if name := getattr(engine, "worker_id", ""):
+        # Inside the gate: whom it turns away is told nothing of the fleet.
+        app.add_middleware(WorkerHeader, worker_id=name)
     app.add_middleware(Gate, options=options, authenticator=authenticator, metrics=metrics)
     return app
 

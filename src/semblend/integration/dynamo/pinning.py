@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
+
+from semblend.core.errors import SettingsError
 
 PIN_HEADER = "x-dynamo-worker-instance-id"
 SESSION_HEADERS: Mapping[str, str] = {
@@ -33,8 +36,24 @@ class RouterAffinity:
     no key is known for is not asked for. Bounded: the keys used longest ago are forgotten.
     """
 
-    def __init__(self, router: str, *, limit: int = 4096) -> None:
+    def __init__(self, router: str, *, limit: int = 4096, own_keys: int = 64) -> None:
+        """Know nothing yet.
+
+        Parameters
+        ----------
+        own_keys
+            Keys for requests that bring none: enough that each worker is led to by some.
+
+        Raises
+        ------
+        SettingsError
+            If it is a router nobody knows the header of.
+        """
+        if router not in SESSION_HEADERS:
+            known = ", ".join(SESSION_HEADERS)
+            raise SettingsError(f"router {router!r}: one of {known} expected")
         self.header = SESSION_HEADERS[router]
+        self._own = itertools.cycle([f"semblend-{number}" for number in range(own_keys)])
         self._limit = limit
         self._workers: OrderedDict[str, str] = OrderedDict()
         self._keys: dict[str, OrderedDict[str, None]] = {}
@@ -51,6 +70,10 @@ class RouterAffinity:
         """Headers that lead to a worker, or none where no key of its is known."""
         keys = self._keys.get(worker_id)
         return {self.header: next(reversed(keys))} if keys else {}
+
+    def next_key(self) -> str:
+        """A key for a request that goes anywhere: the next of our own, one after the other."""
+        return next(self._own)
 
     def _forget(self, key: str) -> None:
         worker_id = self._workers.pop(key, None)

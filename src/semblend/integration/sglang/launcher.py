@@ -73,10 +73,21 @@ def _serve(argv: list[str]) -> None:
         sys.stderr.write(f"semblend-sglang: {error}\n")
         raise SystemExit(2) from error
     load_plugins()
+    _name_worker()
     try:
         run_server(prepare_server_args(argv))
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
+
+
+def _name_worker() -> None:
+    """Let answers say which worker of a fleet they are from."""
+    from semblend.integration.worker_header import VARIABLE, WorkerHeader
+
+    if os.environ.get(VARIABLE):
+        from sglang.srt.entrypoints.http_server import app
+
+        app.add_middleware(WorkerHeader)
 
 
 def _parser() -> argparse.ArgumentParser:

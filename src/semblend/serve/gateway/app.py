@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse
 from semblend.core.settings import Settings
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.keys import fleet_secret
+from semblend.integration.dynamo.pinning import RouterAffinity
 from semblend.serve.auth import Authenticator, Caller, require_admin
 from semblend.serve.errors import ApiError
 from semblend.serve.gate import Gate
@@ -37,7 +38,8 @@ def create_gateway(
     Raises
     ------
     SettingsError
-        If there is no secret the fleet could share, or the key file cannot be used.
+        If there is no secret the fleet could share, the key file cannot be used, or the router
+        is not known.
     """
     authenticator = Authenticator(options)
     timeout = httpx.Timeout(options.read_timeout_s, connect=options.connect_timeout_s)
@@ -55,7 +57,13 @@ def create_gateway(
         settings=settings,
         secret=fleet_secret(settings.namespace_secret),
     )
-    forwarder = Forwarder(client, pool, metrics, pin_header=options.pin_header)
+    forwarder = Forwarder(
+        client,
+        pool,
+        metrics,
+        pin_header=options.pin_header,
+        affinity=RouterAffinity(options.router) if options.router else None,
+    )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

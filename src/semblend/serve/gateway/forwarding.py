@@ -14,6 +14,8 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
 from semblend.fleet.placement.chooser import Choice, Placement
+from semblend.integration.dynamo.pinning import RouterAffinity
+from semblend.integration.worker_header import HEADER
 from semblend.serve.errors import ApiError
 from semblend.serve.gateway.metrics import GatewayMetrics
 from semblend.serve.gateway.placing import Placed
@@ -33,8 +35,6 @@ _HOP_BY_HOP = frozenset(
         "content-length",
     ]
 )
-_OUR_OWN = _HOP_BY_HOP | {"x-request-id"}
-"""Headers of the caller that are not passed on: the gate has checked the id, or made one."""
 _PIN_REFUSED = frozenset([400, 500, 503])
 """What Dynamo answers when a pinned instance is unknown or has just died. The pin was ours, so
 the request is sent again without it; one that is wrong by itself is refused again."""
@@ -57,8 +57,19 @@ class Forwarder:
         metrics: GatewayMetrics,
         *,
         pin_header: str = "",
+        affinity: RouterAffinity | None = None,
     ) -> None:
+        """Pass requests on to workers, or through a router that stands before them.
+
+        Parameters
+        ----------
+        pin_header
+            The router takes a worker's name in this header.
+        affinity
+            The router takes no name, but keeps requests of one key together.
+        """
         self._pin_header = pin_header
+        self._affinity = affinity
         self._client = client
         self._pool = pool
         self._metrics = metrics
@@ -73,7 +84,8 @@ class Forwarder:
             pin = placed.placement.pinned is not None and not attempt
             try:
                 with self._pool.queued(worker, placed.prompt_tokens):
-                    reply = await self._send(worker, http, body, pin=pin)
+                    headers = self._headers(worker, http, pin=pin)
+                    reply = await self._send(worker, http, body, headers)
             except (httpx.ConnectError, httpx.ConnectTimeout):
                 self._pool.failed(worker)
                 continue
@@ -98,13 +110,26 @@ class Forwarder:
             key=lambda w: (w.worker_id != chosen, not w.healthy, w.queued_tokens, w.worker_id),
         )
 
-    async def _send(
-        self, worker: PooledWorker, http: Request, body: bytes, *, pin: bool
-    ) -> httpx.Response:
-        headers = [(name, value) for name, value in http.headers.items() if name not in _OUR_OWN]
-        headers.append(("x-request-id", http.state.request_id))
+    def _headers(self, worker: PooledWorker, http: Request, *, pin: bool) -> list[tuple[str, str]]:
+        """The caller's headers and, where a router has to be told, ours.
+
+        A choice wins over the caller's own session key: the key says which requests belong
+        together, the choice says where their K/V is.
+        """
+        ours = {"x-request-id": http.state.request_id}
         if self._pin_header and pin:
-            headers.append((self._pin_header, worker.worker_id))
+            ours[self._pin_header] = worker.worker_id
+        if self._affinity is not None:
+            if pin:
+                ours |= self._affinity.headers(worker.worker_id)
+            if self._affinity.header not in http.headers:
+                ours.setdefault(self._affinity.header, self._affinity.next_key())
+        passed = [item for item in http.headers.items() if item[0] not in _HOP_BY_HOP | set(ours)]
+        return [*passed, *ours.items()]
+
+    async def _send(
+        self, worker: PooledWorker, http: Request, body: bytes, headers: list[tuple[str, str]]
+    ) -> httpx.Response:
         request = self._client.build_request(
             http.method,
             f"{worker.url}{http.url.path}",
@@ -114,31 +139,41 @@ class Forwarder:
         )
         return await self._client.send(request, stream=True)
 
+    def _answered_by(self, worker: PooledWorker, reply: httpx.Response) -> str:
+        """Who answered: behind a router that decides for itself, the worker's own word."""
+        if self._affinity is None:
+            return worker.worker_id
+        name: str = reply.headers.get(HEADER, "")
+        if name in self._pool.workers:
+            self._affinity.learn(reply.request.headers[self._affinity.header], name)
+            return name
+        return "unknown"
+
     def _answer(
         self, worker: PooledWorker, reply: httpx.Response, placed: Placed, retries: int
     ) -> Response:
+        name = self._answered_by(worker, reply)
         # A choice that could not be kept is not claimed.
-        choice = placed.placement.choice if not retries else Choice.ROUTER
+        kept = not retries and name == worker.worker_id
+        choice = placed.placement.choice if kept else Choice.ROUTER
         self._metrics.placements.labels(choice.value).inc()
-        self._metrics.responses.labels(worker.worker_id, str(reply.status_code)).inc()
+        self._metrics.responses.labels(name, str(reply.status_code)).inc()
         outcome = reply.headers.get("x-semblend-outcome")
         if outcome:
             self._metrics.confirmed.labels(outcome).inc()
         headers = {name: value for name, value in reply.headers.items() if name not in _HOP_BY_HOP}
         if reply.is_success:
             # Somebody the worker turns away must not learn what the directory knows.
-            headers.update(_route_headers(worker, choice, placed, retries))
+            headers.update(_route_headers(name, choice, placed, retries))
         return StreamingResponse(
             _passed_on(worker, reply), status_code=reply.status_code, headers=headers
         )
 
 
-def _route_headers(
-    worker: PooledWorker, choice: Choice, placed: Placed, retries: int
-) -> Mapping[str, str]:
+def _route_headers(name: str, choice: Choice, placed: Placed, retries: int) -> Mapping[str, str]:
     headers = {
         "x-semantic-route": ROUTES[choice],
-        "x-semblend-worker": worker.worker_id,
+        HEADER: name,
         "x-semblend-placement": choice.value,
         "x-semblend-placement-ms": f"{placed.lookup_s * 1e3:.3f}",
         "x-semblend-retries": str(retries),

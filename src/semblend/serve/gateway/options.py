@@ -44,9 +44,14 @@ class GatewayOptions:
     pin_header: str = ""
     """Header that carries the chosen worker's id to a router in front of the workers (Dynamo's
     frontend); then all URLs may be that router's, and requests without a choice go unpinned."""
+    router: str = ""
+    """A router in front of the workers that keeps session keys together (vllm-router or
+    sglang-router); then all URLs may be that router's. Workers must say their names."""
     cost: FleetCost = field(default_factory=FleetCost)
 
     def __post_init__(self) -> None:
+        if self.router and self.pin_header:
+            raise SettingsError("router: Dynamo's frontend or a router with session keys, not both")
         if not self.workers:
             raise SettingsError("workers: at least one id=url expected")
         ids = [worker_id for worker_id, _ in self.workers]

@@ -17,6 +17,7 @@ from semblend.fleet.directory.directory import Directory
 from semblend.fleet.keys import FleetKeys
 from semblend.fleet.placement.chooser import Placement, choose
 from semblend.fleet.sketch import sketch
+from semblend.integration.sglang import namespaces as sglang_namespaces
 from semblend.integration.vllm.namespaces import isolation_of
 from semblend.serve.gateway.options import GatewayOptions
 from semblend.serve.gateway.pool import WorkerPool
@@ -115,8 +116,7 @@ class Placer:
     ) -> list[Namespace]:
         """The namespaces the request would have at the workers, one for each kind of worker."""
         template = headers.get("x-chat-template-id") or self._settings.donor_template
-        salted = body.get("cache_salt")
-        salt = salted if isinstance(salted, str) and salted else None
+        salt, extra_key = _text(body, "cache_salt"), _text(body, "extra_key")
         kinds: dict[str, Namespace] = {}
         for parts in self._directory.namespace_kinds():
             try:
@@ -124,7 +124,7 @@ class Placer:
                     **parts,
                     tenant=tenant or self._settings.donor_tenant,
                     template=template,
-                    cache_salt=_salt_part(salt, str(parts.get("cache_layout"))),
+                    cache_salt=_salt_part(salt, extra_key, str(parts.get("cache_layout"))),
                 )
                 kinds.setdefault(namespace.key().hex(), namespace)
             except (SemBlendError, TypeError):
@@ -132,8 +132,18 @@ class Placer:
         return list(kinds.values())[:_MAX_NAMESPACES]
 
 
-def _salt_part(salt: str | None, cache_layout: str) -> str:
-    """A salt as the worker's namespaces name it: vLLM's adapter hides it, the engine does not."""
+def _text(body: Mapping[str, Any], name: str) -> str | None:
+    value = body.get(name)
+    return value if isinstance(value, str) and value else None
+
+
+def _salt_part(salt: str | None, extra_key: str | None, cache_layout: str) -> str:
+    """What keeps requests apart, as the worker's namespaces name it.
+
+    Adapters hide it, each in its way; the embedded engine does not.
+    """
     if cache_layout.startswith("segments:"):
         return isolation_of(salt)
+    if cache_layout.startswith("slots:"):
+        return sglang_namespaces.isolation_of(extra_key, salt)
     return salt or NONE
