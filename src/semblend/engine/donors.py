@@ -12,6 +12,7 @@ import itertools
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -94,6 +95,8 @@ class DonorLibrary:
         self._queue: queue.Queue[_Capture | None] = queue.Queue(maxsize=queued)
         self.skipped = 0
         """Prompts not kept because the queue was full."""
+        self.busy_seconds = 0.0
+        """Processor time spent on keeping prompts so far, beside whatever request runs."""
         pipeline.add_eviction_listener(self._forget)
         tiers.add_eviction_listener(self._segment_gone)
         self._thread = threading.Thread(target=self._run, name="semblend-donors", daemon=True)
@@ -220,6 +223,7 @@ class DonorLibrary:
 
     def _run(self) -> None:
         while (capture := self._queue.get()) is not None:
+            started = time.thread_time()
             try:
                 self._store(capture)
             except BaseException as error:
@@ -227,6 +231,7 @@ class DonorLibrary:
                 # pages of everything that waits in line.
                 logger.warning("donor %s was not kept: %s", capture.donor_id, error)
             finally:
+                self.busy_seconds += time.thread_time() - started
                 self._queue.task_done()
         self._queue.task_done()
 

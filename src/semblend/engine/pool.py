@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from semblend.core.errors import CapacityError
@@ -86,6 +87,17 @@ class PagedPool:
         out = torch.empty(shape, dtype=self.data.dtype, device=self.data.device)
         row = 0
         for slot, length in table.runs(start, end):
-            out[:, :, row : row + length].copy_(self.by_slot[:, :, slot : slot + length])
+            _copy(out[:, :, row : row + length], self.by_slot[:, :, slot : slot + length])
             row += length
         return out
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """On a CPU by numpy: it copies on the calling thread alone, without the interpreter's lock.
+
+    Torch would start a team of threads beside that of the request being computed.
+    """
+    if target.device.type == "cpu":
+        np.copyto(target.view(torch.uint8).numpy(), source.view(torch.uint8).numpy())
+    else:
+        target.copy_(source)
