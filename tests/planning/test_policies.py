@@ -16,6 +16,7 @@ from semblend.planning.policies.base import (
     policy_from_spec,
     register_policy,
 )
+from semblend.planning.policies.query_attention import is_displaced
 from semblend.planning.recompute import inside_spans, probed, with_policy
 
 POLICIES = sorted(known_policies())
@@ -131,6 +132,38 @@ def test_chosen_blocks_keep_within_the_share_asked_for(request, ratio, block, na
     assert len(taken) <= ratio * sum(span.length for span in request.spans)
 
 
+def test_attention_among_displaced_spans_leaves_documents_in_place_alone():
+    def span(kind, donor, target):
+        return Span(donor_id="d", donor_start=donor, target_start=target, length=64, kind=kind)
+
+    in_place = [span(SpanKind.MOVED, 40, 12), span(SpanKind.BEHIND_EDIT, 5000, 5100)]
+    elsewhere = [
+        span(SpanKind.MOVED, 900, 5),  # from the middle of its document to the front
+        span(SpanKind.MOVED, 20, 2000),
+        span(SpanKind.MOVED, 4000, 4010),  # the same place, other text before it
+        span(SpanKind.BEHIND_EDIT, 100, 6000),
+    ]
+    assert not any(is_displaced(s) for s in in_place)
+    assert all(is_displaced(s) for s in elsewhere)
+
+
+class NoProbe:
+    """A probe nobody may ask."""
+
+    def tail_attention(self):
+        raise AssertionError("asked for attention")
+
+
+def test_nothing_displaced_asks_for_no_probe():
+    spans = (
+        Span(donor_id="d", donor_start=0, target_start=9, length=200, kind=SpanKind.MOVED),
+        Span(donor_id="d", donor_start=210, target_start=219, length=90, kind=SpanKind.BEHIND_EDIT),
+    )
+    request = RecomputeRequest(tokens=np.zeros(400, dtype=np.int32), spans=spans, end=309)
+    policy = policy_from_spec("budget(span_head(8) + query_attention(0.2, 16, 'displaced'), 0.2)")
+    assert policy.probed_runs(request, NoProbe()) == []
+
+
 @given(requests())
 def test_edit_safe_recomputes_everything_behind_an_edit(request):
     done = recomputed("edit_safe", request)
@@ -239,6 +272,7 @@ def test_holes_outside_spans_are_dropped():
         ("span_head(", "known are"),
         ("random(2)", "ratio"),
         ("kv_deviation(0.1, 1)", "2 or more"),
+        ("query_attention(0.1, 16, 'some')", "displaced"),
         ("budget(0.1)", "a policy expected"),
         ("budget(unknown, 0.1)", "known are"),
         ("span_head(8) - none", "known are"),

@@ -112,14 +112,25 @@ def verdict(records):
 
 
 def test_a_policy_as_good_as_cold_keeps_the_bound():
-    assert verdict(rows([GOOD] * 100)) == ()
+    assert verdict(rows([GOOD] * 200)) == ()
+
+
+def test_one_per_cent_of_200_items_is_two_answers_on_balance_in_every_workload():
+    assert verdict(rows([GOOD] * 198 + [WRONG] * 2)) == ()
+    (said,) = verdict(rows([GOOD] * 197 + [WRONG] * 3))
+    assert "answers fall by 0.015" in said
+    won = replace(GOOD, cold_right=False, cold_answer="2", same=False)
+    assert verdict(rows([GOOD] * 196 + [WRONG] * 3 + [won])) == ()
+    # A workload that falls is not made good by others.
+    fine = rows([GOOD] * 1000, workload="composed", kind="composed")
+    assert len(verdict([*rows([GOOD] * 197 + [WRONG] * 3), *fine])) == 1
 
 
 def test_each_limit_of_the_bound_is_enforced():
-    assert "answers fall" in verdict(rows([GOOD] * 97 + [WRONG] * 3))[0]
-    assert "moved text" in verdict(rows([GOOD] * 985 + [WRONG] * 15))[0]
-    assert "KL" in verdict(rows([replace(GOOD, kl=0.5)] * 10))[0]
-    assert "recomputed" in verdict(rows([replace(GOOD, recomputed_tokens=400)] * 10))[0]
+    assert "199 items, at least 200" in verdict(rows([GOOD] * 199))[0]
+    assert verdict(rows([GOOD] * 20, workload="reading", kind="squad")) == ()
+    assert "KL" in verdict(rows([replace(GOOD, kl=0.5)] * 200))[0]
+    assert "recomputed" in verdict(rows([replace(GOOD, recomputed_tokens=400)] * 200))[0]
     leak = replace(GOOD, leaked=True)
     control = rows([GOOD] * 999 + [leak], workload="control", kind="negation")
     assert "1 answers towards the donor's" in verdict(control)[0]
@@ -127,7 +138,10 @@ def test_each_limit_of_the_bound_is_enforced():
 
 def test_what_cold_says_itself_is_no_leak_of_reuse():
     both = replace(GOOD, leaked=True, cold_leaked=True)
-    assert verdict(rows([both] * 10, workload="control", kind="negation")) == ()
+    assert verdict(rows([both] * 200, workload="control", kind="negation")) == ()
+
+
+SMALL = Bound(items=10)
 
 
 def test_the_cheapest_inside_the_bound_is_chosen_and_partial_policies_are_not():
@@ -136,11 +150,11 @@ def test_the_cheapest_inside_the_bound_is_chosen_and_partial_policies_are_not():
     bad = rows([WRONG] * 10, policy="none")
     elsewhere = rows([GOOD] * 10, workload="composed", kind="composed")
     records = [*dear, *cheap, *bad]
-    assert choose(judge(figures_of(records), Bound(), noise_kl=0)).policy == "span_head(8)"
+    assert choose(judge(figures_of(records), SMALL, noise_kl=0)).policy == "span_head(8)"
     records += [replace(r, policy="span_head(16)") for r in elsewhere]
     # span_head(8) was not measured on compositions: it is no candidate any more.
-    assert choose(judge(figures_of(records), Bound(), noise_kl=0)).policy == "span_head(16)"
-    assert choose(judge(figures_of(bad), Bound(), noise_kl=0)) is None
+    assert choose(judge(figures_of(records), SMALL, noise_kl=0)).policy == "span_head(16)"
+    assert choose(judge(figures_of(bad), SMALL, noise_kl=0)) is None
 
 
 def test_figures_add_up():

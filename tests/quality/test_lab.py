@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -11,16 +12,21 @@ import torch
 from typer.testing import CliRunner
 
 from semblend.cli.main import app
+from semblend.core.errors import StorageError
 from semblend.engine.model import load_model
 from semblend.planning.certificates import Certificate, certificate_folders, look_up
 from semblend.planning.policies.base import known_policies
+from semblend.quality.bound import Bound
 from semblend.quality.curves import curves
-from semblend.quality.items import data_fingerprint, to_item
+from semblend.quality.issuing import issue, part_of, read_curves
+from semblend.quality.items import to_item
 from semblend.quality.lab import Lab
 from semblend.quality.measure import measure
+from semblend.quality.shards import Job, measure_here, measure_in_processes, record_files
 from semblend.quality.suite import Cell, Records, read_records, run_cells
 from semblend.quality.tables import policies_markdown
 from semblend.quality.workloads import WORKLOADS
+from tests.quality.test_figures import GOOD, WRONG, rows
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "semblend-reference-27m"
@@ -113,31 +119,83 @@ def test_shards_share_the_items_without_gaps_or_overlap(lab, tmp_path):
     assert sorted(found) == [f"instruction/instruction/{n}" for n in range(3)]
 
 
-def test_the_datas_fingerprint_sees_every_token(lab):
-    one, two = item(lab, "instruction", 0), item(lab, "instruction", 1)
-    assert data_fingerprint([one, two]) != data_fingerprint([two, one])
-    assert data_fingerprint([one]) == data_fingerprint([item(lab, "instruction", 0)])
-
-
-def test_certify_measures_judges_and_signs(tmp_path):
-    """From nothing to a certificate that an engine would accept, in one small run."""
+def certify(tmp_path, *options):
     command = [
         "certify", "--model", str(MODEL), "--items", "1", "--length", "300", "--policy", SAFE,
         "--records", str(tmp_path / "records"), "--output", str(tmp_path / "out"),
-        "--device", "cpu", "--answers", "1.0", "--kl-epsilon", "1.0",
+        "--page", str(tmp_path / "page.md"), "--device", "cpu", "--dtype", "float32",
+        "--answers", "1.0", "--kl-epsilon", "1.0", *options,
     ]  # fmt: skip
-    result = CliRunner().invoke(app, command, env={**os.environ, "COLUMNS": "120"})
+    return CliRunner().invoke(app, command, env={**os.environ, "COLUMNS": "120"})
+
+
+def test_certify_chooses_confirms_judges_and_signs(tmp_path):
+    """From nothing to a certificate that an engine would accept, in one small run."""
+    result = certify(tmp_path, "--least-items", "1")
     assert result.exit_code in (0, 1), result.output
     (report,) = (tmp_path / "out").glob("*.html")
     assert "<svg" in report.read_text("utf-8")
+    assert "Near-duplicates" in (tmp_path / "page.md").read_text("utf-8")
     found = list((tmp_path / "out").glob("*.json"))
     # One item a workload is too few for a verdict either way; what is written must hold.
     if result.exit_code == 0:
         certificate = Certificate.from_json(found[0].read_text("utf-8"))
         fingerprint = certificate.fingerprint
         assert look_up(fingerprint, dtype="float32", folders=found).policy == certificate.policy
+        seeds = [certificate.data[key]["seed"] for key in ("chosen_on", "confirmed_on")]
+        assert seeds == [1, 2]
     else:
         assert found == []
+    # The same records under the default bound: one item a workload certifies nothing.
+    again = certify(tmp_path, "--no-measure")
+    assert again.exit_code == 1
+    assert "no policy keeps the bound" in again.output
+    assert certify(tmp_path, "--confirm-seed", "1").exit_code == 2
+
+
+def test_processes_measure_what_one_process_measures(lab, tmp_path):
+    cells = (Cell(workload="instruction", items=4, specs=("none",), lengths=(300,)),)
+    job = Job(
+        model=str(MODEL), device="cpu", dtype="float32", cells=cells, seed=2,
+        folder=tmp_path / "one", curves=(("instruction", ("none",)),),
+    )  # fmt: skip
+    measure_here(lab, job, lambda *_: None)
+    told = []
+    several = replace(job, folder=tmp_path / "two", processes=2)
+    measure_in_processes(several, lambda *args: told.append(args))
+    assert told[-1] == (4, 4)
+    one, two = (
+        {r.case_id: (r.answer, r.recomputed_tokens) for r in read_records(record_files(f))}
+        for f in (job.folder, several.folder)
+    )
+    assert one == two
+    assert len(record_files(several.folder)) == 2
+    curves_found = [read_curves(sorted(f.glob("curves*"))) for f in (job.folder, several.folder)]
+    assert {c.case_id for c in curves_found[0]} == {c.case_id for c in curves_found[1]}
+    with pytest.raises(StorageError, match="failed"):
+        measure_in_processes(replace(several, model=str(tmp_path)), lambda *args: None)
+
+
+def figures(choice_right, fresh_right, *, bound):
+    parts = []
+    for right in (choice_right, fresh_right):
+        mixed = [GOOD] * round(200 * right) + [WRONG] * round(200 * (1 - right))
+        parts.append(part_of([*rows(mixed), *rows([WRONG] * 200, policy="none")], bound))
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("chosen", "fresh", "said"),
+    [(1.0, 0.9, "answers fall"), (0.9, 1.0, "no policy keeps"), (1.0, 1.0, "")],
+)
+def test_a_choice_that_fresh_documents_do_not_confirm_is_no_certificate(lab, chosen, fresh, said):
+    bound = Bound()
+    choice, confirmation = figures(chosen, fresh, bound=bound)
+    found = issue(
+        choice, confirmation, [], model=lab.model, bound=bound, data={}, measured_on="here"
+    )
+    assert (found.certificate is None) == bool(said)
+    assert said in found.refusal
 
 
 def test_the_shipped_certificate_holds_for_the_bundled_model(lab):

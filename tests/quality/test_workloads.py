@@ -1,10 +1,11 @@
 """Cases are what they claim: the right answer stands in the target, the wrong one in a donor."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
-from semblend.quality.items import Ask
+from semblend.quality.items import Ask, data_fingerprint
 from semblend.quality.suite import KINDS_OF_CONTROLS, KINDS_OF_EDITS
 from semblend.quality.workloads import WORKLOADS
 
@@ -71,3 +72,12 @@ def test_a_chat_puts_the_body_first_and_turns_in_order():
         ("assistant", "a2"),
         ("user", "Question: q3"),
     ]
+
+
+def test_the_datas_fingerprint_sees_every_word_and_the_order():
+    one, two = cases("instruction")[:2]
+    assert data_fingerprint([one, two]) != data_fingerprint([two, one])
+    assert data_fingerprint([one]) == data_fingerprint([cases("instruction")[0]])
+    other = replace(one, donors=(replace(one.donors[0], body=one.donors[0].body + "x"),))
+    assert data_fingerprint([other]) != data_fingerprint([one])
+    assert data_fingerprint([replace(one, answer="1")]) != data_fingerprint([one])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -10,22 +9,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
-from semblend.core.errors import SemBlendError
+from semblend.core.errors import SemBlendError, SettingsError
 from semblend.planning.certificates import file_name
 from semblend.planning.policies.base import policy_from_spec
 
 if TYPE_CHECKING:
-    from semblend.quality.bound import Bound
+    from semblend.quality.campaign import Campaign
     from semblend.quality.issuing import Issue
     from semblend.quality.lab import Lab
-    from semblend.quality.suite import Cell
+    from semblend.quality.shards import Job
 
 
 USERS_FOLDER = Path.home() / ".cache" / "semblend" / "certificates"
-CURVE_ITEMS = 8
 
 
 class EngineKind(StrEnum):
@@ -49,23 +54,36 @@ def certify(
         list[str] | None, typer.Option(help="Try only this policy; may be repeated.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Also real questions: JSON lines in LongBench's form.")
+        str | None,
+        typer.Option(help="Also real questions: a file of LongBench's form, or longbench:NAME."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the documents.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the documents to choose by.")] = 1,
+    confirm_seed: Annotated[
+        int, typer.Option(help="Seed of the documents that confirm the choice.")
+    ] = 2,
     output: Annotated[
         Path, typer.Option(help="Folder of the certificate and its report.")
     ] = USERS_FOLDER,
+    page: Annotated[
+        Path | None, typer.Option(help="Also write the tables as Markdown to this file.")
+    ] = None,
     records: Annotated[
         Path, typer.Option(help="Folder of what was measured; a run goes on where it stopped.")
     ] = Path("results/certify"),
+    answers: Annotated[
+        float, typer.Option(help="How far answer metrics of a workload may fall below cold's.")
+    ] = 0.01,
     kl_epsilon: Annotated[
         float, typer.Option(help="Mean KL allowed above cold's own noise, nats.")
     ] = 0.02,
-    answers: Annotated[
-        float, typer.Option(help="How far answer metrics may fall below cold's.")
-    ] = 0.01,
+    least_items: Annotated[
+        int, typer.Option(min=1, help="Least items of a workload that a certificate rests on.")
+    ] = 200,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")] = "auto",
+    processes: Annotated[
+        int, typer.Option(min=1, help="Processes that measure; a GPU wants as many as cores.")
+    ] = 1,
     measure: Annotated[
         bool, typer.Option(help="Measure what is missing; otherwise judge what is there.")
     ] = True,
@@ -76,163 +94,138 @@ def certify(
     """Measure policies against cold and write a certificate for the cheapest inside the bound."""
     console = Console()
     try:
+        from semblend.engine.model import load_model
         from semblend.quality.bound import Bound
+        from semblend.quality.campaign import Campaign
 
-        found = _run(
-            console=console,
-            model=model,
-            items=items,
-            lengths=tuple(length or ()),
-            policies=tuple(policy_from_spec(spec).spec for spec in policy or ()),
-            data=data,
-            seed=seed,
-            output=output,
-            folder=records,
-            bound=Bound(kl_epsilon=kl_epsilon, answers=answers),
+        if seed == confirm_seed:
+            raise SettingsError("--confirm-seed: another seed than --seed expected")
+        with console.status(f"loading {model}"):
+            loaded = load_model(model, device=device, dtype=dtype)
+        campaign = Campaign(
+            model=loaded,
+            path=model,
             device=device,
             dtype=dtype,
-            measure=measure,
+            folder=records,
+            items=items,
+            seed=seed,
+            confirm_seed=confirm_seed,
+            bound=Bound(kl_epsilon=kl_epsilon, answers=answers, items=least_items),
+            policies=tuple(policy_from_spec(spec).spec for spec in policy or ()),
+            lengths=tuple(length or ()),
+            data=data,
+            processes=processes,
             measured_on=measured_on,
         )
+        found = _run(campaign, console, output=output, page=page, measure=measure)
     except SemBlendError as error:
         Console(stderr=True).print(f"semblend certify: {error}", style="red", markup=False)
         raise typer.Exit(2) from None
     if found.certificate is None:
-        console.print("[bold red]no certificate:[/] no policy keeps the bound; reuse stays off")
+        console.print("[bold red]no certificate:[/]", end=" ")
+        console.print(f"{found.refusal}; reuse stays off", markup=False)
         raise typer.Exit(1)
 
 
 def _run(
-    *,
-    console: Console,
-    model: str,
-    items: int,
-    lengths: tuple[int, ...],
-    policies: tuple[str, ...],
-    data: Path | None,
-    seed: int,
-    output: Path,
-    folder: Path,
-    bound: Bound,
-    device: str,
-    dtype: str,
-    measure: bool,
-    measured_on: str,
+    campaign: Campaign, console: Console, *, output: Path, page: Path | None, measure: bool
 ) -> Issue:
-    from semblend.engine.model import load_model
-    from semblend.quality.certifying import certificate_cells
-    from semblend.quality.issuing import issue, read_curves
-    from semblend.quality.items import data_fingerprint
+    from semblend.quality import sections
     from semblend.quality.lab import Lab
     from semblend.quality.report import report
-    from semblend.quality.suite import items_of, read_records
 
-    with console.status(f"loading {model}"):
-        loaded = load_model(model, device=device, dtype=dtype)
-    cells = certificate_cells(items, data=data, lengths=lengths or None, policies=policies)
-    lab = Lab(loaded)
-    try:
-        if measure:
-            measure_cells(lab, cells, folder, seed=seed, console=console)
-        records = [
-            record
-            for record in read_records(sorted(folder.glob("records*.jsonl")))
-            if data is not None or record.workload != "reading"
-        ]
-        curves = read_curves(sorted(folder.glob("curves*.jsonl")))
-        with console.status("judging"):
-            found = issue(
-                records,
-                curves,
-                model=loaded,
-                bound=bound,
-                data={
-                    "fingerprint": data_fingerprint(items_of(cells, seed, loaded.tokenizer)),
-                    "items": items,
-                    "seed": seed,
-                    "workloads": sorted({cell.workload for cell in cells}),
-                    "records": len(records),
-                    "real_text": None if data is None else data.name,
-                },
-                measured_on=measured_on or str(loaded.device),
-            )
-    finally:
-        lab.close()
+    def carry_out(job: Job) -> None:
+        if measure and job.processes > 1:
+            measure_in_shards(job, console)
+        elif measure:
+            lab = Lab(campaign.model)
+            try:
+                measure_cells(lab, job, console)
+            finally:
+                lab.close()
+
+    found, curves = campaign.run(carry_out)
+    name = Path(campaign.path).name
+    stem = f"{name}-{campaign.model.fingerprint}"
     output.mkdir(parents=True, exist_ok=True)
-    page = report(
-        model=Path(model).name,
-        bound=bound,
-        verdicts=found.verdicts,
-        chosen=found.chosen,
-        figures=found.figures,
-        curves=curves,
-        noise=found.noise,
-        facts={
-            "fingerprint of the weights": loaded.fingerprint,
-            "number format": str(loaded.kv_shape.dtype).removeprefix("torch."),
-            "items a workload": items,
-            "records": len(records),
-            "measured on": measured_on or str(loaded.device),
-        },
-    )
-    name = f"{Path(model).name}-{loaded.fingerprint}.html"
     if found.certificate is not None:
         path = output / file_name(found.certificate)
         path.write_text(found.certificate.to_json(), encoding="utf-8")
-        name = path.with_suffix(".html").name
-        console.print(f"certificate: [bold]{path}[/]\npolicy: {found.certificate.policy}")
-    (output / name).write_text(page, encoding="utf-8")
+        stem = path.stem
+        console.print(f"certificate: [bold]{path}[/]")
+        console.print(f"policy: {found.certificate.policy}", markup=False)
+    html = report(
+        model=name,
+        bound=campaign.bound,
+        found=found,
+        curves=curves,
+        facts={
+            "fingerprint of the weights": campaign.model.fingerprint,
+            "number format": str(campaign.model.kv_shape.dtype).removeprefix("torch."),
+            "items a workload": campaign.items,
+            "records": len(found.choice.records)
+            + (len(found.confirmation.records) if found.confirmation else 0),
+            "seeds": f"{campaign.seed} to choose by, {campaign.confirm_seed} to confirm",
+            "measured on": campaign.measured_on or str(campaign.model.device),
+        },
+    )
+    (output / f"{stem}.html").write_text(html, encoding="utf-8")
+    if page is not None:
+        command = f"semblend certify --model {campaign.path} --page {page}"
+        page.write_text(sections.page(found, model=name, command=command), encoding="utf-8")
     console.print(_table(found))
-    console.print(f"report: [bold]{output / name}[/]")
+    console.print(f"report: [bold]{output / stem}.html[/]")
     return found
 
 
-def measure_cells(
-    lab: Lab, cells: Sequence[Cell], folder: Path, *, seed: int, console: Console
-) -> None:
-    """Measure what the folder does not hold yet, with a bar a workload."""
-    from semblend.quality.certifying import CANDIDATES, CURVED
-    from semblend.quality.curves import curves
-    from semblend.quality.items import to_item
-    from semblend.quality.suite import Records, read_records, run_cells
+def measure_in_shards(job: Job, console: Console) -> None:
+    """Measure in several processes, with one bar for all records."""
+    from semblend.quality.shards import measure_in_processes
 
-    folder.mkdir(parents=True, exist_ok=True)
-    records = Records(folder / "records.jsonl")
-    others = [path for path in folder.glob("records*.jsonl") if path != records.path]
-    records.leave_out((record.case_id, record.policy) for record in read_records(sorted(others)))
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console) as bars:
+    with Progress(*_columns(), console=console) as bars:
+        bar = bars.add_task(f"seed {job.seed}, {job.processes} processes", total=job.records)
+        measure_in_processes(job, lambda done, total: bars.update(bar, completed=done))
+
+
+def measure_cells(lab: Lab, job: Job, console: Console) -> None:
+    """Measure in this process, with a bar a workload."""
+    from semblend.quality.shards import measure_here
+
+    with Progress(*_columns(), console=console) as bars:
         tasks = {
             cell.workload: bars.add_task(cell.workload, total=cell.items, visible=False)
-            for cell in cells
+            for cell in job.cells
         }
 
         def progress(workload: str, done: int, total: int) -> None:
             bars.update(tasks[workload], completed=done, visible=True)
 
-        run_cells(lab, cells, records, seed=seed, progress=progress)
-        path = folder / "curves.jsonl"
-        if not path.exists():
-            drawn = [cell for cell in cells if cell.workload in CURVED]
-            bar = bars.add_task("deviation curves", total=len(drawn))
-            lines: list[str] = []
-            for cell in drawn:
-                for case in list(cell.cases(seed))[:CURVE_ITEMS]:
-                    item = to_item(case, lab.model.tokenizer)
-                    for curve in curves(lab, item, ["none", CANDIDATES[0]]):
-                        lines.append(json.dumps(curve.to_dict()) + "\n")
-                bars.advance(bar)
-            path.write_text("".join(lines), encoding="utf-8")
+        measure_here(lab, job, progress)
+
+
+def _columns() -> tuple[ProgressColumn, ...]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return (*columns, TimeRemainingColumn())
 
 
 def _table(found: Issue) -> Table:
     table = Table(title="policies, cheapest first")
     table.add_column("policy")
     table.add_column("recomputed", justify="right")
-    table.add_column("verdict")
-    for verdict in found.verdicts:
-        said = "; ".join(verdict.objections[:2]) or "[green]keeps the bound[/]"
-        if len(verdict.objections) > 2:
-            said += f"; and {len(verdict.objections) - 2} more"
-        table.add_row(verdict.policy, f"{verdict.recompute:.1%}", said)
+    table.add_column("on documents to choose by")
+    table.add_column("on fresh documents")
+    for verdict in found.choice.verdicts:
+        fresh = found.confirmation.verdict_on(verdict.policy) if found.confirmation else None
+        table.add_row(
+            verdict.policy,
+            f"{verdict.recompute:.1%}",
+            _said(verdict.objections),
+            "not measured" if fresh is None else _said(fresh.objections),
+        )
     return table
+
+
+def _said(objections: Sequence[str]) -> str:
+    said = "; ".join(objections[:2]) or "[green]keeps the bound[/]"
+    return said + (f"; and {len(objections) - 2} more" if len(objections) > 2 else "")

@@ -14,6 +14,8 @@ from semblend.core.errors import SemBlendError
 
 if TYPE_CHECKING:
     from semblend.quality.figures import Figures
+    from semblend.quality.measure import Record
+    from semblend.quality.suite import Cell
 
 QUICK_ITEMS = 3
 QUICK_LENGTHS = (400,)
@@ -32,22 +34,32 @@ def leaderboard(
         Path, typer.Option(help="Folder of the figures and plots; the page is OUTPUT.md.")
     ] = Path("results/leaderboard"),
     records: Annotated[
-        Path | None, typer.Option(help="Records of `semblend certify`; nothing is measured then.")
+        Path | None, typer.Option(help="Records of one seed of `certify`; then none are measured.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")] = "auto",
+    processes: Annotated[int, typer.Option(min=1, help="Processes that measure.")] = 1,
 ) -> None:
     """Compare recompute policies: quality against price, as JSON, Markdown and plots."""
     console = Console()
     try:
+        from semblend.quality.certifying import leaderboard_cells
+        from semblend.quality.figures import figures_of
+
         if records is None:
-            records = output / ("quick" if quick else "records")
-            _measure(console, model, items, quick, seed, records, device, dtype)
-        figures = _figures(records)
+            records = output / ("quick" if quick else f"seed-{seed}")
+            cells = (
+                leaderboard_cells(QUICK_ITEMS, lengths=QUICK_LENGTHS)
+                if quick
+                else leaderboard_cells(items)
+            )
+            _measure(console, model, cells, seed, records, device, dtype, processes)
+        found = _records(records)
+        figures = figures_of(found)
     except SemBlendError as error:
         Console(stderr=True).print(f"semblend leaderboard: {error}", style="red", markup=False)
         raise typer.Exit(2) from None
-    write(figures, output, model=Path(model).name)
+    write(found, figures, output, model=Path(model).name)
     for row in figures:
         if row.policy not in ("cold", "all"):
             console.print(
@@ -59,9 +71,13 @@ def leaderboard(
     console.print(f"written: [bold]{output}.md[/]")
 
 
-def write(figures: Sequence[Figures], output: Path, *, model: str) -> None:
+def write(
+    records: Sequence[Record], figures: Sequence[Figures], output: Path, *, model: str
+) -> None:
     """The page, and beside it a folder with its plots and all figures as JSON."""
     from semblend.quality import charts, tables
+    from semblend.quality.monotone import steps
+    from semblend.quality.sections import monotone_section
     from semblend.quality.svg import draw
 
     output.mkdir(parents=True, exist_ok=True)
@@ -78,6 +94,9 @@ def write(figures: Sequence[Figures], output: Path, *, model: str) -> None:
             alt = f"{workload}: {name} against recomputed share"
             parts.append(f"![{alt}]({output.name}/{path.name})\n")
         parts.append(tables.markdown(mine) + "\n")
+    checked = monotone_section(steps(records))
+    parts.append(f"## {checked.title}\n\n{checked.text}\n")
+    parts.append(tables.markdown_table(checked.table.headings, checked.table.rows) + "\n")
     parts.append("## The policies\n\n" + tables.policies_markdown() + "\n")
     page = output.with_name(f"{output.name}.md")
     page.write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
@@ -98,36 +117,47 @@ choose, as a share of the prompt. Best first; among equals the cheaper.
 def _measure(
     console: Console,
     model: str,
-    items: int,
-    quick: bool,
+    cells: Sequence[Cell],
     seed: int,
     folder: Path,
     device: str,
     dtype: str,
+    processes: int,
 ) -> None:
-    from semblend.cli.certify import measure_cells
+    from semblend.cli.certify import measure_cells, measure_in_shards
     from semblend.engine.model import load_model
-    from semblend.quality.certifying import leaderboard_cells
     from semblend.quality.lab import Lab
+    from semblend.quality.shards import Job
 
+    job = Job(
+        model=model,
+        device=device,
+        dtype=dtype,
+        cells=tuple(cells),
+        seed=seed,
+        folder=folder,
+        processes=processes,
+    )
+    if processes > 1:
+        measure_in_shards(job, console)
+        return
     with console.status(f"loading {model}"):
         lab = Lab(load_model(model, device=device, dtype=dtype))
     try:
-        cells = (
-            leaderboard_cells(QUICK_ITEMS, lengths=QUICK_LENGTHS)
-            if quick
-            else leaderboard_cells(items)
-        )
-        measure_cells(lab, cells, folder, seed=seed, console=console)
+        measure_cells(lab, job, console)
     finally:
         lab.close()
 
 
-def _figures(folder: Path) -> list[Figures]:
+def _records(folder: Path) -> list[Record]:
     from semblend.quality.certifying import TELLING, grid
-    from semblend.quality.figures import figures_of
+    from semblend.quality.figures import cell_of
+    from semblend.quality.shards import record_files
     from semblend.quality.suite import read_records
 
     wanted = {"cold", "none", *grid()}
-    rows = figures_of(read_records(sorted(folder.glob("records*.jsonl"))))
-    return [row for row in rows if row.workload in TELLING and row.policy in wanted]
+    return [
+        record
+        for record in read_records(record_files(folder))
+        if cell_of(record) in TELLING and record.policy in wanted
+    ]

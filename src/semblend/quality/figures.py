@@ -16,6 +16,7 @@ from semblend.quality.scores import rouge_l, token_f1
 
 CONTROL = "control"
 PROSE = "continuation"
+READING = "reading"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,11 @@ class Figures:
     def kept(self) -> float:
         """Share of cold's right answers that are left; 1 where cold has none."""
         return self.right / self.cold_right if self.cold_right else 1.0
+
+    @property
+    def fall(self) -> float:
+        """How far the worst answer metric is below cold's; negative where all are above."""
+        return -min(self.difference, self.f1_difference, self.rouge_l_difference)
 
     @property
     def price(self) -> float:

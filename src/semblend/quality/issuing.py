@@ -24,18 +24,57 @@ VALID_DAYS = 365
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Issue:
-    """What was found."""
+class Part:
+    """One of the two measurements: that a policy is chosen by, or that it is confirmed by."""
 
+    records: tuple[Record, ...]
     figures: tuple[Figures, ...]
     noise: dict[str, float]
     verdicts: tuple[Verdict, ...]
+    """Of every policy that was measured on all workloads, cheapest first."""
+
+    def verdict_on(self, policy: str) -> Verdict | None:
+        """What this measurement says about one policy."""
+        return next((v for v in self.verdicts if v.policy == policy), None)
+
+
+def part_of(records: Sequence[Record], bound: Bound) -> Part:
+    """Judge some records."""
+    figures = tuple(figures_of(records))
+    noise = noise_floor(records)
+    return Part(
+        records=tuple(records),
+        figures=figures,
+        noise=noise,
+        verdicts=tuple(judge(figures, bound, noise_kl=noise["kl_p99"])),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issue:
+    """What was found."""
+
+    choice: Part
     chosen: Verdict | None
+    """The cheapest policy inside the bound on the documents to choose by."""
+    confirmation: Part | None
+    confirmed: Verdict | None
+    """What fresh documents say about it."""
     certificate: Certificate | None
+
+    @property
+    def refusal(self) -> str:
+        """Why there is no certificate; empty where there is one."""
+        if self.chosen is None:
+            return "no policy keeps the bound"
+        if self.confirmed is None:
+            return f"{self.chosen.policy} was not measured on fresh documents"
+        return "; ".join(self.confirmed.objections)
 
 
 def issue(
-    records: Sequence[Record],
+    choice: Part,
+    confirmation: Part | None,
     curves: Sequence[Curve],
     *,
     model: LoadedModel,
@@ -44,53 +83,87 @@ def issue(
     measured_on: str,
     now: datetime | None = None,
 ) -> Issue:
-    """Judge the records; a certificate names the cheapest policy inside the bound."""
-    now = datetime.now(UTC) if now is None else now
-    figures = tuple(figures_of(records))
-    noise = noise_floor(records)
-    verdicts = tuple(judge(figures, bound, noise_kl=noise["kl_p99"]))
-    chosen = choose(verdicts)
+    """A certificate for the policy `choice` speaks for, if `confirmation` does too.
+
+    There is one try: had the next policy another, fresh documents would be used to choose by.
+    """
+    chosen = choose(choice.verdicts)
+    confirmed = None
+    if chosen is not None and confirmation is not None:
+        confirmed = confirmation.verdict_on(chosen.policy)
     certificate = None
-    if chosen is not None:
-        certificate = Certificate(
-            model=Path(model.name).name,
-            fingerprint=model.fingerprint,
-            dtype=str(model.kv_shape.dtype).removeprefix("torch."),
-            policy=chosen.policy,
-            bound=bound.to_dict(),
-            figures={
-                "chosen": [f.to_dict() for f in figures if f.policy == chosen.policy],
-                "naive": [f.to_dict() for f in figures if f.policy == "none"],
-                "noise_floor": noise,
-                "verdicts": [
-                    {
-                        "policy": verdict.policy,
-                        "price": round(verdict.price, 4),
-                        "objections": list(verdict.objections),
-                    }
-                    for verdict in verdicts
-                ],
-                "deviation": _deviation(curves),
-            },
+    if confirmation is not None and confirmed is not None and not confirmed.objections:
+        certificate = _certificate(
+            confirmed.policy,
+            choice,
+            confirmation,
+            curves,
+            model=model,
+            bound=bound,
             data=data,
-            versions={
-                "semblend": release(),
-                "torch": torch.__version__,
-                "transformers": _transformers_version(),
-                "numpy": np.__version__,
-                "python": platform.python_version(),
-                "measured_on": measured_on,
-            },
-            created=now.isoformat(timespec="seconds"),
-            expires=(now + timedelta(days=VALID_DAYS)).isoformat(timespec="seconds"),
-        ).signed()
+            measured_on=measured_on,
+            now=datetime.now(UTC) if now is None else now,
+        )
     return Issue(
-        figures=figures,
-        noise=noise,
-        verdicts=verdicts,
+        choice=choice,
         chosen=chosen,
+        confirmation=confirmation,
+        confirmed=confirmed,
         certificate=certificate,
     )
+
+
+def _certificate(
+    policy: str,
+    choice: Part,
+    confirmation: Part,
+    curves: Sequence[Curve],
+    *,
+    model: LoadedModel,
+    bound: Bound,
+    data: dict[str, Any],
+    measured_on: str,
+    now: datetime,
+) -> Certificate:
+    figures = confirmation.figures
+    return Certificate(
+        model=Path(model.name).name,
+        fingerprint=model.fingerprint,
+        dtype=str(model.kv_shape.dtype).removeprefix("torch."),
+        policy=policy,
+        bound=bound.to_dict(),
+        figures={
+            "chosen": [f.to_dict() for f in figures if f.policy == policy],
+            "naive": [f.to_dict() for f in figures if f.policy == "none"],
+            "others": [f.to_dict() for f in figures if f.policy not in (policy, "none", "cold")],
+            "noise_floor": confirmation.noise,
+            "choice": _plain(choice.verdicts),
+            "confirmation": _plain(confirmation.verdicts),
+            "deviation": _deviation(curves),
+        },
+        data=data,
+        versions={
+            "semblend": release(),
+            "torch": torch.__version__,
+            "transformers": _transformers_version(),
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+            "measured_on": measured_on,
+        },
+        created=now.isoformat(timespec="seconds"),
+        expires=(now + timedelta(days=VALID_DAYS)).isoformat(timespec="seconds"),
+    ).signed()
+
+
+def _plain(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+    return [
+        {
+            "policy": verdict.policy,
+            "price": round(verdict.price, 4),
+            "objections": list(verdict.objections),
+        }
+        for verdict in verdicts
+    ]
 
 
 def read_curves(paths: Sequence[Path]) -> list[Curve]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,12 +95,13 @@ def to_item(case: Case, tokenizer: Any) -> Item:
     )
 
 
-def data_fingerprint(items: Iterable[Item]) -> str:
-    """A content hash of everything the model is shown."""
+def data_fingerprint(cases: Iterable[Case]) -> str:
+    """A content hash of everything the model is shown and of what is right."""
     digest = hashlib.sha256()
-    for item in items:
-        for tokens in (item.tokens, *item.donors, item.answer_ids):
-            digest.update(len(tokens).to_bytes(4, "little") + tokens.tobytes())
+    for case in cases:
+        shown = [ask.messages for ask in (case.target, *case.donors)]
+        text = json.dumps([case.case_id, shown, case.answer, case.continuation])
+        digest.update(text.encode() + b"\n")
     return digest.hexdigest()[:32]
 
 

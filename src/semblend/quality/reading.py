@@ -1,7 +1,8 @@
-"""Questions about real text, from a file in LongBench's field names.
+"""Questions about real text, in LongBench's field names: from a file, or from the hub.
 
-Such a file holds one JSON object a line (`input`, `context`, `answers`, `dataset`, `_id`),
-plain or compressed by xz. Texts are other people's: nothing of them is written anywhere.
+A file holds one JSON object a line (`input`, `context`, `answers`, `dataset`), plain or
+compressed by xz. `longbench:NAME` is a dataset of LongBench, fetched by `datasets`. Texts are
+other people's: nothing of them is written anywhere.
 """
 
 from __future__ import annotations
@@ -11,38 +12,58 @@ import lzma
 import random
 from collections import defaultdict
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from semblend.core.errors import SerialisationError
+from semblend.core.errors import MissingExtraError, SerialisationError
 from semblend.quality.items import Ask, Case
 from semblend.quality.workloads import instructions
 
 MOST_CHARACTERS = 24_000
 """About 6,000 tokens; longer contexts are cut, at the front of the question."""
 
+FIELDS = ("input", "context", "answers", "dataset")
+HUB = "longbench:"
+ARCHIVE = "hf://datasets/zai-org/LongBench/data.zip"
+"""Where LongBench keeps one file of JSON lines a dataset, in its folder `data`."""
 
-def reading_cases(path: Path, *, seed: int, items: int) -> Iterator[Case]:
-    """Pairs of questions about one context: one was asked before, one is asked now.
+
+def reading_cases(source: str, *, seed: int, items: int, archive: str = ARCHIVE) -> Iterator[Case]:
+    """Two questions about one context each: one was asked before, one is asked now.
+
+    Parameters
+    ----------
+    source
+        A file, or `longbench:NAME`.
+    archive
+        Where `longbench:` looks; a local copy of LongBench's `data.zip` serves as well.
 
     Raises
     ------
     SerialisationError
-        If the file is not of that form.
+        If the source cannot be read or is not of that form.
     """
     by_context: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in _rows(path):
+    name = source.removeprefix(HUB)
+    rows = _hub_rows(name, archive) if source.startswith(HUB) else _file_rows(Path(source))
+    for row in rows:
         if row["answers"] and row["input"]:
             by_context[row["context"]].append(row)
+    if len(by_context) < 5:
+        raise SerialisationError(
+            f"{source}: {len(by_context)} contexts with a question; at least 5 expected"
+        )
     rng = random.Random(f"semblend-reading-{seed}")
-    contexts = sorted(context for context, rows in by_context.items() if len(rows) > 1)
-    rng.shuffle(contexts)
-    for number, context in enumerate(contexts[:items]):
+    # A context with two questions comes first; where there is one, another's was read before.
+    contexts = sorted(by_context, key=lambda text: (len(by_context[text]) < 2, text))
+    paired = sum(len(rows) > 1 for rows in by_context.values())
+    order = [*rng.sample(contexts[:paired], paired), *contexts[paired:]]
+    for number, context in enumerate(order[:items]):
         before, now = instructions(rng)
-        read, asked = rng.sample(by_context[context], 2)
-        others = rng.sample(contexts, 4)
-        body = "\n\n".join([*others[:2], context, *others[2:]])[:MOST_CHARACTERS]
-        donor_body = "\n\n".join([*others[2:], context, *others[:2]])[:MOST_CHARACTERS]
+        asked, *more = rng.sample(by_context[context], len(by_context[context]))
+        read = more[0] if more else by_context[order[number - 1]][0]
+        body, donor_body = _bodies(context, [text for text in order if text != context], rng)
         yield Case(
             workload="reading",
             kind=str(asked["dataset"]),
@@ -53,12 +74,56 @@ def reading_cases(path: Path, *, seed: int, items: int) -> Iterator[Case]:
         )
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+def _bodies(context: str, others: list[str], rng: random.Random) -> tuple[str, str]:
+    """The target's and the donor's text: a long context alone, a short one among others."""
+    if len(context) > MOST_CHARACTERS // 4:
+        return context[:MOST_CHARACTERS], context[:MOST_CHARACTERS]
+    room = (MOST_CHARACTERS - len(context)) // 4
+    beside = [text[:room] for text in rng.sample(others, 4)]
+    return (
+        "\n\n".join([*beside[:2], context, *beside[2:]]),
+        "\n\n".join([*beside[2:], context, *beside[:2]]),
+    )
+
+
+def _file_rows(path: Path) -> Iterator[dict[str, Any]]:
     opener = lzma.open if path.suffix == ".xz" else open
-    with opener(path, "rt", encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                row = json.loads(line)
-                yield {key: row[key] for key in ("input", "context", "answers", "dataset")}
-            except (KeyError, TypeError, ValueError) as error:
-                raise SerialisationError(f"{path}:{number}: not LongBench's form") from error
+    try:
+        with opener(path, "rt", encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    yield _fields(json.loads(line), f"{path}:{number}")
+                except ValueError as error:
+                    raise SerialisationError(f"{path}:{number}: not LongBench's form") from error
+    except OSError as error:
+        raise SerialisationError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _hub_rows(name: str, archive: str) -> Iterator[dict[str, Any]]:
+    """One dataset of LongBench; its rows arrive as they are read."""
+    try:
+        load = import_module("datasets").load_dataset
+    except ImportError as error:
+        raise MissingExtraError(
+            package="datasets", extra="longbench", purpose="text from LongBench"
+        ) from error
+    try:
+        rows = load(
+            "json", data_files=f"zip://data/{name}.jsonl::{archive}", split="train", streaming=True
+        )
+        for number, row in enumerate(rows):
+            yield _fields(row, f"{HUB}{name}[{number}]")
+    except SerialisationError:
+        raise
+    except Exception as error:  # network, hub, archive and parse errors are of many kinds
+        raise SerialisationError(
+            f"{HUB}{name} cannot be read ({type(error).__name__}: {error}). Without a network, "
+            "give --data a file of JSON lines in LongBench's form"
+        ) from error
+
+
+def _fields(row: Any, where: str) -> dict[str, Any]:
+    try:
+        return {key: row[key] for key in FIELDS}
+    except (KeyError, TypeError) as error:
+        raise SerialisationError(f"{where}: not LongBench's form: {error}") from error

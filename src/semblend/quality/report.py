@@ -10,6 +10,8 @@ from semblend.quality import charts, tables
 from semblend.quality.bound import Bound, Verdict
 from semblend.quality.curves import Curve
 from semblend.quality.figures import Figures
+from semblend.quality.issuing import Issue, Part
+from semblend.quality.sections import Section, sections
 from semblend.quality.svg import draw
 
 STYLE = """
@@ -29,50 +31,45 @@ def report(
     *,
     model: str,
     bound: Bound,
-    verdicts: Sequence[Verdict],
-    chosen: Verdict | None,
-    figures: Sequence[Figures],
+    found: Issue,
     curves: Sequence[Curve],
-    noise: Mapping[str, float],
     facts: Mapping[str, Any],
 ) -> str:
     """The page. `facts` are shown as they are: fingerprints, versions, counts."""
     verdict = (
-        f'<p class="yes">Certified: <code>{escape(chosen.policy)}</code></p>'
-        if chosen is not None
-        else '<p class="no">Not certified: no policy keeps the bound. Reuse stays off.</p>'
+        f'<p class="yes">Certified: <code>{escape(found.certificate.policy)}</code></p>'
+        if found.certificate is not None
+        else f'<p class="no">Not certified: {escape(found.refusal)}. Reuse stays off.</p>'
     )
+    noise = found.choice.noise
     parts = [
         f"<h1>Quality of reuse: {escape(model)}</h1>",
         verdict,
         "<p>Every item is answered cold and warm by the same engine; a warm figure stands beside "
-        "cold's own. A reader should distrust cells whose interval is wide, and text unlike "
-        "what was measured.</p>",
-        tables.html(("fact", "value"), [(k, str(v)) for k, v in facts.items()]),
+        "cold's own. A policy is chosen on the documents of one seed and confirmed on those of "
+        "another. A reader should distrust cells whose interval is wide, and text unlike what was "
+        "measured.</p>",
+        _table(("fact", "value"), [(k, str(v)) for k, v in facts.items()]),
         "<h2>The bound</h2>",
-        tables.html(("limit", "value"), [(k, str(v)) for k, v in bound.to_dict().items()]),
+        _table(("limit", "value"), [(k, str(v)) for k, v in bound.to_dict().items()]),
         f"<p>Noise floor, cold against itself over {noise['items']:.0f} items: mean KL "
         f"{noise['kl_mean']:.2g}, 99th percentile {noise['kl_p99']:.2g}, same answer "
         f"{noise['same']:.1%}.</p>",
-        "<h2>Policies, cheapest first</h2>",
-        _verdicts(verdicts),
-        "<h2>Trade-offs</h2>",
+        *_verdicts("Chosen by, cheapest first", found.choice),
+        *_verdicts("Confirmed by, cheapest first", found.confirmation),
+        *(_section(section) for section in sections(found)),
+        "<h2>Trade-offs, on the documents to choose by</h2>",
     ]
-    wide = _widest(figures)
-    for workload in wide:
-        parts.append(draw(charts.trade_off(figures, workload, "right")))
-        parts.append(draw(charts.trade_off(figures, workload, "kl")))
+    for workload in _widest(found.choice.figures):
+        parts.append(draw(charts.trade_off(found.choice.figures, workload, "right")))
+        parts.append(draw(charts.trade_off(found.choice.figures, workload, "kl")))
     if curves:
         parts.append("<h2>Where reused K/V deviates</h2>")
         for policy in dict.fromkeys(curve.policy for curve in curves):
             parts.append(draw(charts.by_layer(curves, policy)))
             parts.append(draw(charts.by_position(curves, policy)))
-    parts.append("<h2>Every cell</h2>")
-    for workload in dict.fromkeys(row.workload for row in figures):
-        rows = [row for row in figures if row.workload == workload]
-        parts.append(f"<h3>{escape(workload)}</h3><div class='scroll'>")
-        parts.append(tables.html(tables.HEADINGS, [tables.cells_of(row) for row in rows]))
-        parts.append("</div>")
+    parts += _every_cell("Every cell, fresh documents", found.confirmation)
+    parts += _every_cell("Every cell, documents to choose by", found.choice)
     body = "\n".join(part for part in parts if part)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -82,17 +79,40 @@ def report(
     )
 
 
-def _verdicts(verdicts: Sequence[Verdict]) -> str:
-    rows = [
-        (
-            verdict.policy,
-            f"{verdict.recompute:.1%}",
-            f"{verdict.price:.1%}",
-            "keeps the bound" if not verdict.objections else "; ".join(verdict.objections),
-        )
-        for verdict in verdicts
-    ]
+def _section(section: Section) -> str:
+    text = f"<p>{escape(section.text)}</p>" if section.text else ""
+    table = _table(section.table.headings, section.table.rows)
+    return f"<h2>{escape(section.title)}</h2>{text}{table}"
+
+
+def _verdicts(title: str, part: Part | None) -> list[str]:
+    if part is None:
+        return []
     headings = ("policy", "recomputed", "with probe and declined", "verdict")
+    return [f"<h2>{title}</h2>", _table(headings, [_verdict(v) for v in part.verdicts])]
+
+
+def _verdict(verdict: Verdict) -> tuple[str, ...]:
+    return (
+        verdict.policy,
+        f"{verdict.recompute:.1%}",
+        f"{verdict.price:.1%}",
+        "keeps the bound" if not verdict.objections else "; ".join(verdict.objections),
+    )
+
+
+def _every_cell(title: str, part: Part | None) -> list[str]:
+    if part is None:
+        return []
+    found = [f"<h2>{title}</h2>"]
+    for workload in dict.fromkeys(row.workload for row in part.figures):
+        rows = [row for row in part.figures if row.workload == workload]
+        found.append(f"<h3>{escape(workload)}</h3>")
+        found.append(_table(tables.HEADINGS, [tables.cells_of(row) for row in rows]))
+    return found
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<div class='scroll'>{tables.html(headings, rows)}</div>"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from semblend.core.errors import SerialisationError
 from semblend.quality import controls, edited, workloads
-from semblend.quality.items import Case, Item, to_item
+from semblend.quality.items import Case, to_item
 from semblend.quality.lab import Lab
 from semblend.quality.measure import Record, measure
 from semblend.quality.reading import reading_cases
@@ -30,7 +30,7 @@ class Cell:
     first: int = 0
     """Number of the first item: cells of one workload may follow each other."""
 
-    data: Path | None = None
+    data: str | None = None
     """For real text: where it is read from."""
 
     def cases(self, seed: int) -> Iterator[Case]:
@@ -104,20 +104,14 @@ def run_cells(
 ) -> None:
     """Measure what the file does not hold yet. A shard (i, n) takes every n-th item."""
     part, parts = shard
-    for cell in cells:
+    for turn, cell in enumerate(cells):
         for done, case in enumerate(cell.cases(seed)):
             progress(cell.workload, done, cell.items)
-            # Lengths come in turns: whole rounds go to one shard, so that all have as much to do.
-            if case.number // len(cell.lengths) % parts != part:
+            # Lengths come in turns: whole rounds go to one shard, and rounds that are left over
+            # to other shards in every cell, so that all have as much to do.
+            if (case.number // len(cell.lengths) + 2 * turn) % parts != part:
                 continue
             specs = records.missing(case, cell.specs)
             if specs:
                 records.add(measure(lab, to_item(case, lab.model.tokenizer), specs))
         progress(cell.workload, cell.items, cell.items)
-
-
-def items_of(cells: Sequence[Cell], seed: int, tokenizer: Any) -> Iterator[Item]:
-    """All items, for the data's fingerprint."""
-    for cell in cells:
-        for case in cell.cases(seed):
-            yield to_item(case, tokenizer)

@@ -45,11 +45,15 @@ def cells_of(row: Figures) -> tuple[str, ...]:
 
 def markdown(rows: Sequence[Figures]) -> str:
     """A Markdown table of one workload's rows."""
-    lines = [_line(HEADINGS), _line(["---", *["---:"] * (len(HEADINGS) - 1)])]
-    for row in rows:
-        name, *rest = cells_of(row)
-        lines.append(_line([f"`{name}`", *rest]))
-    return "\n".join(lines)
+    return markdown_table(
+        HEADINGS, [(f"`{name}`", *rest) for name, *rest in (cells_of(row) for row in rows)]
+    )
+
+
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first column is text, the others are figures."""
+    lines = [_line(headings), _line(["---", *["---:"] * (len(headings) - 1)])]
+    return "\n".join([*lines, *(_line(row) for row in rows)])
 
 
 def html(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -115,6 +115,36 @@ def composed(seed: int, number: int, tokens: int) -> Case:
     )
 
 
+@workload("gathered")
+def gathered(seed: int, number: int, tokens: int) -> Case:
+    """Four passages from anywhere in four documents, the asked fact anywhere in its passage."""
+    writer, rng = writer_for("gathered", seed, number)
+    documents = [document_of(writer, tokens // 2) for _ in range(4)]
+    before, now = instructions(rng)
+    parts: list[str] = []
+    stated: list[Fact] = []
+    for document in documents:
+        half = max(1, len(document.passages) // 2)
+        start = rng.randrange(len(document.passages) - half + 1)
+        parts.extend(document.passages[start : start + half])
+        for block in document.paragraphs[start : start + half]:
+            stated.extend(part for part in block if isinstance(part, Fact))
+    asked = rng.choice(stated)
+    read = [rng.choice([f for f in d.facts if f != asked]) for d in documents]
+    return Case(
+        workload="gathered",
+        kind="gathered",
+        number=number,
+        target=Ask(instruction=now, body="\n\n".join(parts), question=asked.question),
+        donors=tuple(
+            Ask(instruction=before, body=d.text, question=f.question)
+            for d, f in zip(documents, read, strict=True)
+        ),
+        answer=asked.value,
+        leaked=tuple(dict.fromkeys(f.value for f in read if f.value != asked.value)),
+    )
+
+
 @workload("multi_turn")
 def multi_turn(seed: int, number: int, tokens: int) -> Case:
     """A conversation goes on behind another system message."""

@@ -40,7 +40,7 @@ def chunked(make_engine):
 def test_the_tail_is_asked_and_what_it_looks_at_is_computed(engine):
     warm = engine.run(TARGET)
     said = warm.semblend
-    assert (said["outcome"], said["policy"]) == ("materialised", "query_attention(0.25, 16, False)")
+    assert (said["outcome"], said["policy"]) == ("materialised", "query_attention(0.25, 16, 'all')")
     assert 64 <= said["recomputed_tokens"] <= 112
     assert said["reused_tokens"] + said["recomputed_tokens"] == 420
     assert warm.cached_tokens == said["reused_tokens"]

@@ -29,11 +29,12 @@ class Budget(RecomputePolicy):
     """
 
     grid: ClassVar[tuple[str, ...]] = (
-        "budget(edit_dependents(1, 8) + span_head(4), 0.15)",
         "budget(edit_dependents(1, 8) + span_head(8), 0.15)",
-        "budget(edit_dependents(1, 8) + span_head(8) + query_attention(0.05), 0.15)",
-        "budget(edit_dependents(1, 8) + span_head(8) + query_attention(0.08), 0.15)",
-        "budget(edit_dependents(1, 8) + span_head(8) + query_attention(0.16), 0.15)",
+        *(
+            "budget(edit_dependents(1, 8) + span_head(8) "
+            f"+ query_attention({ratio}, 16, 'displaced'), {ratio})"
+            for ratio in (0.1, 0.15, 0.2)
+        ),
     )
 
     policy: RecomputePolicy = field(default_factory=NoRecompute)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from semblend.core.plan import Hole, SpanKind
+from semblend.core.errors import SettingsError
+from semblend.core.plan import Hole, Span, SpanKind
 from semblend.planning.policies.base import (
     Probe,
     RecomputePolicy,
@@ -17,6 +18,9 @@ from semblend.planning.policies.base import (
 )
 from semblend.planning.policies.blocks import best_blocks
 
+NEAR_TOKENS = 256
+"""A shift that another instruction in front of a document explains."""
+
 
 @register_policy("query_attention")
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,8 @@ class QueryAttention(RecomputePolicy):
     """`ratio` of the reusable tokens, in blocks the tail's queries attend to most.
 
     The tail runs once over the borrowed K/V; the best blocks are recomputed and the tail
-    runs again. With `edited`, only blocks behind edits compete. Query-aware choice is the idea
+    runs again. `among` says which spans compete: all, those behind edits, or those that are
+    displaced; where there are none of them, no probe is run. Query-aware choice is the idea
     of A3, ProphetKV and InfoFlow KV (arXiv 2511.17560, 2602.02579, 2603.05353).
     """
 
@@ -32,11 +37,15 @@ class QueryAttention(RecomputePolicy):
 
     ratio: float = 0.1
     block: int = 16
-    edited: bool = False
+    among: str = "all"
 
     def __post_init__(self) -> None:
         share(self.ratio, of="query_attention: ratio")
         count(self.block, of="query_attention: block")
+        if self.among not in ("all", "edited", "displaced"):
+            raise SettingsError(
+                f"query_attention: among is 'all', 'edited' or 'displaced', got {self.among!r}"
+            )
 
     @property
     def dynamic(self) -> bool:
@@ -49,9 +58,28 @@ class QueryAttention(RecomputePolicy):
 
     def probed_runs(self, request: RecomputeRequest, probe: Probe) -> list[Hole]:
         """The blocks with the most attention mass."""
-        wanted = (SpanKind.BEHIND_EDIT,) if self.edited else (SpanKind.BEHIND_EDIT, SpanKind.MOVED)
-        spans = [span for span in request.spans if span.kind in wanted]
+        spans = [span for span in request.spans if self._competes(span)]
         budget = self.ratio * reusable_tokens(request.spans)
         if not spans or budget < 1:
             return []
         return best_blocks(request, spans, probe.tail_attention(), budget=budget, size=self.block)
+
+    def _competes(self, span: Span) -> bool:
+        if span.kind is SpanKind.PREFIX:
+            return False
+        if self.among == "edited":
+            return span.kind is SpanKind.BEHIND_EDIT
+        return self.among == "all" or is_displaced(span)
+
+
+def is_displaced(span: Span) -> bool:
+    """Whether other text than an instruction stood before the span, or stands there now.
+
+    A document that follows another instruction saw nearly what it sees now, and so did what
+    comes behind an edit in it. A passage from elsewhere did not, wherever it begins.
+    """
+    if abs(span.target_start - span.donor_start) > NEAR_TOKENS:
+        return True
+    if span.kind is SpanKind.BEHIND_EDIT:
+        return False
+    return max(span.target_start, span.donor_start) > NEAR_TOKENS

@@ -1,0 +1,105 @@
+"""A whole certification: choose on one seed, confirm on another, judge, sign."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from semblend.engine.model import LoadedModel
+from semblend.quality.bound import Bound, choose
+from semblend.quality.certifying import CANDIDATES, CURVED, choice_cells, confirmation_cells
+from semblend.quality.curves import Curve
+from semblend.quality.figures import cell_of
+from semblend.quality.issuing import Issue, Part, issue, part_of, read_curves
+from semblend.quality.items import data_fingerprint
+from semblend.quality.shards import Job, folder_of, record_files
+from semblend.quality.suite import Cell, read_records
+
+Measure = Callable[[Job], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Campaign:
+    """What is certified, on what, within which bound."""
+
+    model: LoadedModel
+    path: str
+    device: str
+    dtype: str
+    folder: Path
+    items: int
+    seed: int
+    confirm_seed: int
+    bound: Bound
+    policies: tuple[str, ...] = ()
+    lengths: tuple[int, ...] = ()
+    data: str | None = None
+    processes: int = 1
+    measured_on: str = ""
+
+    def run(self, measure: Measure) -> tuple[Issue, list[Curve]]:
+        """Everything; `measure` carries jobs out, or does nothing where records are there."""
+        cells = choice_cells(
+            self.items, data=self.data, lengths=self.lengths or None, policies=self.policies
+        )
+        choice = self._part(cells, self.seed, measure)
+        curves = read_curves(sorted(folder_of(self.folder, self.seed).glob("curves*.jsonl")))
+        confirmation, fresh = None, []
+        chosen = choose(choice.verdicts)
+        if chosen is not None:
+            fresh = confirmation_cells(
+                self.items,
+                tuple(dict.fromkeys((chosen.policy, *(self.policies or CANDIDATES)))),
+                data=self.data,
+                lengths=self.lengths or None,
+            )
+            confirmation = self._part(fresh, self.confirm_seed, measure)
+        found = issue(
+            choice,
+            confirmation,
+            curves,
+            model=self.model,
+            bound=self.bound,
+            data={
+                "chosen_on": self._data(cells, self.seed, choice),
+                "confirmed_on": None
+                if confirmation is None
+                else self._data(fresh, self.confirm_seed, confirmation),
+                "real_text": self.data,
+            },
+            measured_on=self.measured_on or str(self.model.device),
+        )
+        return found, curves
+
+    def _part(self, cells: Sequence[Cell], seed: int, measure: Measure) -> Part:
+        folder = folder_of(self.folder, seed)
+        measure(
+            Job(
+                model=self.path,
+                device=self.device,
+                dtype=self.dtype,
+                cells=tuple(cells),
+                seed=seed,
+                folder=folder,
+                processes=self.processes,
+                curves=tuple((name, ("none", CANDIDATES[0])) for name in CURVED)
+                if seed == self.seed
+                else (),
+            )
+        )
+        wanted = {cell.workload: set(cell.specs) for cell in cells}
+        records = read_records(record_files(folder))
+        # A folder may hold more: other policies, or the real text of another run.
+        mine = [r for r in records if r.policy in wanted.get(cell_of(r), ())]
+        return part_of(mine, self.bound)
+
+    def _data(self, cells: Sequence[Cell], seed: int, part: Part) -> dict[str, Any]:
+        return {
+            "seed": seed,
+            "items": self.items,
+            "records": len(part.records),
+            "workloads": sorted({cell.workload for cell in cells}),
+            "fingerprint": data_fingerprint(case for cell in cells for case in cell.cases(seed)),
+        }

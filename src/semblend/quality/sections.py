@@ -1,0 +1,98 @@
+"""The tables of a certificate that people read, in one order for the report and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from semblend.quality import breakdown, tables
+from semblend.quality.breakdown import Table
+from semblend.quality.issuing import Issue, Part
+from semblend.quality.monotone import Step, steps
+
+MOST_STEPS = 8
+"""Steps shown: the unlikeliest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A table with a title and a sentence or two."""
+
+    title: str
+    text: str
+    table: Table
+
+
+def sections(found: Issue) -> list[Section]:
+    """Everything there is to say; about fresh documents where those were measured."""
+    part = found.confirmation or found.choice
+    chosen = found.chosen.policy if found.chosen is not None else None
+    where = "fresh documents" if found.confirmation else "the documents to choose by"
+    result = [
+        Section(
+            title=f"The candidates, on {where}",
+            text="Share of cold's right answers kept, greedy answers the same as cold's token "
+            "for token (95 %), share recomputed.",
+            table=breakdown.candidates(part.figures, _candidates(part)),
+        )
+    ]
+    if chosen is not None:
+        result += [
+            Section(
+                title=f"The chosen policy on every workload, on {where}",
+                text=f"{chosen}. Shares in per cent. Of prose, the best next token is compared.",
+                table=breakdown.by_workload(part.figures, chosen),
+            ),
+            Section(
+                title="Moved text by length",
+                text="",
+                table=breakdown.by_length(part.records, chosen),
+            ),
+            Section(
+                title="Near-duplicates",
+                text="All kinds of edits together, beside naive reuse, which has to fail for "
+                "the check to mean anything.",
+                table=breakdown.near_duplicates(part.records, chosen),
+            ),
+        ]
+    return [*result, monotone_section(steps(found.choice.records))]
+
+
+def monotone_section(found: Sequence[Step]) -> Section:
+    """Whether quality ever falls as a policy recomputes more."""
+    falls = [step for step in found if step.falls]
+    worst = sorted(found, key=lambda step: step.p_value)[: max(MOST_STEPS, len(falls))]
+    return Section(
+        title="More recompute, no less quality",
+        text=f"{len(found)} steps from one policy to the next dearer of its family, on the same "
+        f"items; {len(falls)} fall by more than chance (one-sided sign test of agreement with "
+        "cold, corrected for the number of steps). The unlikeliest:",
+        table=Table(
+            headings=("workload", "from", "to", "lost", "won", "p"),
+            rows=tuple(
+                (s.workload, s.cheap, s.dear, str(s.lost), str(s.won), f"{s.p_value:.2g}")
+                for s in worst
+            ),
+        ),
+    )
+
+
+def page(found: Issue, *, model: str, command: str) -> str:
+    """The same sections as Markdown, for the docs."""
+    policy = found.certificate.policy if found.certificate is not None else None
+    parts = [
+        f"# What the certificate of `{model}` rests on\n",
+        f"Certified: `{policy}`.\n" if policy else f"Not certified: {found.refusal}.\n",
+        f"Made by `{command}`.\n",
+    ]
+    for section in sections(found):
+        parts.append(f"## {section.title}\n")
+        if section.text:
+            parts.append(f"{section.text}\n")
+        parts.append(tables.markdown_table(section.table.headings, section.table.rows) + "\n")
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _candidates(part: Part) -> list[str]:
+    """Policies measured on every workload, cheapest first."""
+    return ["none", *(v.policy for v in part.verdicts if v.policy != "none")]

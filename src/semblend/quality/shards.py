@@ -1,0 +1,143 @@
+"""Measuring cells, in this process or in several: a small model keeps a GPU busy only so.
+
+All files of a seed lie in one folder. A run that was stopped goes on where it was, in as many
+processes as one likes.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from semblend.core.errors import StorageError
+from semblend.engine.model import load_model
+from semblend.quality.curves import curves
+from semblend.quality.items import to_item
+from semblend.quality.lab import Lab
+from semblend.quality.suite import Cell, Progress, Records, read_records, run_cells
+
+POLL_SECONDS = 1.0
+CURVE_ITEMS = 24
+SHARD_TOKENS = 131_072
+"""Slots of each process's pool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to measure, and how."""
+
+    model: str
+    device: str
+    dtype: str
+    cells: tuple[Cell, ...]
+    seed: int
+    folder: Path
+    processes: int = 1
+    curves: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Workloads whose K/V deviation is drawn, with the policies to draw it under."""
+
+    @property
+    def records(self) -> int:
+        """Records there will be, if every item has something to reuse."""
+        return sum(cell.items * len(cell.specs) for cell in self.cells)
+
+
+def folder_of(root: Path, seed: int) -> Path:
+    """Where a seed's records lie: names of items do not say which seed made them."""
+    return root / f"seed-{seed}"
+
+
+def record_files(folder: Path) -> list[Path]:
+    """All files of records in a folder."""
+    return sorted(folder.glob("records*.jsonl"))
+
+
+def measure_here(lab: Lab, job: Job, progress: Progress) -> None:
+    """Measure with a lab that is there already."""
+    _measure(lab, job, shard=0, progress=progress)
+
+
+def measure_in_processes(job: Job, progress: Callable[[int, int], None]) -> None:
+    """Start the processes and wait; `progress` is told records done and records there are.
+
+    Raises
+    ------
+    StorageError
+        If a process failed. What the others measured is kept.
+    """
+    job.folder.mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_shard, args=(job, at)) for at in range(job.processes)]
+    for worker in workers:
+        worker.start()
+    waiting = list(workers)
+    while waiting:
+        waiting[0].join(POLL_SECONDS)
+        waiting = [worker for worker in waiting if worker.exitcode is None]
+        progress(sum(_lines(path) for path in record_files(job.folder)), job.records)
+    failed = [at for at, worker in enumerate(workers) if worker.exitcode]
+    if failed:
+        raise StorageError(
+            f"processes {failed} of {job.processes} failed; their own messages are above, "
+            f"what was measured is in {job.folder}"
+        )
+
+
+def _shard(job: Job, shard: int) -> None:
+    """One process's part of a job."""
+    torch.set_num_threads(1)
+    # float32 must mean the same on every device, or a certificate would not carry over.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    model = load_model(job.model, device=job.device, dtype=job.dtype)
+    lab = Lab(model, capacity_tokens=SHARD_TOKENS)
+    try:
+        _measure(lab, job, shard=shard, progress=lambda workload, done, total: None)
+    finally:
+        lab.close()
+
+
+def _measure(lab: Lab, job: Job, *, shard: int, progress: Progress) -> None:
+    job.folder.mkdir(parents=True, exist_ok=True)
+    name = f"-{shard}" if job.processes > 1 else ""
+    records = Records(job.folder / f"records{name}.jsonl")
+    others = [path for path in record_files(job.folder) if path != records.path]
+    records.leave_out((record.case_id, record.policy) for record in read_records(others))
+    run_cells(
+        lab, job.cells, records, seed=job.seed, shard=(shard, job.processes), progress=progress
+    )
+    _draw(lab, job, job.folder / f"curves{name}.jsonl", shard)
+
+
+def _draw(lab: Lab, job: Job, path: Path, shard: int) -> None:
+    """Deviation by layer and by distance, for the first items of a few workloads."""
+    if path.exists():
+        return
+    lines: list[str] = []
+    cells = {cell.workload: cell for cell in job.cells}
+    for workload, specs in job.curves:
+        if workload not in cells:
+            continue
+        lines += _curve_lines(lab, cells[workload], specs, job, shard)
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def _curve_lines(lab: Lab, cell: Cell, specs: Sequence[str], job: Job, shard: int) -> list[str]:
+    lines: list[str] = []
+    for at, case in enumerate(cell.cases(job.seed)):
+        if at >= CURVE_ITEMS:
+            break
+        if at % job.processes == shard:
+            item = to_item(case, lab.model.tokenizer)
+            lines += [
+                json.dumps(curve.to_dict()) + "\n" for curve in curves(lab, item, list(specs))
+            ]
+    return lines
+
+
+def _lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n")
