@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 
 from semblend.core.errors import MissingExtraError, UnsupportedModelError
 from semblend.engine.attention import BATCH_ARGUMENT, register_attention
@@ -84,7 +85,13 @@ def load_model(
     kind = _pick_dtype(dtype, where)
     config = transformers.AutoConfig.from_pretrained(name)
     check_supported(config)
-    model = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=kind).to(where)
+    try:
+        # Other weight files are pickles, which can hold programs.
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            name, dtype=kind, use_safetensors=True
+        ).to(where)
+    except (OSError, SafetensorError) as error:
+        raise UnsupportedModelError(f"{name}: weights as safetensors expected: {error}") from error
     return wrap_model(
         model,
         name=name,

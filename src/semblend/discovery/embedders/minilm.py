@@ -84,7 +84,12 @@ def _load(place: Path | str) -> Any:
     local = isinstance(place, Path)
     with quiet_loading():
         try:
-            return library.SentenceTransformer(str(place), device="cpu", local_files_only=local)
+            return library.SentenceTransformer(
+                str(place),
+                device="cpu",
+                local_files_only=local,
+                model_kwargs={"use_safetensors": True},
+            )
         except Exception as error:  # the library's loaders raise whatever their files raise
             raise EmbedderError(
                 f"the minilm embedder could not load {place}: {type(error).__name__}: {error}"

@@ -53,7 +53,7 @@ def _export(source: Path, destination: Path) -> None:
     torch, transformers = _need("torch"), _need("transformers")
     with quiet_loading():
         bert = transformers.AutoModel.from_pretrained(
-            str(source), attn_implementation="eager", local_files_only=True
+            str(source), attn_implementation="eager", local_files_only=True, use_safetensors=True
         ).eval()
     bert.config.return_dict = False  # a graph gives tensors: the token vectors come first
     # Three tensors, not one three times: the exporter would take them for one input.
