@@ -328,6 +328,11 @@ class SchedulerSide:
 
     # -- answers -----------------------------------------------------------------------
 
+    def settle(self) -> None:
+        """Look at what the ranks have answered; every call from the engine does this first."""
+        with self._lock:
+            self._settle()
+
     def _settle(self) -> None:
         for report in self._link.take():
             for load_id, failure in report.loads.items():
@@ -346,5 +351,6 @@ class SchedulerSide:
 
     def close(self) -> None:
         """Stop the threads and close the audit file."""
+        self.settle()
         self.provider.close()
         self.audit.close()

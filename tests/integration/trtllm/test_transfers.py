@@ -1,0 +1,210 @@
+"""Parking, holding, cancelling and giving room: blocks are never touched behind anybody's back."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from semblend.core.faults import planted
+from semblend.integration.trtllm.worker_side import LoadFailedError, WorkerSide
+from tests.integration.trtllm.engines import BLOCK, cold
+from tests.integration.vllm.models import joined, random_tokens
+
+DOCUMENT = random_tokens(300, seed=1)
+FIRST = joined(DOCUMENT, random_tokens(20, seed=2))
+SECOND = joined(DOCUMENT, random_tokens(30, seed=3))
+LOADED = 300 // BLOCK * BLOCK
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Copies of the given kind wait until the gate is opened."""
+    doors = {}
+
+    def closed(method):
+        door = threading.Event()
+        real = getattr(WorkerSide, method)
+
+        def waiting(self, command):
+            assert door.wait(30)
+            return real(self, command)
+
+        monkeypatch.setattr(WorkerSide, method, waiting)
+        doors[method] = door
+        return door
+
+    yield closed
+    for door in doors.values():
+        door.set()
+
+
+def prepared(make, **options):
+    engine = make(options=options)
+    engine.run(FIRST)
+    engine.executor.blocks.forget_cached()
+    return engine
+
+
+def test_a_large_load_parks_its_request_and_others_go_on(make, gate):
+    engine = prepared(make, async_load_tokens=64)
+    door = gate("_load")
+    parked = engine.executor.submit(SECOND)
+    other = engine.executor.submit(random_tokens(50, seed=9))
+    for _ in range(8):
+        engine.executor.step()
+    assert parked.state == "parked"
+    assert not parked.logits
+    assert other.request_id in engine.executor.finished
+    door.set()
+    engine.executor.drain()
+    reference = cold("llama", SECOND)
+    assert parked.generated == reference.generated
+    torch.testing.assert_close(torch.stack(parked.logits), torch.stack(reference.logits))
+    engine.settle()
+    assert engine.records("materialized")[0]["materialized_tokens"] == LOADED
+
+
+def test_an_id_is_kept_until_its_load_is_done_and_said_once(make, gate):
+    engine = prepared(make, async_load_tokens=64)
+    door = gate("_load")
+    engine.executor.submit(SECOND)
+    engine.executor.step()
+    worker = engine.workers[0]
+    for _ in range(3):
+        assert worker.get_finished([], []) == ([], [])
+    door.set()
+    worker.side.wait()
+    saved, loaded = worker.get_finished([], [])
+    assert (saved, len(loaded)) == ([], 1)
+    assert worker.get_finished([], []) == ([], [])
+
+
+def test_small_loads_do_not_park(make):
+    engine = prepared(make, async_load_tokens=LOADED + 1)
+    request = engine.executor.submit(SECOND)
+    engine.executor.step()
+    assert request.state == "generation"
+
+
+def test_blocks_of_a_finished_request_stay_until_they_are_copied(make, gate):
+    engine = make()
+    door = gate("_capture")
+    request = engine.executor.run(FIRST, max_new_tokens=1)
+    assert request.state == "saving"
+    held = engine.executor.blocks.users
+    assert held >= len(FIRST) // BLOCK
+    for _ in range(3):
+        engine.executor.step()
+    assert engine.executor.blocks.users == held
+    assert not engine.records("donor_registered"), "what is not copied cannot be found"
+    door.set()
+    engine.settle()
+    assert engine.executor.blocks.users == 0
+    assert len(engine.records("donor_registered")) == 1
+
+
+def test_a_request_cancelled_while_it_is_parked_keeps_its_blocks_until_the_load_is_done(make, gate):
+    engine = prepared(make, async_load_tokens=64)
+    door = gate("_load")
+    request = engine.executor.submit(SECOND)
+    engine.executor.step()
+    engine.executor.cancel(request)
+    for _ in range(3):
+        engine.executor.step()
+    assert request.block_ids, "the thread may still write there"
+    door.set()
+    engine.settle()
+    assert request.request_id in engine.executor.finished
+    assert engine.executor.blocks.users == 0
+    assert not engine.scheduler.side._loads
+    engine.run(SECOND)  # and the engine goes on
+
+
+def test_a_request_cancelled_in_its_prefill_is_no_donor(make):
+    engine = make(chunk_tokens=64)
+    request = engine.executor.submit(FIRST)
+    engine.executor.step()
+    engine.executor.cancel(request)
+    engine.settle()
+    assert not engine.records("donor_registered")
+    assert engine.executor.blocks.users == 0
+
+
+def test_a_step_that_was_not_computed_leaves_no_donor(make):
+    engine = make()
+    request = engine.executor.submit(FIRST)
+    forward = engine.executor.paged.forward
+
+    def broken(*_):
+        raise RuntimeError("out of memory")
+
+    engine.executor.paged.forward = broken
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.executor.step()
+    engine.executor.paged.forward = forward
+    engine.executor.cancel(request)
+    engine.settle()
+    engine.run(random_tokens(60, seed=4))
+    tokens = [one["tokens"] for one in engine.records("donor_registered")]
+    assert len(FIRST) not in tokens
+
+
+def test_donors_make_room_within_their_bytes_and_stay_whole(make):
+    engine = make(options={"host_donor_bytes": 2 << 20})
+    side = engine.workers[0].side
+    for seed in range(12):
+        engine.run(random_tokens(200, seed=100 + seed))
+        assert side.donors.used_bytes <= 2 << 20
+        budget = engine.scheduler.side._captures.budget
+        assert budget.used_bytes == side.donors.used_bytes, "the leader counts as the ranks do"
+    kept = engine.scheduler.side.provider.pipeline.stats().donors
+    assert 0 < kept < 12
+    engine.executor.blocks.forget_cached()
+    newest = random_tokens(200, seed=111)
+    request = engine.run(newest)
+    assert engine.records("materialized")
+    assert request.generated == cold("llama", newest).generated
+
+
+def test_a_donor_an_offer_relies_on_does_not_make_room(make, gate):
+    engine = make(options={"host_donor_bytes": 2 << 20, "async_load_tokens": 16})
+    engine.run(FIRST)
+    engine.executor.blocks.forget_cached()
+    door = gate("_load")
+    parked = engine.executor.submit(SECOND)
+    engine.executor.step()
+    for seed in range(8):
+        engine.executor.run(random_tokens(300, seed=200 + seed))
+        engine.workers[0].side._captures.wait()
+    door.set()
+    engine.settle()
+    assert parked.generated == cold("llama", SECOND).generated
+    assert engine.records("materialized")[0]["materialized_tokens"] == LOADED
+
+
+def test_a_failed_exact_load_stops_the_step_rather_than_answering_wrongly(make):
+    engine = prepared(make)
+    engine.executor.submit(SECOND)
+    with planted("copy:1:1"), pytest.raises(LoadFailedError, match="cannot be told"):
+        engine.executor.step()
+
+
+def test_a_failed_capture_is_a_donor_the_less(make):
+    engine = make()
+    with planted("capture"):
+        request = engine.run(FIRST)
+    assert request.generated == cold("llama", FIRST).generated
+    assert engine.records("donor_registration_failed")
+    assert engine.executor.blocks.users == 0
+    assert len(engine.scheduler.side._captures.budget) == 0
+    engine.run(FIRST)
+    assert len(engine.records("donor_registered")) == 1, "and the next one is kept"
+
+
+def test_the_same_prompt_is_kept_once(make):
+    engine = make()
+    for _ in range(3):
+        engine.run(FIRST)
+    assert len(engine.records("donor_registered")) == 1
