@@ -2,7 +2,7 @@
 
 Run from the repository root; torch, triton, transformers, safetensors and numpy suffice:
 
-    PYTHONPATH=src:. python benchmarks/gpu/prefill.py --out results.json
+    PYTHONPATH=src:. python benchmarks/gpu/prefill.py --out results.json    # or --json, to stdout
 
 Correctness comes first: nothing is timed unless every check passes. Figures are
 medians of one run; ratios are to what was measured in the same run.
@@ -33,10 +33,11 @@ PROFILED = ((8192, 0.05), (32768, 0.05), (32768, 0.15))
 class Report:
     """Figures as they come, printed at once: a run that is cut short has said what it knew."""
 
-    def __init__(self, out: Path | None) -> None:
+    def __init__(self, out: Path | None, *, json: bool = False) -> None:
         self.figures: list[Figure] = []
         self.profiles: dict[str, Any] = {}
         self.out = out
+        self.json = json
         self.started = time.perf_counter()
 
     def add(self, name: str, part: Callable[[], list[Figure]]) -> bool:
@@ -46,29 +47,37 @@ class Report:
         for figure in figures:
             mark = "" if figure.target is None else f" (target {figure.target:g})"
             state = "ok  " if figure.ok else "MISS"
-            print(f"{state} {figure.case}: {figure.metric} {figure.value:.4g}{mark}", flush=True)
-        print(f"-- {name}: {time.perf_counter() - self.started:.0f} s so far", flush=True)
+            self.say(f"{state} {figure.case}: {figure.metric} {figure.value:.4g}{mark}")
+        self.say(f"-- {name}: {time.perf_counter() - self.started:.0f} s so far")
         self.write()
         return all(figure.ok for figure in figures)
+
+    def say(self, line: str) -> None:
+        """For whoever watches; standard output belongs to the JSON where that was asked for."""
+        print(line, file=sys.stderr if self.json else sys.stdout, flush=True)
+
+    def body(self) -> dict[str, Any]:
+        """Everything so far."""
+        return {
+            "benchmark": "gpu-prefill",
+            "command": " ".join(["python", *sys.argv]),
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "rows": [asdict(figure) for figure in self.figures],
+            "profiles": self.profiles,
+        }
 
     def write(self) -> None:
         """The JSON so far."""
         if self.out is not None:
-            body = {
-                "benchmark": "gpu-prefill",
-                "command": " ".join(["python", *sys.argv]),
-                "device": torch.cuda.get_device_name(),
-                "torch": torch.__version__,
-                "rows": [asdict(figure) for figure in self.figures],
-                "profiles": self.profiles,
-            }
-            self.out.write_text(json.dumps(body, indent=1), encoding="utf-8")
+            self.out.write_text(json.dumps(self.body(), indent=1), encoding="utf-8")
 
 
 def main() -> int:
     """Run the parts asked for; 0 only if every figure reaches its target."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="write JSON here")
+    parser.add_argument("--json", action="store_true", help="print JSON, progress to stderr")
     parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated, of: all these")
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
     parser.add_argument("--spans", default="1,4,16")
@@ -81,7 +90,7 @@ def main() -> int:
     spans = tuple(int(count) for count in options.spans.split(","))
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
-    report = Report(options.out)
+    report = Report(options.out, json=options.json)
     if "checks" in parts:
         sound = report.add("attention", lambda: checks.check_attention(rng))
         sound &= report.add("passes", lambda: checks.check_passes(rng))
@@ -108,7 +117,9 @@ def main() -> int:
             _profile(bench, report)
     report.write()
     missed = [figure for figure in report.figures if not figure.ok]
-    print(f"{len(report.figures)} figures, {len(missed)} miss their target")
+    report.say(f"{len(report.figures)} figures, {len(missed)} miss their target")
+    if options.json:
+        print(json.dumps(report.body(), indent=1))
     return 1 if missed else 0
 
 
@@ -117,7 +128,7 @@ def _overheads(bench: Bench, report: Report, lengths: tuple[int, ...]) -> None:
     try:
         from benchmarks.gpu import overheads
     except ImportError as error:
-        print(f"MISS miss and capture overheads are NOT measured: {error}", flush=True)
+        report.say(f"MISS miss and capture overheads are NOT measured: {error}")
         return
     report.add("host work", lambda: overheads.host_work(bench))
     report.add("miss", lambda: overheads.miss_overhead(bench, lengths))
@@ -140,9 +151,9 @@ def _profile(bench: Bench, report: Report) -> None:
         call = bench.hit_call(plan, prompt, bench.table(size), donor, on_host=False)
         report.profiles[f"hit {size} {share:.0%}"] = profile(call)
     for name, rows in report.profiles.items():
-        print(f"{name}: {sum(row['ms'] for row in rows):.2f} ms in the longest kernels")
+        report.say(f"{name}: {sum(row['ms'] for row in rows):.2f} ms in the longest kernels")
         for row in rows:
-            print(f"  {row['ms']:9.3f} ms {row['calls']:5d} x {row['kernel']}")
+            report.say(f"  {row['ms']:9.3f} ms {row['calls']:5d} x {row['kernel']}")
 
 
 if __name__ == "__main__":
