@@ -14,6 +14,9 @@ stamp="$folder/.requirements"
 
 # nats-server is the log; Mooncake's wheel links against the RDMA libraries, used or not.
 packages=(nats-server libibverbs1 librdmacm1 libnl-3-200 libnl-route-3-200 libnuma1 iproute2)
+# Without helm the chart is rendered by Go's templates with the functions helm gives them.
+command -v helm >/dev/null ||
+    packages+=(golang-go golang-github-masterminds-sprig-dev golang-github-ghodss-yaml-dev)
 missing=()
 for package in "${packages[@]}"; do
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")

@@ -1,21 +1,24 @@
 """What is deployed says what the code means: settings, flags, metrics and paths exist."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
+from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import yaml
 
 from semblend.core.settings import Settings, variable
+from tests.fleet.support import need
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "helm" / "semblend"
 DASHBOARD = DEPLOY / "grafana" / "semblend-fleet.json"
-SECRET = "secret.namespaceSecret=0123456789abcdef"
 
 
 def test_every_setting_named_in_a_deployment_is_one():
@@ -103,26 +106,145 @@ def test_values_and_their_schema_name_the_same_things():
     assert used == defined, "every value is used, and every one used is defined"
 
 
-@pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
-def test_the_chart_renders_and_refuses_wrong_values():
-    def render(*settings):
-        flags = [part for setting in settings for part in ("--set", setting)]
-        command = ["helm", "template", "fleet", str(CHART), *flags]
-        return subprocess.run(command, capture_output=True, text=True)
+RENDERER = Path(__file__).parent / "chart_renderer" / "main.go"
+GO_LIBRARIES = Path("/usr/share/gocode")
+SECRET = {"secret": {"namespaceSecret": "0123456789abcdef"}}
+EVERYTHING = {**SECRET, "serviceMonitor": {"enabled": True}, "dashboard": {"enabled": True}}
 
-    everything = render(SECRET, "serviceMonitor.enabled=true", "dashboard.enabled=true")
-    assert everything.returncode == 0, everything.stderr
-    kinds = [part["kind"] for part in yaml.safe_load_all(everything.stdout) if part]
-    assert sorted(kinds) == [
-        "ConfigMap",
-        "Deployment",
-        "Secret",
-        "Service",
-        "Service",
-        "ServiceMonitor",
-        "StatefulSet",
+
+@pytest.fixture(scope="module")
+def render(tmp_path_factory):
+    """The chart's documents for some values: by helm, or by Go's templates in its place."""
+    folder = tmp_path_factory.mktemp("chart")
+    helm, go = shutil.which("helm"), shutil.which("go")
+    if helm is None:
+        if go is None or not (GO_LIBRARIES / "src/github.com/Masterminds/sprig").exists():
+            need(False, "helm, or go with sprig and yaml")
+        env = {**os.environ, "GO111MODULE": "off", "GOPATH": str(GO_LIBRARIES), "GOFLAGS": ""}
+        env.setdefault("GOCACHE", str(folder / "cache"))
+        subprocess.run([go, "build", "-o", folder / "render", RENDERER], env=env, check=True)
+
+    def documents(values):
+        given = folder / "values.json"
+        given.write_text(json.dumps(values), encoding="utf-8")
+        command = (
+            [folder / "render", CHART, given]
+            if helm is None
+            else [helm, "template", "fleet", CHART, "--values", given]
+        )
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise ValueError(done.stderr)
+        return [part for part in yaml.safe_load_all(done.stdout) if part]
+
+    return documents
+
+
+def test_the_chart_renders_what_it_promises(render):
+    kinds = sorted(part["kind"] for part in render(EVERYTHING))
+    assert kinds == [
+        *("ConfigMap", "Deployment", "Secret", "Service", "Service"),
+        *("ServiceMonitor", "StatefulSet"),
     ]
-    assert render().returncode != 0, "a fleet without a secret"
-    assert render(SECRET, "worker.replicas=0").returncode != 0
-    assert render(SECRET, "worker.unknown=1").returncode != 0
-    assert render("secret.namespaceSecret=short").returncode != 0
+    fewer = {part["kind"] for part in render({**SECRET, "gateway": {"enabled": False}})}
+    assert fewer == {"Secret", "Service", "StatefulSet"}
+    with pytest.raises(ValueError, match="namespaceSecret"):
+        render({})
+    named = render({"secret": {"existingSecret": "mine"}})
+    assert "Secret" not in {part["kind"] for part in named}
+    assert all(
+        "mine" in str(part) for part in named if part["kind"] in ("Deployment", "StatefulSet")
+    )
+
+
+def test_rendered_parts_find_each_other(render):
+    workers = {"replicas": 3, "settings": {"SEMBLEND_TRANSPORT": "folder:/shared"}}
+    parts = render({**EVERYTHING, "worker": workers})
+    pods = [part for part in parts if part["kind"] in ("Deployment", "StatefulSet")]
+    services = [part for part in parts if part["kind"] == "Service"]
+    for part in pods:
+        labels = part["spec"]["template"]["metadata"]["labels"]
+        assert part["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        (container,) = part["spec"]["template"]["spec"]["containers"]
+        names = [variable["name"] for variable in container["env"]]
+        assert len(set(names)) == len(names)
+        ports = {port["name"] for port in container["ports"]}
+        for probe in ("readinessProbe", "livenessProbe"):
+            assert container[probe]["httpGet"]["port"] in ports
+        volumes = {volume["name"] for volume in part["spec"]["template"]["spec"]["volumes"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+        selecting = [s for s in services if s["spec"]["selector"].items() <= labels.items()]
+        assert len(selecting) == 1
+        assert selecting[0]["spec"]["ports"][0]["targetPort"] in ports
+    secret = next(part for part in parts if part["kind"] == "Secret")
+    for part in pods:
+        (container,) = part["spec"]["template"]["spec"]["containers"]
+        sources = [variable.get("valueFrom", {}) for variable in container["env"]]
+        (asked,) = [source["secretKeyRef"] for source in sources if "secretKeyRef" in source]
+        assert asked["name"] == secret["metadata"]["name"]
+        assert asked["key"] in secret["stringData"]
+    workers = next(part for part in pods if part["kind"] == "StatefulSet")
+    headless = {s["metadata"]["name"] for s in services if s["spec"].get("clusterIP") == "None"}
+    assert workers["spec"]["serviceName"] in headless
+    gateway = next(part for part in pods if part["kind"] == "Deployment")
+    told = [arg for arg in _arguments(gateway) if arg.startswith("--worker=")]
+    name, service = workers["metadata"]["name"], workers["spec"]["serviceName"]
+    assert told == [f"--worker={name}-{i}=http://{name}-{i}.{service}:8000" for i in range(3)]
+
+
+def test_rendered_commands_are_understood_by_the_program(render):
+    from typer.main import get_command
+
+    from semblend.cli.main import app
+    from semblend.serve.gateway.options import GatewayOptions, parse_worker
+
+    commands = get_command(app).commands
+    for part in render(EVERYTHING):
+        if part["kind"] in ("Deployment", "StatefulSet"):
+            name, *arguments = _arguments(part)
+            read = commands[name].make_context(name, arguments).params
+            if name == "route":
+                GatewayOptions(workers=tuple(map(parse_worker, read["worker"])))
+
+
+def _arguments(part):
+    (container,) = part["spec"]["template"]["spec"]["containers"]
+    return [str(argument) for argument in container["args"]]
+
+
+@pytest.mark.parametrize(
+    ("values", "right"),
+    [
+        (EVERYTHING, True),
+        ({**SECRET, "worker": {"replicas": 0}}, False),
+        ({**SECRET, "worker": {"unknown": 1}}, False),
+        ({"secret": {"namespaceSecret": "short"}}, False),
+        ({**SECRET, "unknown": {}}, False),
+        ({**SECRET, "service": {"type": "Sideways"}}, False),
+    ],
+)
+def test_the_schema_takes_right_values_and_refuses_wrong_ones(values, right):
+    """As helm applies it: to the chart's own values with the given ones laid over them."""
+    need(find_spec("jsonschema"), "jsonschema")
+    import jsonschema
+
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft7Validator.check_schema(schema)
+    merged = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    for name, part in values.items():
+        merged[name] = {**merged.get(name, {}), **part}
+    assert jsonschema.Draft7Validator(schema).is_valid(merged) is right
+
+
+def test_the_compose_file_is_one_by_the_compose_specification():
+    need(find_spec("jsonschema") and find_spec("compose"), "docker-compose (its specification)")
+    import jsonschema
+
+    text = (resources.files("compose") / "config" / "compose_spec.json").read_text()
+    compose = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text(encoding="utf-8"))
+    # Younger than this copy of the specification: a project's name.
+    assert isinstance(compose.pop("name"), str)
+    jsonschema.Draft7Validator(json.loads(text)).validate(compose)
+    compose["services"]["gateway"]["comand"] = []
+    with pytest.raises(jsonschema.ValidationError, match="comand"):
+        jsonschema.Draft7Validator(json.loads(text)).validate(compose)
