@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,7 +109,11 @@ class Engine:
 class Maker:
     """Makes engines and closes them."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, folder: Path, *, stubs: bool = True
+    ) -> None:
+        """`stubs` puts collectives in place of TensorRT-LLM's; not where others already are."""
+        self._stubs = stubs
         self._monkeypatch = monkeypatch
         self._folder = folder
         self._stack: list[Any] = []
@@ -139,8 +144,12 @@ class Maker:
         if connector is None:
             from semblend.integration.trtllm import connector
         threads = Ranks(ranks)
-        stubs = stub_modules(threads)
+        stubs = stub_modules(threads) if self._stubs else nullcontext()
         stubs.__enter__()
+        if not self._stubs:
+            utilities = sys.modules["tensorrt_llm._utils"]
+            utilities.mpi_rank = threads.rank  # type: ignore[attr-defined]
+            utilities.mpi_allgather = threads.all_gather  # type: ignore[attr-defined]
         given = llm_args(folder_of(model), ranks=ranks, **(args or {}))
         scheduler = threads.on(0, lambda: connector.SemBlendKvConnectorScheduler(given))
         # The leader's worker has the scheduler's very arguments; others are other processes.
@@ -186,8 +195,10 @@ def cold(model: str, prompt: Any, *, max_new_tokens: int = 4, **options: Any) ->
 
 
 @contextmanager
-def making(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Maker]:
-    maker = Maker(monkeypatch, folder)
+def making(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *, stubs: bool = True
+) -> Iterator[Maker]:
+    maker = Maker(monkeypatch, folder, stubs=stubs)
     try:
         yield maker
     finally:

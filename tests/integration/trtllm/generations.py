@@ -19,7 +19,7 @@ class Generation:
 
 
 OLDER = Generation(
-    name="1.2.0rc5",
+    name="older",
     module="tensorrt_llm._torch.pyexecutor.kv_cache_connector",
     request_fields=(
         "request_id",
@@ -31,7 +31,7 @@ OLDER = Generation(
     salt_as_text=False,
 )
 NEWER = Generation(
-    name="1.3",
+    name="newer",
     module="tensorrt_llm._torch.pyexecutor.connectors.kv_cache_connector",
     request_fields=(
         *OLDER.request_fields,

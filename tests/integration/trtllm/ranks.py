@@ -39,6 +39,9 @@ class Ranks:
             self.gathers += 1
         return everybody
 
+    def broadcast(self, value: Any, root: int = 0) -> Any:
+        return self.all_gather(value)[root]
+
     def on_all(self, work: Callable[[int], Any]) -> list[Any]:
         futures = [thread.submit(work, rank) for rank, thread in enumerate(self._threads)]
         return [future.result(timeout=120) for future in futures]
@@ -57,7 +60,7 @@ def stub_modules(ranks: Ranks) -> Iterator[dict[str, types.ModuleType]]:
     utilities = types.ModuleType("tensorrt_llm._utils")
     utilities.mpi_rank = ranks.rank
     utilities.mpi_allgather = ranks.all_gather
-    utilities.mpi_broadcast = lambda value, root=0: value
+    utilities.mpi_broadcast = ranks.broadcast
     inputs = types.ModuleType("tensorrt_llm.inputs.utils")
     inputs.get_cache_salt_id = salt_number
     modules = {
