@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from semblend.core.faults import planted
 from semblend.core.namespace import Namespace
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.engine.api import GenerationRequest, SamplingParams
@@ -19,6 +20,7 @@ from semblend.engine.options import EngineOptions
 from semblend.kv.segments import SegmentKey
 from semblend.pipeline import SemBlendPipeline
 from semblend.serve.app import create_app
+from semblend.serve.logs import JsonFormatter
 from semblend.serve.options import ServeOptions
 from tests.serve.fakes import ScriptedEngine
 from tests.serve.support import MODEL, MODEL_NAME, call
@@ -170,3 +172,33 @@ def test_processes_without_a_configured_secret_share_no_names() -> None:
         assert one.share_key(namespace) != other.share_key(namespace)
     with SemBlendPipeline(secret) as one, SemBlendPipeline(secret) as other:
         assert one.share_key(namespace) == other.share_key(namespace)
+
+
+FAULTS = "index_read:0.3,plan:0.2,lease:0.3,tier_read:0.3,checksum:0.3,copy:0.3,nested_pass:0.3"
+
+
+def test_no_log_line_metric_or_error_holds_text_or_a_tenants_name(
+    tmp_path: Path, engine: EmbeddedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Even while everything fails: with faults planted, errors pass through every logger."""
+    caplog.set_level("DEBUG")
+    app = served(tmp_path, engine)
+    word = "Zanzibar-of-the-prompt"
+    said = []
+    with planted(FAULTS, seed=5) as faults:
+        for turn in range(12):
+            opening = f"{word} {turn}. "
+            said.append(ask(app, ALICE, opening + document(turn % 2, sentences=8)))
+            engine.donors.wait()
+    assert len(faults.fired) > 3
+    assert {reply.status_code for reply in said} == {200}
+    body = {"model": word, "prompt": word, "stop": [word] * 9, "temperature": word}
+    headers = {"authorization": f"Bearer {ALICE}"}
+    refused = call(app, "POST", "/v1/completions", json=body, headers=headers)
+    assert refused.status_code == 400
+    lines = [JsonFormatter().format(record) for record in caplog.records]
+    assert any('"generation"' in line for line in lines)
+    told = "\n".join([*lines, refused.text, seen_by(app, ADMIN, "/metrics").text])
+    told += json.dumps(seen_by(app, ADMIN).json())
+    for secret in (word, "lantern", "harbour", "alice", ALICE):
+        assert secret not in told, secret
