@@ -6,12 +6,13 @@ import argparse
 import asyncio
 import itertools
 import os
-import platform
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from sembench.errors import EndpointError
+from benchmarks.suite.backend import Backend, describe, this_machine
+from sembench.errors import EndpointError, SemBenchError
 from sembench.live.identity import Caller
 from sembench.live.openai_client import OpenAIClient
 from sembench.live.prompt import Prompt
@@ -29,8 +30,8 @@ def parser(description: str) -> argparse.ArgumentParser:
     flags.add_argument("--api-key", default=os.environ.get("SEMBENCH_API_KEY", ""))
     flags.add_argument("--tenant", default="", help="x-tenant-id, where the endpoint takes it")
     flags.add_argument("--reset-url", action="append", default=[], help="POST that empties caches")
-    flags.add_argument("--samples", type=int, default=3, help="comparisons a case")
-    flags.add_argument("--max-tokens", type=int, default=8, help="tokens an answer may have")
+    flags.add_argument("--samples", type=positive, default=3, help="comparisons a case")
+    flags.add_argument("--max-tokens", type=positive, default=8, help="tokens an answer may have")
     flags.add_argument(
         "--post-donor-delay-ms",
         type=float,
@@ -56,6 +57,7 @@ class Endpoint:
     client: OpenAIClient
     model: str
     reports: dict[str, bool]
+    backend: Backend
     _numbers: Any = field(default_factory=itertools.count)
 
     @classmethod
@@ -84,7 +86,13 @@ class Endpoint:
         except BaseException:
             await client.close()
             raise
-        return cls(flags=flags, client=client, model=model, reports=found.reports)
+        return cls(
+            flags=flags,
+            client=client,
+            model=model,
+            reports=found.reports,
+            backend=await describe(flags.base_url),
+        )
 
     async def close(self) -> None:
         """Let go of the connections."""
@@ -136,15 +144,16 @@ class Endpoint:
     def context(self, data: str) -> dict[str, Any]:
         """What every figure depends on."""
         local = any(host in self.flags.base_url for host in ("localhost", "127.0.0.1"))
-        machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs"
         reported = [name for name, said in self.reports.items() if said]
+        name = self.flags.backend or self.backend.name
         return {
             "model": self.model,
-            "backend": self.flags.backend or self.flags.base_url,
+            "backend": f"{name} at {self.flags.base_url}" if name else self.flags.base_url,
             "cache_configuration": self.flags.cache_configuration
+            or self.backend.caches
             or f"not stated; answers report {', '.join(reported) or 'nothing'}",
             "hardware": self.flags.hardware
-            or (f"this machine: {machine}" if local else "not stated"),
+            or (f"this machine: {this_machine()}" if local else "not stated"),
             "data": data,
             "isolation": "reset" if self.flags.reset_url else "cache_salt",
             "backend_reports_semantic_reuse": self.reports["semantic_reuse"],
@@ -155,6 +164,14 @@ def run(main: Any) -> int:
     """Run an async main and turn typed errors into one line."""
     try:
         return int(asyncio.run(main))
-    except EndpointError as error:
-        print(f"error: {error}")
+    except SemBenchError as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"1 or more expected, got {number}")
+    return number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import io
@@ -11,7 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from benchmarks.suite.backend import Backend, describe
 from benchmarks.suite.endpoint import run
 from benchmarks.suite.figures import Figures
 from benchmarks.suite.judging import JudgeError, judge, perplexity
@@ -224,5 +227,61 @@ def test_an_endpoint_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert done.stdout.startswith("error: ")
+    assert done.stderr.startswith("error: ")
     assert "Traceback" not in done.stderr
+
+
+def described(pages: dict[str, Any]) -> Backend:
+    """What a backend with these pages (JSON, or text) says about itself."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        page = pages.get(request.url.path)
+        if page is None:
+            return httpx.Response(404, json={"detail": "Not Found"})
+        return httpx.Response(200, text=page if isinstance(page, str) else json.dumps(page))
+
+    return asyncio.run(describe("http://there/v1", transport=httpx.MockTransport(answer)))
+
+
+def test_engines_say_how_their_caches_are_set() -> None:
+    state = {
+        "server": {"version": "0.4.0"},
+        "store": {
+            "tiers": [{"name": "host", "capacity": 1 << 30}],
+            "index": {"capacity": 1 << 28},
+            "pool": {"pages": 99},
+        },
+    }
+    found = described({"/semblend/state": state})
+    assert found.name == "semblend serve 0.4.0"
+    assert (
+        found.caches == "host tier 1 GiB, index 0.25 GiB, exact prefix cache in a pool of 99 pages"
+    )
+    metrics = 'vllm:cache_config_info{block_size="16",enable_prefix_caching="True"} 1.0\n'
+    found = described({"/version": {"version": "0.32.0"}, "/metrics": metrics})
+    assert (found.name, found.caches) == (
+        "vLLM 0.32.0",
+        "enable_prefix_caching True, block_size 16",
+    )
+    info = {"version": "0.5.23", "disable_radix_cache": False, "page_size": 1}
+    found = described({"/get_server_info": info})
+    assert (found.name, found.caches) == ("SGLang 0.5.23", "disable_radix_cache False, page_size 1")
+
+
+@pytest.mark.parametrize("pages", [{}, {"/version": []}, {"/semblend/state": {"store": 1}}])
+def test_an_engine_that_says_nothing_useful_is_not_described(pages: dict[str, Any]) -> None:
+    assert described(pages) == Backend()
+
+
+def test_what_cannot_be_measured_is_refused_in_one_line(tmp_path: Path) -> None:
+    with mock_engine() as url:
+        for arguments in (["--samples", "0"], ["--data", str(tmp_path / "nowhere")]):
+            done = subprocess.run(
+                [sys.executable, "-m", "benchmarks.suite.workloads", "--base-url", url, *arguments],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 2
+            assert "Traceback" not in done.stderr
