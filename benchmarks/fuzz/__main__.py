@@ -111,8 +111,8 @@ def main() -> int:
     """Fuzz and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--targets", default=",".join(TARGETS))
-    parser.add_argument("--runs", type=int, default=60_000, help="of atheris, a fast target")
-    parser.add_argument("--examples", type=int, default=2_000, help="of hypothesis, a target")
+    parser.add_argument("--runs", type=int, default=65_000, help="of atheris, a fast target")
+    parser.add_argument("--examples", type=int, default=1_000, help="of hypothesis, a target")
     parser.add_argument("--requests", type=int, default=2_000, help="of schemathesis, at least")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--least", type=int, default=1_000_000, help="executions to reach")
@@ -137,6 +137,7 @@ def main() -> int:
         report.add(name, "executions", count, "executions")
         report.add(name, "unhandled exceptions", found, "findings", at_most=0)
         total, findings = total + count, findings + found
+        print(f"{name}: {count} executions, {found} findings", file=sys.stderr, flush=True)
     if options.requests:
         requests, failures = api.fuzz(options.requests, seed=options.seed)
         report.add("HTTP API", "requests", requests, "requests", at_least=options.requests)
