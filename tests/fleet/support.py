@@ -83,10 +83,10 @@ def need(found: object, what: str) -> None:
     pytest.skip(message)
 
 
-def need_vllm(python: Path) -> None:
-    """vLLM has an environment of its own; without it these tests are skipped, loudly."""
+def need_environment(python: Path, engine: str, script: str) -> None:
+    """Engines have environments of their own; without one its tests are skipped, loudly."""
     if not python.exists():
-        pytest.skip("vLLM's environment is not there; scripts/vllm_env.sh makes it")
+        pytest.skip(f"{engine}'s environment is not there; {script} makes it")
 
 
 def need_own_network() -> None:

@@ -25,7 +25,7 @@ from semblend.fleet.residency.decoding import (
 from semblend.fleet.residency.follower import CacheFeed, CacheFollower
 from semblend.fleet.residency.live_donors import LiveDonors
 from semblend.fleet.residency.tracker import ResidencyTracker
-from tests.fleet.support import KEYS, event, need_vllm, prompt, registered, slow, until
+from tests.fleet.support import KEYS, event, need_environment, prompt, registered, slow, until
 
 msgpack = pytest.importorskip("msgpack")
 zmq = pytest.importorskip("zmq")
@@ -270,7 +270,7 @@ for line in sys.stdin:
 
 @slow
 def test_the_real_vllm_publisher_is_followed(tmp_path):
-    need_vllm(VLLM)
+    need_environment(VLLM, "vLLM", "scripts/vllm_env.sh")
     made, lost, cleared = tracker()
     engine = subprocess.Popen(
         [str(VLLM), "-c", PUBLISH, str(tmp_path)],

@@ -145,11 +145,41 @@ def tree_holds(host: Any, tokens: list[int]) -> int:
 
 
 def empty_the_tree_alone(host: Any) -> None:
-    """What eviction does: K/V goes, and nobody tells the index."""
+    """K/V goes, and the index has not heard of it yet."""
+    told, host.side.freed = host.side.freed, lambda slots: None
+    empty_the_tree(host)
+    host.side.freed = told
+
+
+def empty_the_tree(host: Any) -> None:
+    """Evict everything."""
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
     host.cache.evict(EvictParams(num_tokens=host.cache.evictable_size()))
     assert host.cache.evictable_size() == 0
+
+
+def known_and_held(host: Any) -> tuple[set[bytes], set[bytes]]:
+    """Prompts that may be found, and those of all there ever were that the tree holds whole."""
+    host.side.wait_for_donors()
+    known = {record.tokens.tobytes() for record in host.side.provider._donors.values()}
+    return known, {
+        record.tokens.tobytes()
+        for record in host.memory["ever"]
+        if tree_holds(host, record.tokens.tolist()) >= len(record.tokens)
+    }
+
+
+def remember_donors(host: Any) -> None:
+    """Keep a record of every donor from now on."""
+    ever = host.memory["ever"] = []
+    original = host.side._donors._registered
+
+    def registered(offer: Any, record: Any) -> None:
+        ever.append(record)
+        original(offer, record)
+
+    host.side._donors._registered = registered
 
 
 def forget_contents(host: Any) -> None:
@@ -199,7 +229,7 @@ def set_policy(host: Any, spec: str) -> None:
     """Plan with another recompute policy from now on."""
     from semblend.planning.policies.base import policy_from_spec
 
-    host.side.provider._pipeline._policy = policy_from_spec(spec)
+    host.side.provider.pipeline._policy = policy_from_spec(spec)
 
 
 def count_plans(host: Any) -> None:

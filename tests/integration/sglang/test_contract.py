@@ -187,7 +187,7 @@ def test_the_doctor_names_what_would_be_refused():
     assert "dynamic" in details
 
 
-def test_policies_that_ask_for_a_probe_are_refused():
+def test_policies_that_ask_for_a_probe_nobody_makes_are_refused():
     from semblend.integration.sglang.support import _policy_refusals
 
     def refused(policy: str) -> bool:
@@ -196,4 +196,5 @@ def test_policies_that_ask_for_a_probe_are_refused():
 
     assert not refused("none")
     assert not refused("edit_safe")
-    assert refused("query_attention")
+    assert not refused("query_attention"), "the tail's attention can be asked"
+    assert refused("kv_deviation")

@@ -102,7 +102,7 @@ def test_the_provider_tells_of_donors_by_meaning_when_given_text():
     provider = SemBlendProvider(Namespace.of(model="m"), settings)
     text = "the lighthouse keeper of Varn trims the lamps at dusk and sleeps at dawn " * 8
     provider.register_donor(DOCUMENT, request_id="a", text=text)
-    assert provider._pipeline.wait_until_learned()
+    assert provider.pipeline.wait_until_learned()
     plan = provider.match(list(range(3000, 3400)), text=text + "in winter")
     assert not plan.spans, "meaning is evidence, never a reason to reuse"
     assert plan.evidence.similar_donor_id == "a#1"

@@ -48,3 +48,23 @@ def test_retracted_requests_are_planned_again_and_counted_once(make_engine):
     after = engine.counts()
     assert after["requests:materialised"] - before.get("requests:materialised", 0) == 6
     engine.assert_no_leak()
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_donor_is_known_exactly_while_the_tree_holds_it(make_engine, page_size):
+    """A pool for few of many prompts, some of them beginnings of others."""
+    engine = make_engine("one-layer", server={"max_total_tokens": 1600, "page_size": page_size})
+    engine.flush()
+    engine.call(probes.remember_donors)
+    whole = [random_tokens(300, seed=n) for n in range(9)]
+    for n, prompt in enumerate((*whole, *whole[:3])):
+        both = [prompt[: 90 + 40 * (n % 5)], prompt]
+        engine.run_all(both, max_tokens=2)
+        known, held = engine.call(probes.known_and_held)
+        assert known <= held, "nothing stale is ever known"
+        # What came back as part of something longer was not computed as a prompt of its own.
+        asked = {one[: len(one) // page_size * page_size].tobytes() for one in both}
+        assert asked & held <= known, "and nothing that is held is forgotten"
+    assert 0 < len(known) < len(whole), "the pool was too small for all"
+    assert engine.counts()["donors_evicted"] > 0
+    engine.assert_no_leak()

@@ -138,6 +138,13 @@ def test_a_donor_that_left_the_tree_is_computed_and_forgotten(engine):
     assert engine.counts()["donors_lost"] >= 1
 
 
+def test_a_donor_is_known_no_longer_than_the_tree_holds_it(engine):
+    engine.call(probes.empty_the_tree)
+    assert engine.call(probes.donors) == 0
+    assert engine.run(TARGET).semblend["reason"] == "no_match"
+    assert engine.counts()["donors_evicted"] >= 1
+
+
 def test_another_donor_takes_the_place_of_a_lost_one(engine):
     engine.call(probes.empty_the_tree_alone)
     engine.call(probes.forget_contents)

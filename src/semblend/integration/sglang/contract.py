@@ -19,6 +19,7 @@ _OVERRIDDEN = {
     "load_back_is_cache_owned": [],
     "prefix_device_indices": ["req"],
     "checkpoint": ["req", "up_to"],
+    "_apply_cache_action": ["action"],
     "on_release": ["req", "checkpointed"],
     "reset": [],
 }

@@ -1,12 +1,20 @@
-"""Registering donors beside the scheduler: fingerprinting long prompts takes milliseconds."""
+"""Donors come and go beside the scheduler: fingerprinting long prompts takes milliseconds.
+
+One thread takes, in order, what the scheduler saw: prompts that the tree now holds, and
+slots that the tree has let go of. A tree drops leaves first, so the slot of a donor's last
+token is freed before any other of its slots: with it, the donor is gone.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
+from semblend.core.faults import FaultPoint, reach
 from semblend.core.tokens import TokenIds
 from semblend.integration.sglang.log_lines import logger
 from semblend.integration.sglang.provider import DonorRecord, SemBlendProvider
@@ -22,54 +30,93 @@ class Offer:
     request_id: str
     extra_key: str | None
     cache_salt: str | None
+    last_slot: torch.Tensor
+    """int []: where the tree holds the K/V of the last token."""
+
+
+Freed = Sequence[torch.Tensor]
+"""int64 [slots] each."""
 
 
 class DonorQueue:
-    """A bounded queue and its thread. What does not fit is not kept as a donor."""
+    """A queue and its thread. Offers beyond a limit are refused; what was freed never is."""
 
     def __init__(
-        self, provider: SemBlendProvider, registered: Callable[[Offer, DonorRecord], None]
+        self,
+        provider: SemBlendProvider,
+        registered: Callable[[Offer, DonorRecord], None],
+        evicted: Callable[[str], None],
     ) -> None:
-        """`registered` is called on the thread, once a donor may be found."""
+        """`registered` and `evicted` are called on the thread, once the provider knows."""
         self._provider = provider
         self._registered = registered
-        self._offers: queue.Queue[Offer] = queue.Queue(maxsize=_WAITING)
+        self._evicted = evicted
+        self._inbox: queue.Queue[Offer | Freed] = queue.Queue()
+        self._donor_at: dict[int, str] = {}
+        """Slot of a donor's last token to the donor."""
         threading.Thread(target=self._work, name="semblend-donors", daemon=True).start()
 
     def offer(self, offer: Offer) -> bool:
         """Put a prompt in line; False if the line is full. Never waits."""
-        try:
-            self._offers.put_nowait(offer)
-        except queue.Full:
+        if self._inbox.qsize() >= _WAITING:
             return False
+        self._inbox.put(offer)
         return True
+
+    def freed(self, slots: Freed) -> None:
+        """The tree has let go of these slots. Never waits."""
+        if self._donor_at or not self._inbox.empty():
+            self._inbox.put(slots)
 
     def clear(self) -> None:
         """Forget whoever is in line; returns when the thread holds nothing either."""
         try:
             while True:
-                self._offers.get_nowait()
-                self._offers.task_done()
+                self._inbox.get_nowait()
+                self._inbox.task_done()
         except queue.Empty:
             self.wait()
+        self._donor_at.clear()
 
     def wait(self) -> None:
         """Until everybody in line was served."""
-        self._offers.join()
+        self._inbox.join()
 
     def _work(self) -> None:
         while True:
-            offer = self._offers.get()
+            item = self._inbox.get()
             try:
-                record = self._provider.register_donor(
-                    offer.tokens,
-                    request_id=offer.request_id,
-                    extra_key=offer.extra_key,
-                    cache_salt=offer.cache_salt,
-                )
-                if record is not None:
-                    self._registered(offer, record)
-            except Exception:
-                logger.warning("SemBlend did not keep %s", offer.request_id, exc_info=True)
+                if isinstance(item, Offer):
+                    self._register(item)
+                else:
+                    self._drop(item)
+            except BaseException:  # a thread the less, and a flush would wait for ever
+                logger.warning("SemBlend could not follow the tree", exc_info=True)
             finally:
-                self._offers.task_done()
+                self._inbox.task_done()
+
+    def _register(self, offer: Offer) -> None:
+        reach(FaultPoint.KILLED_WORKER)
+        record = self._provider.register_donor(
+            offer.tokens,
+            request_id=offer.request_id,
+            extra_key=offer.extra_key,
+            cache_salt=offer.cache_salt,
+        )
+        if record is not None:
+            self._donor_at[_numbers([offer.last_slot])[0]] = record.donor_id
+            self._registered(offer, record)
+
+    def _drop(self, freed: Freed) -> None:
+        for slot in _numbers(freed):
+            donor_id = self._donor_at.pop(slot, None)
+            if donor_id is not None and self._provider.donor(donor_id) is not None:
+                self._provider.forget(donor_id)
+                self._evicted(donor_id)
+
+
+def _numbers(slots: Sequence[torch.Tensor]) -> list[int]:
+    """The numbers of slots, [*] each; waits for the device here rather than in the scheduler."""
+    if slots and slots[0].is_cuda:
+        torch.cuda.synchronize(slots[0].device)
+    return [number for each in slots for number in each.reshape(-1).tolist()]

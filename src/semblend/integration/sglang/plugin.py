@@ -9,12 +9,14 @@ not to serve is remembered and raised by the factory, which stops the server.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from semblend.integration.sglang.log_lines import logger
 
 BACKEND = "semblend"
 _problems: list[str] = []
+_followers: list[Callable[[Any], object]] = []
 
 
 def register() -> None:
@@ -39,8 +41,17 @@ def problems() -> tuple[str, ...]:
     return tuple(_problems)
 
 
+def when_built(follower: Callable[[Any], object]) -> None:
+    """Have `follower` called with the provider of a backend that is built in this process."""
+    if follower not in _followers:
+        _followers.append(follower)
+
+
 def build(context: Any) -> Any:
     """The factory SGLang calls for `--radix-cache-backend semblend`."""
     # Imported here: it needs SGLang's tree, which only the scheduler's process has.
     setup = importlib.import_module("semblend.integration.sglang.setup")
-    return setup.build_cache(context)
+    cache = setup.build_cache(context)
+    for follower in _followers:
+        follower(cache.semblend.provider)
+    return cache

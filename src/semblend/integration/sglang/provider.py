@@ -55,8 +55,8 @@ class DonorRecord:
 class SemBlendProvider:
     """Plans for one engine; owns which donors are known. Thread-safe.
 
-    A donor that is known need not be held any more: SGLang evicts without saying so.
-    Whoever loads finds out, and says `forget`.
+    It does not know what the engine's cache evicts: whoever sees that, or finds out when
+    loading, says `forget`.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class SemBlendProvider:
         boundaries: Boundaries | None = None,
     ) -> None:
         """Start with no donors; settings default to the environment's."""
-        self._pipeline = SemBlendPipeline(
+        self.pipeline = SemBlendPipeline(
             settings,
             cost=cost,
             certified_policy=None if standing is None else standing.policy,
             uncertified=None if standing is None else standing.refusal,
             boundaries=boundaries,
         )
-        self._pipeline.add_eviction_listener(self._dropped)
-        self._namespace = namespace
+        self.pipeline.add_eviction_listener(self._dropped)
+        self.namespace = namespace
         self._page_size = page_size
         self._numbers = itertools.count(1)
         self._donors: dict[str, DonorRecord] = {}
@@ -90,11 +90,15 @@ class SemBlendProvider:
     @property
     def ledger(self) -> Ledger:
         """What happened to requests that were matched under a request id."""
-        return self._pipeline.ledger
+        return self.pipeline.ledger
 
     def namespace_of(self, extra_key: str | None, cache_salt: str | None) -> Namespace:
         """Where a request with these keys may look for donors."""
-        return namespaces.of_request(self._namespace, extra_key, cache_salt)
+        return namespaces.of_request(self.namespace, extra_key, cache_salt)
+
+    def whole_pages(self, tokens: int) -> int:
+        """How many of a prompt's tokens the engine's cache can hold: those of whole pages."""
+        return tokens // self._page_size * self._page_size
 
     def register_donor(
         self,
@@ -113,8 +117,8 @@ class SemBlendProvider:
             array = as_token_array(tokens)
         except InvalidTokensError:
             return None
-        whole = int(array.size) // self._page_size * self._page_size
-        if whole < max(1, self._pipeline.settings.min_prompt_tokens):
+        whole = self.whole_pages(int(array.size))
+        if whole < max(1, self.pipeline.settings.min_prompt_tokens):
             return None
         array = array[:whole].copy()
         namespace = self.namespace_of(extra_key, cache_salt)
@@ -131,7 +135,7 @@ class SemBlendProvider:
             self._contents[content] = record.donor_id
             self._donors[record.donor_id] = record
         # Outside the lock: fingerprinting takes milliseconds, and matching must not wait.
-        if not self._pipeline.register_donor(record.donor_id, array, namespace, text=text):
+        if not self.pipeline.register_donor(record.donor_id, array, namespace, text=text):
             self._dropped(record.donor_id)
             return None
         self.generation += 1
@@ -166,15 +170,13 @@ class SemBlendProvider:
         page = self._page_size
         found = None
         if text is not None:
-            found = self._pipeline.find_donor(
+            found = self.pipeline.find_donor(
                 tokens, namespace, text=text, exact_tokens=exact_tokens, block_size=page
             )
         if found is not None:
             plan = found.plan
         else:
-            plan = self._pipeline.plan(
-                tokens, namespace, exact_tokens=exact_tokens, block_size=page
-            )
+            plan = self.pipeline.plan(tokens, namespace, exact_tokens=exact_tokens, block_size=page)
         if plan.executable and not can_probe(plan.policy):
             plan = plan.declined(
                 DeclineReason.UNSUPPORTED, f"{plan.policy} needs a probe that is not made here"
@@ -195,12 +197,12 @@ class SemBlendProvider:
 
     def forget(self, donor_id: str) -> None:
         """A donor's K/V is gone."""
-        self._pipeline.evict(donor_id)
+        self.pipeline.evict(donor_id)
         self._dropped(donor_id)
 
     def clear(self) -> None:
         """Forget every donor."""
-        self._pipeline.clear()
+        self.pipeline.clear()
         with self._lock:
             self._donors.clear()
             self._contents.clear()
@@ -208,11 +210,11 @@ class SemBlendProvider:
 
     def stats(self) -> PipelineStats:
         """Counts and sizes, now."""
-        return self._pipeline.stats()
+        return self.pipeline.stats()
 
     def close(self) -> None:
         """Stop the pipeline's threads."""
-        self._pipeline.close()
+        self.pipeline.close()
 
     def _dropped(self, donor_id: str) -> None:
         with self._lock:

@@ -58,7 +58,16 @@ class SemBlendRadixCache(UnifiedRadixCache):
         """The tree takes over exact K/V, which may then be reused from."""
         super().checkpoint(req, up_to=up_to, **kwargs)
         if self.semblend is not None:
-            self.semblend.checkpointed(req, up_to)
+            table = self.req_to_token_pool.req_to_token
+            held = min(up_to, req.kv.cache_protected_len)
+            self.semblend.checkpointed(req, table[req.kv.req_pool_idx, :held])
+
+    def _apply_cache_action(self, action: Any) -> None:
+        """What the tree lets go of goes back to the pool; donors that end there are gone."""
+        slots = getattr(action, "indices", None)
+        if slots and self.semblend is not None:
+            self.semblend.freed(list(slots))
+        super()._apply_cache_action(action)
 
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
         """The request's row is freed."""

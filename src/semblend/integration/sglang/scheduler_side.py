@@ -6,7 +6,7 @@ In the order of a request's life:
   change, told to the scheduler as tokens that can be loaded;
 - `load` (init_load_back, once): donors found again, slots taken, spans copied;
 - `before_forward` (the forward hook): holes computed, or the region computed exactly;
-- `checkpointed`: what was computed exactly becomes a donor;
+- `checkpointed`: what was computed exactly becomes a donor; `freed`: until the tree drops it;
 - `released`: retracted, aborted or finished.
 
 No call raises into the scheduler, and none embeds, waits or reads files.
@@ -15,7 +15,8 @@ No call raises into the scheduler, and none embeds, waits or reads files.
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from semblend.core.errors import CapacityError
 from semblend.core.outcomes import DeclineReason
@@ -37,6 +38,9 @@ from semblend.integration.sglang.request_state import (
 )
 from semblend.integration.sglang.settlement import Settlements
 from semblend.integration.sglang.stats import BackendStats
+
+if TYPE_CHECKING:
+    import torch
 
 _REPLANS = 8
 """Waiting requests planned again between two forwards because the set of donors changed."""
@@ -66,7 +70,7 @@ class SchedulerSide:
         self.settlements = Settlements(ledger=provider.ledger, log=log, stats=stats)
         self.hook_seen = False
         """Whether the forward hook has run in this process: without it nothing is loaded."""
-        self._donors = DonorQueue(provider, self._registered)
+        self._donors = DonorQueue(provider, self._registered, self._evicted)
         self._options = options
         self._loader = loader
         self._passes = passes
@@ -95,6 +99,9 @@ class SchedulerSide:
             return self._offered(request, key, result)
         except Exception as error:
             logger.warning("SemBlend could not plan for %s: %s", request.rid, error, exc_info=True)
+            state = known_state(request)
+            if state is not None:
+                state.decline(DeclineReason.INTERNAL_ERROR, type(error).__name__)
             return result
 
     def _offered(self, request: Any, key: Any, result: Any) -> Any:
@@ -283,19 +290,20 @@ class SchedulerSide:
 
     # -- the rest of a request's life ------------------------------------------------
 
-    def checkpointed(self, request: Any, up_to: int) -> None:
-        """The tree holds the request's K/V up to a position; its prompt becomes a donor."""
+    def checkpointed(self, request: Any, row: torch.Tensor) -> None:
+        """The tree holds the request's K/V in these slots; its prompt becomes a donor."""
         try:
-            self._donate(request, up_to)
+            self._donate(request, row)
         except Exception as error:
             logger.warning("SemBlend did not keep %s: %s", request.rid, error, exc_info=True)
 
-    def _donate(self, request: Any, up_to: int) -> None:
+    def _donate(self, request: Any, row: torch.Tensor) -> None:
         state = known_state(request)
         prompt = request.origin_input_ids
         if state is None or state.donated or state.tainted or state.refusal is not None:
             return
-        if not self._options.register_donors or not state.may_donate or up_to < len(prompt):
+        whole = self.provider.whole_pages(len(prompt))
+        if not self._options.register_donors or not state.may_donate or not 0 < whole <= len(row):
             return
         state.donated = self._donors.offer(
             Offer(
@@ -303,10 +311,15 @@ class SchedulerSide:
                 request_id=state.request_id,
                 extra_key=request.extra_key,
                 cache_salt=request.cache_salt,
+                last_slot=row[whole - 1].clone(),  # rows are used again
             )
         )
         if not state.donated:
             self.stats.count("donors_skipped")
+
+    def freed(self, slots: Sequence[torch.Tensor]) -> None:
+        """The tree has let go of slots, and with them of donors."""
+        self._donors.freed(slots)
 
     def _registered(self, offer: Offer, record: DonorRecord) -> None:
         """On the donors' thread: a prompt may be found from now on."""
@@ -319,8 +332,12 @@ class SchedulerSide:
             tokens=len(record.tokens),
         )
 
+    def _evicted(self, donor_id: str) -> None:
+        """On the donors' thread: the tree no longer holds a donor."""
+        self.stats.count("donors_evicted")
+
     def wait_for_donors(self) -> None:
-        """Until every prompt offered so far may be found. For tests and benchmarks."""
+        """Until all that the tree has taken and let go of is known. For tests and benchmarks."""
         self._donors.wait()
 
     def released(self, request: Any) -> None:

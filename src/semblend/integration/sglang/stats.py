@@ -13,6 +13,7 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 _PLAIN = {
     "donors_registered": "Prompts computed exactly that may be reused from.",
     "donors_skipped": "Prompts not kept because the line of those to be kept was full.",
+    "donors_evicted": "Donors forgotten because the tree let go of them.",
     "donors_lost": "Donors that had left the tree when they were to be loaded.",
     "load_failures": "Loads or passes that failed and were computed exactly.",
     "waits": "Admissions put off by one step, for the hole budget or a lost donor.",
