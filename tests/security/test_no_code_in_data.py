@@ -22,9 +22,10 @@ from tests.serve.support import MODEL
 
 SOURCE = Path(__file__).parents[2] / "src"
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal"}
-UNSAFE_MODULES |= {"shelve", "yaml", "jsonpickle"}
+UNSAFE_MODULES |= {"shelve", "jsonpickle"}
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__"}
 UNSAFE_ATTRIBUTES = {("torch", "load"), ("torch", "save"), ("os", "system"), ("os", "popen")}
+UNSAFE_ATTRIBUTES |= {("yaml", name) for name in ("load", "full_load", "unsafe_load")}
 UNSAFE_FLAGS = {"allow_pickle", "shell", "weights_only"}
 
 
@@ -68,6 +69,7 @@ def test_nothing_is_pickled_evaluated_or_run_in_a_shell() -> None:
         "from pickle import loads",
         "import numpy as np; np.load('f', allow_pickle=True)",
         "import torch; torch.load('f')",
+        "import yaml; yaml.load('a')",
         "eval('1')",
         "import subprocess; subprocess.run('ls', shell=True)",
         "AutoModel.from_pretrained('m', trust_remote_code=True)",
