@@ -24,6 +24,8 @@ os.environ.update(
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2"),
         "OMP_WAIT_POLICY": "passive",
         "TOKENIZERS_PARALLELISM": "false",
+        # Samples are taken by chance; the tests of them say so.
+        "SEMBLEND_SHADOW_RATE": os.environ.get("SEMBLEND_SHADOW_RATE", "0"),
         # Workers in processes of their own load the tests' connector by its name.
         "PYTHONPATH": str(Path(__file__).parents[3]),
     }

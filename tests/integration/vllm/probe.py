@@ -26,6 +26,8 @@ class ProbeConnector(SemBlendConnectorV1):
         self.hashes: dict[str, list[bytes]] = {}
         self.loads: list[LoadCommand] = []
         self.steps: list[dict[str, int]] = []
+        self.cold_shadow_steps: list[tuple[bool, int]] = []
+        """Of each step: whether it was idle, and the pieces of samples computed in it."""
         self.rewrite_load: Callable[[LoadCommand], LoadCommand] | None = None
         if role is KVConnectorRole.SCHEDULER:
             ProbeConnector.scheduler = self
@@ -39,6 +41,8 @@ class ProbeConnector(SemBlendConnectorV1):
     def build_connector_meta(self, scheduler_output: Any) -> ConnectorMeta:
         meta = super().build_connector_meta(scheduler_output)
         self.steps.append(dict(scheduler_output.num_scheduled_tokens))
+        pieces = sum(not order.warm for order in meta.shadows)
+        self.cold_shadow_steps.append((meta.idle, pieces))
         for request_id in scheduler_output.num_scheduled_tokens:
             (blocks,) = self._kv_cache_manager.get_block_ids(request_id)
             self.blocks[request_id] = list(blocks)

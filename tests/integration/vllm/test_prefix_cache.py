@@ -98,7 +98,7 @@ def test_a_claim_that_is_not_admitted_leaves_no_trace(engine):
     assert engine.scheduler_connector.get_num_new_matched_tokens(request, 0)[0] == claimed
     engine.core.schedule()  # a step in which the request is not admitted
     assert request.block_hashes == before
-    engine.scheduler.request_finished(_finished(request))
+    engine.scheduler.request_finished(_finished(request), [])
     assert not engine.scheduler.states
 
 
@@ -115,9 +115,9 @@ def test_a_hit_on_blocks_nobody_has_written_waits_one_step(engine):
     waited = []
     original = engine.scheduler.request_finished
 
-    def note(request):
+    def note(request, block_ids):
         waited.append(states[request.request_id].waited)
-        return original(request)
+        return original(request, block_ids)
 
     engine.scheduler.request_finished = note
     try:

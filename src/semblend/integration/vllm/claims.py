@@ -8,7 +8,7 @@ which are put back when it does not.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -70,6 +70,8 @@ class Claims:
         self._holes_left = hole_budget
         self._may_load = may_load
         self.remote: RemoteDonors | None = None
+        self.objection: Callable[[RequestState], str | None] = lambda state: None
+        """Why reuse is off for a request's namespace, if it is."""
 
     def next_step(self) -> None:
         """A step was scheduled: the next one has the whole hole budget."""
@@ -137,6 +139,10 @@ class Claims:
         if not plan.executable:
             if plan.reason is not None:
                 state.decline(plan.reason, plan.detail)
+            return False
+        objection = self.objection(state)
+        if objection is not None:
+            state.decline(DeclineReason.SHADOW_DIVERGED, objection)
             return False
         if not state.may_reuse:
             state.decline(DeclineReason.DISABLED, "this request asks for no reuse")

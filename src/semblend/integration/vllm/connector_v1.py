@@ -204,22 +204,22 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         """A request ends; the response says what was reused."""
-        return self._scheduler.request_finished(request)
+        return self._scheduler.request_finished(request, block_ids)
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """The same, for engines with the hybrid cache manager on."""
-        return self._scheduler.request_finished(request)
+        (only,) = block_ids or ([],)
+        return self._scheduler.request_finished(request, only)
 
     def has_pending_block_frees(self) -> bool:
         """Whether waiting a step frees blocks, so that nobody need be preempted."""
         return self._scheduler.has_held_blocks
 
     def has_pending_push_work(self) -> bool:
-        """Whether donors are on their way to or from other machines."""
-        remote = self._scheduler.remote
-        return remote is not None and remote.has_pending_work
+        """Whether donors are on their way between machines, or samples to be computed."""
+        return self._scheduler.has_pending_work
 
     def reset_cache(self) -> bool:
         """Forget all donors (weights changed, or an operator asked)."""

@@ -78,6 +78,23 @@ class FetchCommand:
     share_key: bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowOrder:
+    """Compute [start, end) of a sample's tokens on top of what its blocks hold."""
+
+    sample_id: int
+    request_id: str
+    tokens: TokenArray
+    """Prompt and compared output tokens, int32."""
+    start: int
+    end: int
+    block_ids: tuple[int, ...]
+    compared: int = 0
+    """The last so many tokens' distributions are wanted."""
+    warm: bool = False
+    """Whether the blocks are the request's own, over reused K/V."""
+
+
 @dataclass(slots=True)
 class ConnectorMeta(KVConnectorMetadata):
     """One step's orders."""
@@ -87,6 +104,9 @@ class ConnectorMeta(KVConnectorMetadata):
     fetches: list[FetchCommand] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     """Donors the scheduler has forgotten."""
+    shadows: list[ShadowOrder] = field(default_factory=list)
+    shadows_dropped: list[int] = field(default_factory=list)
+    """Samples that ended."""
     held: list[str] = field(default_factory=list)
     """Finished requests whose blocks wait for their capture."""
     preempted: list[str] = field(default_factory=list)
@@ -130,6 +150,11 @@ class WorkerReport(KVConnectorWorkerMetadata):
     failed: dict[str, LoadFailure] = field(default_factory=dict)
     refined: dict[str, int] = field(default_factory=dict)
     """Tokens that were reused in the end, where a dynamic policy had a say."""
+    shadow_done: set[int] = field(default_factory=set)
+    """Samples of which another piece was computed."""
+    shadow_failed: set[int] = field(default_factory=set)
+    shadow_verdicts: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Mean KL(cold || warm) and share of differing best tokens, by sample."""
     layers: int = 0
     load_ms: float = 0.0
     nested_ms: float = 0.0
@@ -144,6 +169,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
             or self.failed
             or self.shared
             or self.withdrawn
+            or self.shadow_done
+            or self.shadow_failed
         )
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
@@ -165,6 +192,9 @@ class WorkerReport(KVConnectorWorkerMetadata):
             loaded=self.loaded + other.loaded,
             failed={**other.failed, **self.failed},
             refined={**other.refined, **self.refined},
+            shadow_done=self.shadow_done | other.shadow_done,
+            shadow_failed=self.shadow_failed | other.shadow_failed,
+            shadow_verdicts={**other.shadow_verdicts, **self.shadow_verdicts},
             layers=max(self.layers, other.layers),
             load_ms=max(self.load_ms, other.load_ms),
             nested_ms=max(self.nested_ms, other.nested_ms),

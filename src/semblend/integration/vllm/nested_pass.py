@@ -57,8 +57,22 @@ class NestedPass:
     @torch.inference_mode()
     def run(self, sequences: Sequence[VirtualSequence]) -> int:
         """Compute the K/V of all sequences' query tokens; returns how many there were."""
-        if not sequences:
-            return 0
+        return int(self._forward(sequences).shape[0]) if sequences else 0
+
+    @torch.inference_mode()
+    def logits(self, sequence: VirtualSequence, *, last: int) -> torch.Tensor | None:
+        """Compute a sequence; log-probabilities behind its last tokens, [last, vocabulary].
+
+        On the host, float32. None if none are asked for, or on a rank that gathers none.
+        """
+        hidden = self._forward([sequence])
+        if not last:
+            return None
+        logits = self._runner.get_model().compute_logits(hidden[-last:])
+        return None if logits is None else logits.float().log_softmax(-1).cpu()
+
+    def _forward(self, sequences: Sequence[VirtualSequence]) -> torch.Tensor:
+        """Hidden states of all query tokens, [tokens, hidden]."""
         from vllm.forward_context import set_forward_context
 
         tokens = self._joined([item.tokens for item in sequences])
@@ -74,13 +88,13 @@ class NestedPass:
             slot_mapping=dict.fromkeys(self.layer_names, slots),
             skip_compiled=True,
         ):
-            self._runner.get_model()(
+            hidden: torch.Tensor = self._runner.get_model()(
                 input_ids=tokens,
                 positions=positions,
                 intermediate_tensors=None,
                 inputs_embeds=None,
             )
-        return count
+        return hidden
 
     def _joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.cat(tuple(parts)).to(self._device)

@@ -10,22 +10,21 @@ confirmed, and is kept aside until then.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
-from semblend.core.tokens import as_token_array
 from semblend.integration.audit import AuditStream
-from semblend.integration.ladder import split_salt
 from semblend.integration.probing import is_dynamic
-from semblend.integration.vllm import namespaces
 from semblend.integration.vllm.bridge import PlannerBridge
 from semblend.integration.vllm.capture_orders import CaptureOrders
 from semblend.integration.vllm.claims import NOTHING, Answer, Claims
 from semblend.integration.vllm.exchange import RemoteDonors
+from semblend.integration.vllm.intake import describe, impossible_load
 from semblend.integration.vllm.meaning import MeaningThread
 from semblend.integration.vllm.metadata import ConnectorMeta, LoadCommand, WorkerReport
-from semblend.integration.vllm.modes import Execution, ReuseRequests
+from semblend.integration.vllm.modes import Execution
 from semblend.integration.vllm.prefill_clock import PrefillClock
 from semblend.integration.vllm.request_state import (
     Progress,
@@ -34,9 +33,9 @@ from semblend.integration.vllm.request_state import (
 )
 from semblend.integration.vllm.settlement import Settlements
 from semblend.integration.vllm.setup import SchedulerSetup
+from semblend.integration.vllm.shadow_orders import ShadowOrders
 from semblend.integration.vllm.staged import StagedClaims
 from semblend.integration.vllm.stats import SemBlendStats
-from semblend.integration.vllm.support import request_refusal
 
 logger = logging.getLogger("vllm.semblend")
 
@@ -81,6 +80,9 @@ class SchedulerSide:
         self._settlements = Settlements(
             ledger=self.bridge.pipeline.ledger, audit=self.audit, stats=self.stats
         )
+        self.shadows = ShadowOrders.start_if_wanted(setup, self.stats)
+        if self.shadows is not None:
+            self.claims.objection = self._objection
         self.clock = PrefillClock(setup.cost)
         self.remote: RemoteDonors | None = None
         self.manager: Any = None
@@ -91,6 +93,8 @@ class SchedulerSide:
         self._holding: set[str] = set()
         """Finished requests whose blocks wait for their capture."""
         self._newly_held: list[str] = []
+        self._sampled: set[str] = set()
+        """Requests that end in this very call and whose blocks a sample needs once more."""
         self._drop_all = False
 
     def fetch_from(self, remote: RemoteDonors) -> None:
@@ -102,7 +106,7 @@ class SchedulerSide:
 
     def new_request(self, request: Any) -> RequestState:
         """Take note of a request."""
-        state = self._describe(request)
+        state = describe(request, self.setup)
         self.states[state.request_id] = state
         self.audit.event("request_first_seen", state.request_id, prompt_tokens=len(state.tokens))
         return state
@@ -147,12 +151,12 @@ class SchedulerSide:
         except Exception:
             # The engine counts on these tokens by now: a load that fails makes it compute them.
             logger.warning("SemBlend could not order a load", exc_info=True)
-            self._orders[orders:] = [_impossible(state, block_ids)]
+            self._orders[orders:] = [impossible_load(state, block_ids)]
 
     def _order_load(self, state: RequestState, block_ids: list[int], external_tokens: int) -> None:
         plan = state.claim
         if plan is None or state.progress is not Progress.CLAIMED:
-            self._orders.append(_impossible(state, block_ids))
+            self._orders.append(impossible_load(state, block_ids))
             return
         start = plan.end - external_tokens
         command = LoadCommand(
@@ -198,6 +202,12 @@ class SchedulerSide:
             captures=self._captures.orders(scheduled, self.states, self.manager),
             fetches=[] if self.remote is None else self.remote.take_fetches(),
             dropped=self.bridge.take_dropped(),
+            shadows=[]
+            if self.shadows is None
+            else self.shadows.orders(
+                idle=scheduled.total_num_scheduled_tokens == 0, manager=self.manager
+            ),
+            shadows_dropped=[] if self.shadows is None else self.shadows.take_dropped(),
             held=self._newly_held,
             preempted=sorted(scheduled.preempted_req_ids or ()),
             drop_all=self._drop_all,
@@ -213,16 +223,18 @@ class SchedulerSide:
 
     # -- the workers answer ------------------------------------------------------------
 
-    def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
-        """A request ends; True keeps its blocks until its capture is done."""
+    def request_finished(
+        self, request: Any, block_ids: Sequence[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """A request ends; True keeps its blocks until its capture and its sample are done."""
         try:
-            report = self._finish(request)
+            report = self._finish(request, block_ids)
         except Exception:
             logger.warning("SemBlend could not settle a request", exc_info=True)
             report = None
         return self._hold_blocks(request.request_id), report
 
-    def _finish(self, request: Any) -> dict[str, Any] | None:
+    def _finish(self, request: Any, block_ids: Sequence[int]) -> dict[str, Any] | None:
         state = self.states.pop(request.request_id, None)
         if state is None:
             return None
@@ -249,13 +261,30 @@ class SchedulerSide:
         self._staged.ended(state)
         if self._meaning is not None and state.refusal is None and state.ladder_id is None:
             self._meaning.look_up(state.request_id, state.tokens, state.namespace)
+        if confirmed and state.tainted and state.ladder_id is None:
+            self._sample(state, block_ids)
         report = state.report(confirmed=confirmed, certified=self.setup.certified)
         if waiting and confirmed and state.plan is not None and is_dynamic(state.plan.policy):
             report["provisional"] = True  # how much the policy recomputed is not known yet
         return {"semblend": report}
 
+    def _sample(self, state: RequestState, block_ids: Sequence[int]) -> None:
+        """Have some reused requests computed cold too, if they ended as they should."""
+        if self.shadows is None or state.request.status.name not in _FINISHED_NORMALLY:
+            return
+        key = self.bridge.pipeline.share_key(state.namespace)
+        if self.shadows.take(state, key, tuple(block_ids)):
+            self._sampled.add(state.request_id)
+
+    def _objection(self, state: RequestState) -> str | None:
+        if self.shadows is None or not state.namespace.is_complete:
+            return None
+        return self.shadows.watch.objection(self.bridge.pipeline.share_key(state.namespace))
+
     def _hold_blocks(self, request_id: str) -> bool:
-        if not self._captures.is_pending(request_id):
+        sampled = request_id in self._sampled
+        self._sampled.discard(request_id)
+        if not sampled and not self._captures.is_pending(request_id):
             return False
         self._holding.add(request_id)
         self._newly_held.append(request_id)
@@ -292,6 +321,8 @@ class SchedulerSide:
             self.stats.time("load", report.load_ms / 1e3)
             self.stats.time("nested", report.nested_ms / 1e3)
         self._captures.settle(report)
+        if self.shadows is not None:
+            self.shadows.settle(report, self.manager)
         if self.remote is not None:
             self.remote.settle(report)
 
@@ -315,8 +346,17 @@ class SchedulerSide:
         self.stats.reset()
         return taken
 
+    @property
+    def has_pending_work(self) -> bool:
+        """Whether the engine should step on although no request waits for it."""
+        moving = self.remote is not None and self.remote.has_pending_work
+        return moving or (self.shadows is not None and self.shadows.has_pending_work)
+
     def reset(self) -> None:
-        """Forget every donor, here and in the workers."""
+        """Forget every donor, here and in the workers; what shadow samples objected to is over."""
+        if self.shadows is not None:
+            self.shadows.clear(self.manager)
+            self.shadows.watch.resume()
         self.bridge.clear()
         self._drop_all = True
         if self.remote is not None:
@@ -328,44 +368,3 @@ class SchedulerSide:
             self._meaning.close()
         self.bridge.close()
         self.audit.close()
-
-    def _describe(self, request: Any) -> RequestState:
-        options = self.setup.options
-        user_salt, ladder_id = request.cache_salt, None
-        if options.mode.segmented and options.execution is Execution.STAGED:
-            user_salt, ladder_id = split_salt(request.cache_salt)
-        hints = _hints(request)
-        wanted = hints.get("reuse")
-        policy = hints.get("policy")
-        return RequestState(
-            request=request,
-            tokens=as_token_array(request.prompt_token_ids or []),
-            namespace=namespaces.of_request(self.setup.namespace, user_salt),
-            ladder_id=ladder_id,
-            refusal=request_refusal(request),
-            may_reuse=wanted is True
-            if options.reuse is ReuseRequests.OPT_IN
-            else wanted is not False,
-            wants_capture=hints.get("capture"),
-            policy=policy if isinstance(policy, str) and options.mode.uncertified else None,
-        )
-
-
-def _impossible(state: RequestState, block_ids: list[int]) -> LoadCommand:
-    """A load that fails on purpose: the engine counts on tokens that nobody claimed."""
-    return LoadCommand(
-        request_id=state.request_id,
-        block_ids=tuple(block_ids),
-        tokens=state.tokens,
-        start=0,
-        end=len(state.tokens),
-        copies=(),
-        holes=(),
-        refused="tokens were allocated that were not claimed",
-    )
-
-
-def _hints(request: Any) -> dict[str, Any]:
-    """What the request says to SemBlend: kv_transfer_params["semblend"], if it is a mapping."""
-    hints = (request.kv_transfer_params or {}).get("semblend")
-    return hints if isinstance(hints, dict) else {}

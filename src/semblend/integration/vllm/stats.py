@@ -25,6 +25,7 @@ _PLAIN = {
     "donors_shared": "Donors that other machines can fetch.",
     "donors_fetched": "Donors fetched from other machines.",
     "fetches_failed": "Donors of other machines that were worth fetching and did not come.",
+    "shadow_samples": "Reused requests that were also computed cold.",
     "load_failures": "Loads that failed and were computed exactly.",
     "deferred_steps": "Steps requests waited for blocks being written, or for the hole budget.",
 }
@@ -33,6 +34,16 @@ _TIMES = {
     "load": "Time to copy and rotate a step's spans, slowest rank.",
     "nested": "Time of a step's pass over holes, slowest rank.",
     "capture": "Time to copy one prompt's K/V, off the request path, slowest rank.",
+}
+_VALUES = {
+    "shadow_divergence": (
+        "Mean KL(cold || reused) of a shadow sample's compared tokens, nats.",
+        (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+    ),
+    "shadow_disagreement": (
+        "Share of a shadow sample's compared tokens whose best token differs from cold.",
+        (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0),
+    ),
 }
 _SOURCES = ("exact", "reused", "recomputed", "computed")
 
@@ -49,7 +60,8 @@ class SemBlendStats(KVConnectorStats):
 
     def reset(self) -> None:
         """Forget everything counted."""
-        self.data = {"counts": {}, "requests": {}, "declines": {}, "tokens": {}, "seconds": {}}
+        parts = ("counts", "requests", "declines", "tokens", "seconds", "values")
+        self.data = {part: {} for part in parts}
 
     def count(self, name: str, amount: int = 1) -> None:
         """Add to a plain counter."""
@@ -58,6 +70,10 @@ class SemBlendStats(KVConnectorStats):
     def time(self, name: str, seconds: float) -> None:
         """Note one duration."""
         self.data["seconds"].setdefault(name, []).append(seconds)
+
+    def value(self, name: str, value: float) -> None:
+        """Note one figure that is no duration."""
+        self.data["values"].setdefault(name, []).append(value)
 
     def settled(
         self,
@@ -92,10 +108,11 @@ class SemBlendStats(KVConnectorStats):
             merged[part] = dict(self.data.get(part, {}))
             for name, amount in other.data.get(part, {}).items():
                 _add(merged[part], name, amount)
-        mine, theirs = self.data.get("seconds", {}), other.data.get("seconds", {})
-        merged["seconds"] = {
-            name: [*mine.get(name, ()), *theirs.get(name, ())] for name in {*mine, *theirs}
-        }
+        for part in ("seconds", "values"):
+            mine, theirs = self.data.get(part, {}), other.data.get(part, {})
+            merged[part] = {
+                name: [*mine.get(name, ()), *theirs.get(name, ())] for name in {*mine, *theirs}
+            }
         return SemBlendStats(data=merged)
 
     def reduce(self) -> dict[str, int | float]:
@@ -148,10 +165,23 @@ class SemBlendPromMetrics(KVConnectorPromMetrics):
             )
             for name, text in _TIMES.items()
         }
+        self._values = {
+            name: self._histogram_cls(
+                name=f"vllm:semblend_{name}",
+                documentation=text,
+                buckets=list(buckets),
+                labelnames=labelnames,
+            )
+            for name, (text, buckets) in _VALUES.items()
+        }
         for engine in per_engine_labelvalues:
             for source in _SOURCES:  # so that a scrape before the first request has them at 0
                 self._tokens.labels(*per_engine_labelvalues[engine], source)
-            for metric in (*self._counts.values(), *self._seconds.values()):
+            for metric in (
+                *self._counts.values(),
+                *self._seconds.values(),
+                *self._values.values(),
+            ):
                 metric.labels(*per_engine_labelvalues[engine])
 
     def _counter(self, name: str, text: str, *labels: str) -> Any:
@@ -172,11 +202,12 @@ class SemBlendPromMetrics(KVConnectorPromMetrics):
         for name, amount in transfer_stats_data.get("counts", {}).items():
             if name in self._counts:
                 self._counts[name].labels(*values).inc(amount)
-        for name, seconds in transfer_stats_data.get("seconds", {}).items():
-            if name in self._seconds:
-                histogram = self._seconds[name].labels(*values)
-                for value in seconds:
-                    histogram.observe(value)
+        for histograms, part in ((self._seconds, "seconds"), (self._values, "values")):
+            for name, observed in transfer_stats_data.get(part, {}).items():
+                if name in histograms:
+                    histogram = histograms[name].labels(*values)
+                    for value in observed:
+                        histogram.observe(value)
 
 
 def _add(table: dict[str, int], name: str, amount: int) -> None:

@@ -35,6 +35,7 @@ from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.paged_access import PagedAccess
 from semblend.integration.vllm.probing import refined
 from semblend.integration.vllm.self_test import prove_rotation
+from semblend.integration.vllm.shadow_passes import ShadowPasses
 from semblend.integration.vllm.support import layer_refusals
 
 logger = logging.getLogger("vllm.semblend")
@@ -57,6 +58,7 @@ class WorkerSide:
         """Set where donors are shared with other machines; see :meth:`share_with`."""
         self.nested: NestedPass | None = None
         self.loader: SpanLoader | None = None
+        self.shadows: ShadowPasses | None = None
 
     @property
     def needs_model(self) -> bool:
@@ -89,6 +91,7 @@ class WorkerSide:
         if self.access is None or self.donors is None:
             raise UnsupportedModelError("the model was handed over before the K/V cache")
         self.nested = NestedPass(runner, self._config)
+        self.shadows = ShadowPasses(self.nested, self.access)
         table = rotary.table_from_model(runner.get_model())
         prove_rotation(
             self.nested,
@@ -136,6 +139,11 @@ class WorkerSide:
         if self.exchange is not None:
             for order in meta.fetches:
                 self.exchange.fetch(order)
+        if self.shadows is not None:
+            for sample_id in meta.shadows_dropped:
+                self.shadows.drop(sample_id)
+            for shadow in meta.shadows:
+                self.shadows.run(shadow, self._report)
         if not meta.loads:
             return
         started = time.perf_counter()

@@ -1,0 +1,161 @@
+"""Shadow samples: reused requests computed cold as well, judged, and reuse off where it fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from semblend.core.plan import Hole
+from semblend.integration.vllm.shadow_orders import ShadowOrders
+from semblend.integration.vllm.shadow_passes import compared
+from semblend.integration.vllm.stats import SemBlendStats
+from semblend.planning.shadow_watch import COMPARED_TOKENS, ShadowWatch
+from tests.integration.vllm.models import joined, plain_model, random_tokens
+
+DOCUMENT = random_tokens(420, seed=801)
+DONOR = joined(random_tokens(50, seed=802), DOCUMENT, random_tokens(20, seed=803))
+
+
+def target(number):
+    head, tail = random_tokens(90 + number, seed=810 + number), random_tokens(25, seed=830 + number)
+    return joined(head, DOCUMENT, tail)
+
+
+class Recording(ShadowWatch):
+    """Remembers every sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.divergences, self.disagreements = [], []
+
+    def observe(self, key, *, divergence, disagreement):
+        self.divergences.append(divergence)
+        self.disagreements.append(disagreement)
+        return super().observe(key, divergence=divergence, disagreement=disagreement)
+
+
+@pytest.fixture
+def engine(make_engine, monkeypatch):
+    monkeypatch.setenv("SEMBLEND_SHADOW_RATE", "1")
+    engine = make_engine("llama", audit_path=None)
+    engine.forget_donors()
+    engine.forget_prefixes()
+    engine.scheduler.shadows.watch = Recording()
+    engine.donate(DONOR)
+    return engine
+
+
+def figures(engine):
+    watch = engine.scheduler.shadows.watch
+    return watch.divergences, watch.disagreements
+
+
+def log_probabilities(prompt, outputs):
+    """Cold, in plain transformers: behind the prompt and all outputs but the last."""
+    tokens = torch.tensor([[*prompt.tolist(), *outputs[:-1]]])
+    with torch.inference_mode():
+        return plain_model("llama")(tokens).logits[0, len(prompt) - 1 :].log_softmax(-1)
+
+
+def test_a_sample_says_how_far_reuse_is_from_cold(engine):
+    free = engine.free_blocks()
+    prompt = target(1)
+    warm = engine.run(prompt, max_tokens=COMPARED_TOKENS, hints={"capture": False})
+    assert warm.semblend["outcome"] == "materialised"
+    ((kl,), (differs,)) = figures(engine)
+    assert engine.free_blocks() == free, "a sample gives its blocks back"
+    assert not engine.scheduler.has_pending_work
+    cold = log_probabilities(prompt, warm.tokens)
+    expected = float((cold.argmax(-1) != torch.tensor(warm.tokens)).float().mean())
+    assert differs == pytest.approx(expected)
+    assert kl > 1e-3, "random weights make reuse visibly approximate"
+
+
+def test_where_everything_is_computed_after_all_nothing_differs(engine):
+    """A sample's own error: a region that is all holes is cold, by both ways of computing it."""
+    engine.scheduler_connector.rewrite_load = lambda load: replace(
+        load, copies=(), holes=(Hole(load.start, load.end),)
+    )
+    warm = engine.run(target(2), max_tokens=8, hints={"capture": False})
+    assert warm.semblend["outcome"] == "materialised"
+    ((kl,), (differs,)) = figures(engine)
+    assert differs == 0.0
+    assert kl < 1e-6
+
+
+def test_cold_and_exact_requests_are_never_sampled(engine):
+    engine.run(target(4), hints={"reuse": False, "capture": False})
+    engine.run(target(4), hints={"reuse": False, "capture": False})
+    assert figures(engine) == ([], [])
+
+
+def test_a_broken_bound_turns_reuse_off_for_its_namespace_only_until_somebody_resets(engine):
+    watch = engine.scheduler.shadows.watch
+    number = 5
+    while not watch.stats().suspended:
+        warm = engine.run(target(number), max_tokens=8, hints={"capture": False})
+        assert warm.semblend["outcome"] == "materialised"
+        number += 1
+        assert number < 40, "reuse over random weights differs from cold in most tokens"
+    declined = engine.run(target(number), max_tokens=4, hints={"capture": False})
+    assert declined.semblend["reason"] == "shadow_diverged"
+    assert "of compared tokens differed from cold" in declined.semblend["detail"]
+    assert declined.semblend["reused_tokens"] == 0
+    assert declined.tokens == engine.cold(target(number), max_tokens=4).tokens
+    # Another tenant's donors are judged by their own samples.
+    engine.run(DONOR, salt="tenant-b", hints={"reuse": False})
+    other = engine.run(target(number), salt="tenant-b", hints={"capture": False})
+    assert other.semblend["outcome"] == "materialised"
+    engine.forget_donors()
+    engine.forget_prefixes()
+    engine.donate(DONOR)
+    again = engine.run(target(number), hints={"capture": False})
+    assert again.semblend["outcome"] == "materialised"
+
+
+def test_a_sample_that_fails_harms_nobody(engine, monkeypatch):
+    free = engine.free_blocks()
+
+    def broken(*_, **__):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(engine.worker.nested, "logits", broken)
+    warm = engine.run(target(41), hints={"capture": False})
+    assert warm.semblend["outcome"] == "materialised"
+    assert figures(engine) == ([], [])
+    assert engine.free_blocks() == free
+    assert not engine.scheduler.has_pending_work
+
+
+def test_a_busy_engine_computes_no_samples_until_it_has_time(engine):
+    """A sample's pieces come in idle steps; requests of other users stand before it."""
+    prompts = [target(number) for number in range(42, 46)]
+    answers = engine.run_all(prompts, max_tokens=12, hints={"capture": False})
+    assert all(answer.semblend["outcome"] == "materialised" for answer in answers)
+    divergences, _ = figures(engine)
+    assert len(divergences) == len(prompts)
+    connector = engine.scheduler_connector
+    assert all(not orders or idle for idle, orders in connector.cold_shadow_steps)
+
+
+def test_too_many_samples_are_not_taken(engine, monkeypatch):
+    monkeypatch.setattr("semblend.integration.vllm.shadow_orders.QUEUED", 1)
+    engine.run_all([target(number) for number in range(46, 50)], hints={"capture": False})
+    assert len(figures(engine)[0]) < 4
+
+
+def test_comparing_distributions():
+    cold = torch.tensor([[0.5, 0.5], [0.9, 0.1]]).log()
+    assert compared(cold=cold, warm=cold) == (0.0, 0.0)
+    warm = torch.tensor([[0.5, 0.5], [0.1, 0.9]]).log()
+    kl, differs = compared(cold=cold, warm=warm)
+    assert differs == 0.5
+    assert kl == pytest.approx(0.5 * 0.8 * torch.log(torch.tensor(9.0)).item(), rel=1e-5)
+
+
+def test_modes_that_load_nothing_approximate_take_no_samples(engine):
+    setup = engine.scheduler.setup
+    assert ShadowOrders.start_if_wanted(setup, engine.scheduler.stats) is not None
+    assert ShadowOrders.start_if_wanted(replace(setup, may_load=False), SemBlendStats()) is None
