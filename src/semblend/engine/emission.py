@@ -118,7 +118,8 @@ class Emission:
                 self._shadow.ended(sequence)
         report = report_of(sequence, certified=self._certified)
         if sequence.table is not None:
-            self._admission.settle(sequence)
+            with _beside(sequence, "its account"):
+                self._admission.settle(sequence)
             self._pool.allocator.release(sequence.table.pages)
             self._count(report)
         self._finished(sequence)

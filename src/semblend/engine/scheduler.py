@@ -80,9 +80,13 @@ class Scheduler:
 
     def abandon(self, reason: FinishReason, error: str) -> None:
         """End every request, for shutdown or after an error nobody could place."""
-        for sequence in (*self.running, *self.waiting):
-            self._emission.finish(sequence, reason, error)
+        left = (*self.running, *self.waiting)
         self.running, self.waiting = [], deque()
+        for sequence in left:
+            try:
+                self._emission.finish(sequence, reason, error)
+            except Exception:  # the others shall end all the same
+                logger.exception("request %s was not ended", sequence.request.request_id)
 
     def _drop_cancelled(self) -> None:
         for sequence in (*self.running, *self.waiting):
