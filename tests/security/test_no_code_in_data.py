@@ -26,7 +26,7 @@ UNSAFE_MODULES |= {"shelve", "jsonpickle"}
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__"}
 UNSAFE_ATTRIBUTES = {("torch", "load"), ("torch", "save"), ("os", "system"), ("os", "popen")}
 UNSAFE_ATTRIBUTES |= {("yaml", name) for name in ("load", "full_load", "unsafe_load")}
-UNSAFE_FLAGS = {"allow_pickle", "shell", "weights_only"}
+UNSAFE_FLAGS = {"allow_pickle", "shell"}
 
 
 def trees() -> Iterator[tuple[Path, ast.AST]]:
