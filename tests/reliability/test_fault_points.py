@@ -188,3 +188,25 @@ def test_everything_failing_a_little_is_survived(make_engine: EngineMaker, tmp_p
     assert len(reasons) > 3, reasons
     assert process.memory_info().rss - level < 16 << 20
     assert_whole(driver, tmp_path)
+
+
+def test_many_requests_at_once_are_all_answered_while_everything_fails(
+    make_engine: EngineMaker, tmp_path: Path
+) -> None:
+    driver = engine_with_disk(make_engine, tmp_path)
+    driver.run(DONOR)
+    spec = ",".join(f"{point}:0.08" for point in FaultPoint)
+    with planted(spec, seed=1) as faults:
+        for turn in range(4):
+            handles = [driver.submit(behind(200 + number % 5)) for number in range(12)]
+            handles += [driver.submit(random_tokens(90, turn * 50 + n)) for n in range(6)]
+            for handle in handles[::5]:
+                handle.cancel()
+            ends = [handle.result().reason for handle in handles]
+            assert set(ends) <= {FinishReason.LENGTH, FinishReason.CANCELLED}
+            assert all(end is FinishReason.LENGTH for n, end in enumerate(ends) if n % 5), (
+                "only those that were cancelled are"
+            )
+        driver.engine.donors.wait()
+    assert len(faults.fired) > 10
+    assert_whole(driver, tmp_path)
