@@ -1,99 +1,136 @@
-"""A real vLLM worker in a fleet: its donors are announced, found, placed to and reused there."""
+"""Real vLLM workers in a fleet: donors are announced, found, placed to, and moved between them."""
 
-import importlib.util
-import json
-import os
-import subprocess
-from pathlib import Path
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
-from semblend.core.namespace import Namespace
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.follower import LogFollower
 from semblend.fleet.directory.index import SketchIndex
-from semblend.fleet.keys import FleetKeys
 from semblend.fleet.placement.chooser import Choice, WorkerLoad, choose
 from semblend.fleet.publish.nats_link import LogOptions
-from semblend.fleet.sketch import sketch
 from semblend.integration.vllm.namespaces import isolation_of
 from tests.fleet.engines import MODEL, SLOW_PREFILL
-from tests.fleet.support import need_vllm, slow, until
+from tests.fleet.line_workers import ROOT, found_by_a_gateway, line_worker
+from tests.fleet.support import need_environment, slow, until
 
 pytestmark = slow
 
-ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
-SECRET = "the secret of this fleet"
+COLD = {"hints": {"reuse": False, "capture": False}}
 
 
-def test_a_vllm_worker_announces_its_donors_and_reuses_them_when_placed_to(nats_server, tmp_path):
-    need_vllm(PYTHON)
-    # vLLM's environment lacks the log's client, which is pure Python: lend it ours.
-    client = Path(importlib.util.find_spec("nats").origin).parent
-    (tmp_path / "lent").mkdir()
-    (tmp_path / "lent" / "nats").symlink_to(client)
-    env = {
-        **os.environ,
-        "PYTHONPATH": f"{ROOT}:{tmp_path / 'lent'}",
-        "SEMBLEND_NATS_URL": nats_server.url,
-        "SEMBLEND_NAMESPACE_SECRET": SECRET,
-        "SEMBLEND_WORKER_ID": "vllm-a",
-        "SEMBLEND_FLEET_SAMPLING": "2",
-        "SEMBLEND_EMBEDDER": "none",
-        "SEMBLEND_ALLOW_UNCERTIFIED": "1",
-    }
-    held = Directory(SketchIndex(max_donors=64, max_postings=9000), lease_s=60.0)
-    follower = LogFollower(held, LogOptions(url=nats_server.url), idle_s=0.1)
-    log = (tmp_path / "vllm.log").open("w")
-    worker = subprocess.Popen(
-        [str(PYTHON), "-m", "tests.fleet.vllm_worker", str(MODEL)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        text=True,
-        env=env,
-        cwd=ROOT,
-    )
-    try:
+def text(seed, size):
+    return np.random.default_rng(seed).integers(300, 4000, size).astype(np.int32)
 
-        def heard():
-            for line in worker.stdout:
-                if line.startswith("@"):
-                    return json.loads(line[1:])
-            raise AssertionError((tmp_path / "vllm.log").read_text()[-3000:])
 
-        def ask(tokens):
-            worker.stdin.write(json.dumps(tokens) + "\n")
-            worker.stdin.flush()
-            return heard()
+def prompt(*parts):
+    return np.concatenate(parts).astype(np.int32)
 
-        assert heard() == {"ready": True}
-        random = np.random.default_rng(1)
-        document = random.integers(300, 4000, 700)
-        first = ask([*document.tolist(), 5, 6])
-        assert first["cached"] == 0
+
+@contextmanager
+def vllm(name, nats_server, folder, **settings):
+    """A real vLLM, which is spoken to by lines."""
+    need_environment(PYTHON, "vLLM", "scripts/vllm_env.sh")
+    with line_worker(
+        PYTHON,
+        "tests.fleet.vllm_worker",
+        str(MODEL),
+        worker_id=name,
+        nats_url=nats_server.url,
+        folder=folder,
+        **settings,
+    ) as worker:
+
+        def ask(tokens, **more):
+            return worker.ask({"tokens": tokens.tolist(), **more})
+
+        yield SimpleNamespace(ask=ask, leave=worker.leave)
+
+
+@pytest.fixture
+def held(nats_server):
+    """What any replica of the directory knows."""
+    directory = Directory(SketchIndex(max_donors=64, max_postings=40_000), lease_s=60.0)
+    follower = LogFollower(directory, LogOptions(url=nats_server.url), idle_s=0.1)
+    yield directory
+    follower.close()
+
+
+def found(held, tokens):
+    """What the directory says of a prompt that vLLM workers would be sent."""
+    return found_by_a_gateway(held, tokens, cache_salt=isolation_of(None))
+
+
+def test_a_vllm_worker_announces_its_donors_and_reuses_them_when_placed_to(
+    nats_server, held, tmp_path
+):
+    with vllm("vllm-a", nats_server, tmp_path) as worker:
+        document = text(1, 700)
+        assert worker.ask(prompt(document, [5, 6]))["cached"] == 0
         until(lambda: held.donor_keys().get(("vllm-a", 0)), "the donor to be announced")
 
-        (parts,) = held.namespace_kinds()
-        namespace = Namespace(
-            **parts, tenant="none", template="none", cache_salt=isolation_of(None)
-        )
-        target = np.concatenate((random.integers(300, 4000, 64), document, [7, 8])).astype(np.int32)
-        keys = FleetKeys.of(namespace, SECRET.encode())
-        found = held.lookup(sketch(target, keys, sampling=2), keys.namespace_id)
+        target = prompt(text(2, 64), document, [7, 8])
         loads = [WorkerLoad(worker_id="elsewhere"), WorkerLoad(worker_id="vllm-a")]
-        placed = choose(len(target), found, loads, SLOW_PREFILL)
+        placed = choose(len(target), found(held, target), loads, SLOW_PREFILL)
         assert placed.choice is Choice.DONOR
         assert placed.option.worker_id == "vllm-a"
+        assert found(held, target).shared is None, "no store was named"
 
-        reused = ask(target.tolist())
+        reused = worker.ask(target)
         assert reused["semblend"]["outcome"] == "materialised", reused
         assert reused["cached"] > 500
-    finally:
-        worker.stdin.close()
-        worker.stdout.close()
-        worker.kill()
-        worker.wait()
-        log.close()
-        follower.close()
+
+
+def test_a_donor_moves_to_the_vllm_worker_that_needs_it_and_a_damaged_one_does_not(
+    nats_server, held, tmp_path
+):
+    store = tmp_path / "store"
+    settings = {"SEMBLEND_TRANSPORT": f"folder:{store}"}
+    with (
+        vllm("vllm-a", nats_server, tmp_path, **settings) as owner,
+        vllm("vllm-b", nats_server, tmp_path, **settings) as other,
+    ):
+        # Each learns how long its own prefill takes from a prompt of its own.
+        other.ask(text(90, 900), salt="warm-up", **COLD)
+
+        documents = [text(seed, 700) for seed in (1, 2, 3)]
+        for number, document in enumerate(documents):
+            owner.ask(prompt(text(10 + number, 20), document, [5, 6]))
+        targets = [
+            prompt(text(20 + number, 64), document, [7, 8])
+            for number, document in enumerate(documents)
+        ]
+        for target in targets:
+            until(lambda target=target: found(held, target).shared, "the donor to be shared")
+
+        # Reused where it was never computed, and with the very same answer.
+        mine = owner.ask(targets[0])
+        theirs = other.ask(targets[0])
+        assert theirs["semblend"]["outcome"] == "materialised", theirs
+        assert theirs["semblend"]["donor_ids"][0].startswith("fleet.")
+        assert theirs["semblend"]["reused_tokens"] == mine["semblend"]["reused_tokens"] > 600
+        assert theirs["tokens"] == mine["tokens"]
+
+        # One byte of every segment in the store is wrong: nothing of it is used.
+        shared_by_owner = list(store.iterdir())
+        segments = [file for file in shared_by_owner if file.stat().st_size > 1 << 16]
+        assert len(segments) >= 6
+        for file in segments:
+            data = bytearray(file.read_bytes())
+            data[-1] ^= 1
+            file.write_bytes(data)
+        damaged = other.ask(targets[1])
+        assert damaged["semblend"]["reused_tokens"] == 0
+        cold = other.ask(targets[1], salt="cold-1", **COLD)
+        assert damaged["tokens"] == cold["tokens"]
+
+        # The owner leaves: what it shared is withdrawn, and the other computes.
+        owner.leave()
+        assert not [file for file in shared_by_owner if file.exists()]
+        until(lambda: not found(held, targets[2]).shared, "the goodbye to be heard")
+        gone = other.ask(targets[2])
+        assert gone["semblend"]["reused_tokens"] == 0
+        assert gone["tokens"] == other.ask(targets[2], salt="cold-2", **COLD)["tokens"]

@@ -1,6 +1,9 @@
-"""One real vLLM worker of a fleet, spoken to by lines: tokens in, what happened to them out.
+"""One real vLLM worker of a fleet, spoken to by lines: prompts in, what happened to them out.
 
 Runs in vLLM's own environment:  python -m tests.fleet.vllm_worker MODEL
+
+A line is a JSON object: `tokens`, and optionally `hints` (what a request says to SemBlend) and
+`salt`. An empty line asks for a step of the idle engine.
 """
 
 from __future__ import annotations
@@ -48,21 +51,37 @@ def main() -> None:
         block_size=32,
         worker_cls="semblend.integration.vllm.worker.SemBlendWorker",
         kv_transfer_config=config,
+        disable_log_stats=False,
     )
+    core = llm.llm_engine.engine_core.engine_core
     say({"ready": True})
-    sampling = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
     for line in sys.stdin:
-        prompt = {"prompt_token_ids": json.loads(line)}
+        asked = json.loads(line)
+        prompt = {"prompt_token_ids": asked["tokens"]}
+        if "salt" in asked:
+            prompt["cache_salt"] = asked["salt"]
+        sampling = SamplingParams(
+            temperature=0.0,
+            max_tokens=6,
+            ignore_eos=True,
+            extra_args={"kv_transfer_params": {"semblend": asked.get("hints", {})}},
+        )
         (output,) = llm.generate([prompt], sampling, use_tqdm=False)
         captures = get_kv_transfer_group().worker_side.captures
         if captures is not None:
             captures.wait()
-        core = llm.llm_engine.engine_core.engine_core
         core.step_fn()
         while core.scheduler.has_requests():
-            core.step_fn()
+            core.step_fn()  # as an engine that goes on: donors are stored, shared and announced
         said = (output.kv_transfer_params or {}).get("semblend", {})
-        say({"cached": int(output.num_cached_tokens or 0), "semblend": said})
+        say(
+            {
+                "cached": int(output.num_cached_tokens or 0),
+                "tokens": list(output.outputs[0].token_ids),
+                "semblend": said,
+            }
+        )
+    llm.llm_engine.engine_core.shutdown()
 
 
 def say(record: dict[str, Any]) -> None:
