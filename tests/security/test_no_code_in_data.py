@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from semblend.cli.serve import _default_temperature
 from semblend.core.errors import StorageError, UnsupportedModelError
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.engine.api import GenerationRequest, SamplingParams
@@ -85,6 +86,22 @@ def test_weights_that_could_hold_programs_are_not_loaded(tmp_path: Path) -> None
     torch.save({"model.embed_tokens.weight": torch.zeros(2)}, tmp_path / "pytorch_model.bin")
     with pytest.raises(UnsupportedModelError, match="safetensors"):
         load_model(str(tmp_path), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "temperature"),
+    [
+        ("[]", 1.0),
+        ("[" * 50_000, 1.0),
+        ('{"do_sample": false}', 0.0),
+        ('{"temperature": "x"}', 1.0),
+    ],
+)
+def test_a_hostile_generation_config_does_not_stop_a_server(
+    tmp_path: Path, text: str, temperature: float
+) -> None:
+    (tmp_path / "generation_config.json").write_text(text)
+    assert _default_temperature(str(tmp_path)) == temperature
 
 
 @pytest.mark.parametrize("damage", ["truncated", "huge header", "not one"])

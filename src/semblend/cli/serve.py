@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from contextlib import ExitStack
 from enum import StrEnum
@@ -14,6 +13,7 @@ import typer
 from rich.console import Console
 
 from semblend.core.errors import MissingExtraError, SemBlendError
+from semblend.core.json_text import parse_json
 from semblend.core.settings import Settings
 from semblend.engine.options import EngineOptions
 from semblend.serve.options import ServeOptions
@@ -234,8 +234,10 @@ def _name_of(model: str) -> str:
 def _default_temperature(model: str) -> float:
     """What the model's own generation config asks for; 1, as OpenAI's, where it does not say."""
     try:
-        config = json.loads((Path(model) / "generation_config.json").read_text("utf-8"))
+        config = parse_json((Path(model) / "generation_config.json").read_bytes())
     except (OSError, ValueError):
+        return 1.0
+    if not isinstance(config, dict):
         return 1.0
     if config.get("do_sample") is False:
         return 0.0
