@@ -46,7 +46,11 @@ def server(tmp_path_factory):
         *("--mem-fraction-static", "0.7", "--grammar-backend", "none"),
         *("--enable-metrics", "--enable-cache-report"),
     ]
-    environ = {**os.environ, **environment(mode="discovery_only")}
+    environ = {
+        **os.environ,
+        **environment(mode="discovery_only"),
+        "SEMBLEND_WORKER_ID": "sglang-a",
+    }
     with log.open("w") as output:
         process = subprocess.Popen(
             command, env=environ, stdout=output, stderr=output, start_new_session=True
@@ -68,6 +72,11 @@ def generate(client: httpx.Client, text: str, **options) -> dict:
     )
     assert response.status_code == 200, response.text
     return response.json()
+
+
+def test_answers_are_signed_with_the_workers_name(server):
+    client, _, _ = server
+    assert client.get("/health").headers["x-semblend-worker"] == "sglang-a"
 
 
 def test_generate_reuses_and_says_so(server):
