@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from semblend.cli.doctor_sglang import doctor_sglang
+from semblend.cli.doctor_trtllm import doctor_trtllm
 from semblend.integration.findings import Finding, Verdict
 from semblend.integration.vllm.diagnosis import Question, diagnose, findings_json
 
@@ -41,6 +42,7 @@ def main() -> None:
 
 
 doctor.command("sglang")(doctor_sglang)
+doctor.command("trtllm")(doctor_trtllm)
 
 
 @doctor.command("vllm")

@@ -46,7 +46,8 @@ def differences(live: dict[str, Any], record: dict[str, Any]) -> list[str]:
         mine, theirs = record["classes"][name], live["classes"][name]
         for method in sorted({*mine, *theirs}):
             if mine.get(method) != theirs.get(method):
-                found.append(f"{name}.{method}: recorded {mine.get(method)}, live {theirs.get(method)}")
+                both = f"recorded {mine.get(method)}, live {theirs.get(method)}"
+                found.append(f"{name}.{method}: {both}")
     for name in VALUES:
         if record["values"][name] != live["values"][name]:
             found.append(f"{name}: recorded {record['values'][name]}, live {live['values'][name]}")

@@ -53,7 +53,9 @@ def llm_args(folder: str, *, ranks: int = 1, **changes: Any) -> SimpleNamespace:
         "cache_transceiver_config": None,
     }
     for name, value in changes.items():
-        if name in vars(cache):
+        if name == "kv_cache_dtype":
+            cache.dtype = value
+        elif name != "dtype" and name in vars(cache):
             setattr(cache, name, value)
         else:
             values[name] = value
@@ -195,9 +197,7 @@ def cold(model: str, prompt: Any, *, max_new_tokens: int = 4, **options: Any) ->
 
 
 @contextmanager
-def making(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, *, stubs: bool = True
-) -> Iterator[Maker]:
+def making(monkeypatch: pytest.MonkeyPatch, folder: Path, *, stubs: bool = True) -> Iterator[Maker]:
     maker = Maker(monkeypatch, folder, stubs=stubs)
     try:
         yield maker

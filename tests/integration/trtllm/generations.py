@@ -1,4 +1,4 @@
-"""The upstream generations of the connector interface, as facts: what requests show, what exists."""
+"""The upstream generations of the connector interface, as facts: what requests show."""
 
 from __future__ import annotations
 

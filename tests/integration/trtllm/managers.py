@@ -148,7 +148,8 @@ class SimulatedManager:
         for (saved, loaded), (said_saved, said_loaded) in zip(answers, self._said, strict=True):
             assert set(saved) <= self._saving.keys(), "an id that was not handed in"
             assert set(loaded) <= self._loading.keys(), "an id that was not handed in"
-            assert not (set(saved) & said_saved or set(loaded) & said_loaded), "an id said twice"
+            assert not set(saved) & said_saved, "an id said twice"
+            assert not set(loaded) & said_loaded, "an id said twice"
             said_saved.update(saved)
             said_loaded.update(loaded)
         everybody_saved = set.intersection(*(saved for saved, _ in self._said))

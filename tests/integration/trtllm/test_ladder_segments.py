@@ -225,8 +225,8 @@ def test_the_desk_answers_over_its_socket(make, tmp_path):
 
 def reference_prompts():
     import transformers
-
     from benchmarks.suite.documents import case, document_of
+
     from semblend.quality.documents import DocumentWriter
     from tests.integration.vllm.models import REFERENCE
 

@@ -132,9 +132,9 @@ def manager_of(module: Any) -> Any:
             )
 
         def _all(self, name: str, *arguments: Any) -> Any:
-            return self._ranks.on_all(
-                lambda rank: getattr(self._managers[rank], name)(*arguments)
-            )[0]
+            return self._ranks.on_all(lambda rank: getattr(self._managers[rank], name)(*arguments))[
+                0
+            ]
 
         def should_add_sequence(self, request: LlmRequest) -> bool:
             first = self._managers[0]

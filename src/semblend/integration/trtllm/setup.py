@@ -95,7 +95,7 @@ class SchedulerSetup:
         stated = namespaces.engine_namespace(facts, options, settings)
         namespace = namespaces.for_discovery(stated)
         refusals = tuple(map(str, engine_refusals(llm_args, facts, options)))
-        standing = _standing(facts, options, settings)
+        standing = standing_of(facts, options, settings)
         if stated.unknown_parts or refusals:
             logger.warning(
                 "SemBlend loads nothing in this engine: %s",
@@ -131,7 +131,7 @@ def _tokenizer(facts: EngineFacts) -> Any:
     return AutoTokenizer.from_pretrained(facts.tokenizer, local_files_only=True)
 
 
-def _standing(facts: EngineFacts, options: ConnectorOptions, settings: Settings) -> Standing:
+def standing_of(facts: EngineFacts, options: ConnectorOptions, settings: Settings) -> Standing:
     """What certificates say; asked in mode `segmented` only."""
     if options.mode is not Mode.SEGMENTED or facts.model is None or facts.hf_config is None:
         return Standing()

@@ -1,0 +1,139 @@
+"""What this installation of TensorRT-LLM would do with the connector, and why; nothing starts."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from types import SimpleNamespace
+from typing import Any
+
+from semblend.core.errors import SemBlendError
+from semblend.integration.findings import Finding, Verdict
+from semblend.integration.trtllm import namespaces, upstream
+from semblend.integration.trtllm.contract import contract_problems
+from semblend.integration.trtllm.engine_facts import EngineFacts
+from semblend.integration.trtllm.options import ConnectorOptions
+from semblend.integration.trtllm.support import engine_refusals
+
+_DEFAULT_BLOCK_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be judged: the connector's options and the engine it would be in."""
+
+    config: Mapping[str, Any]
+    model: str | None = None
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    tensor_parallel_size: int = 1
+    tokens_per_block: int = _DEFAULT_BLOCK_TOKENS
+
+
+def diagnose(question: Question) -> list[Finding]:
+    """Every check, in the order in which a start would meet them."""
+    findings = [*_installation(), *_options(question)]
+    if question.model is not None and not _refused(findings, "options"):
+        findings += _engine(question, question.model)
+    return findings
+
+
+def _installation() -> Iterator[Finding]:
+    try:
+        version = metadata.version("tensorrt_llm")
+    except metadata.PackageNotFoundError:
+        version = None
+    if version is None or importlib.util.find_spec("tensorrt_llm") is None:
+        yield Finding(
+            check="TensorRT-LLM",
+            verdict=Verdict.REFUSED,
+            detail="not installed in this environment; pip install 'semblend[trtllm]'",
+        )
+        return
+    yield Finding(
+        check="TensorRT-LLM",
+        verdict=Verdict.NOTE,
+        detail=f"{version}: the adapter was never run end to end on any; see docs/trtllm.md",
+    )
+    module = upstream.connector_module()
+    if module is None:
+        detail = f"none of {', '.join(upstream.CONNECTOR_MODULES)} can be imported"
+        yield Finding(check="interfaces", verdict=Verdict.REFUSED, detail=detail)
+        return
+    problems = contract_problems(module)
+    for problem in problems:
+        yield Finding(check="interfaces", verdict=Verdict.REFUSED, detail=problem)
+    if not problems:
+        yield Finding(check="interfaces", verdict=Verdict.OK, detail=module.__name__)
+
+
+def _options(question: Question) -> Iterator[Finding]:
+    try:
+        options = ConnectorOptions.from_mapping(question.config)
+        options.settings()
+    except SemBlendError as error:
+        yield Finding(check="options", verdict=Verdict.REFUSED, detail=str(error))
+        return
+    mode = options.mode
+    if not mode.loads:
+        yield Finding(
+            check="mode", verdict=Verdict.NOTE, detail="discovery_only: nothing is loaded"
+        )
+    elif mode.uncertified:
+        detail = f"{mode.value}: no certificate is asked for; reports say so"
+        yield Finding(check="mode", verdict=Verdict.NOTE, detail=detail)
+    else:
+        yield Finding(check="mode", verdict=Verdict.OK, detail=mode.value)
+    if mode.segmented and options.ladder_socket is None:
+        yield Finding(
+            check="ladders",
+            verdict=Verdict.NOTE,
+            detail="no ladder_socket: only clients in the engine's own process can climb",
+        )
+
+
+def _engine(question: Question, model: str) -> Iterator[Finding]:
+    options = ConnectorOptions.from_mapping(question.config)
+    arguments = SimpleNamespace(
+        model=model,
+        dtype=question.dtype,
+        quant_config=None,
+        tensor_parallel_size=question.tensor_parallel_size,
+        kv_cache_config=SimpleNamespace(
+            dtype=question.kv_cache_dtype, tokens_per_block=question.tokens_per_block
+        ),
+    )
+    facts = EngineFacts.of(arguments)
+    namespace = namespaces.engine_namespace(facts, options, options.settings())
+    if namespace.is_complete:
+        yield Finding(check="namespace", verdict=Verdict.OK, detail="every part is known")
+    for part in namespace.unknown_parts:
+        detail = f"{part} is not known: discovery only"
+        yield Finding(check="namespace", verdict=Verdict.REFUSED, detail=detail)
+    refusals = engine_refusals(arguments, facts, options)
+    if question.tensor_parallel_size > 1 and upstream.connector_module() is None:
+        refusals = [one for one in refusals if "without MPI" not in one.feature]
+    for refusal in refusals:
+        yield Finding(check="engine", verdict=Verdict.REFUSED, detail=str(refusal))
+    if not refusals:
+        yield Finding(check="engine", verdict=Verdict.OK, detail="nothing that is refused")
+    yield from _certificate(facts, options)
+
+
+def _certificate(facts: EngineFacts, options: ConnectorOptions) -> Iterator[Finding]:
+    from semblend.integration.trtllm.setup import standing_of
+
+    if options.mode.uncertified or not options.mode.segmented:
+        return
+    standing = standing_of(facts, options, options.settings())
+    if standing.policy is None:
+        detail = standing.detail or "none for this model"
+        yield Finding(check="certificate", verdict=Verdict.NOTE, detail=f"{detail}: no ladders")
+    else:
+        yield Finding(check="certificate", verdict=Verdict.OK, detail=standing.policy)
+
+
+def _refused(findings: list[Finding], check: str) -> bool:
+    return any(one.check == check and one.verdict is Verdict.REFUSED for one in findings)

@@ -1,0 +1,149 @@
+"""`semblend-trtllm`: starts `trtllm-serve` with everything SemBlend needs set.
+
+    semblend-trtllm Qwen/Qwen2.5-7B-Instruct --port 8000
+    semblend-trtllm --semblend-mode segmented_experimental --semblend-ladder-socket /run/ladder \\
+        Qwen/Qwen2.5-7B-Instruct --port 8000
+
+Flags that begin with --semblend are taken here; every other argument is trtllm-serve's and is
+passed on as it is. The connector is named in an options file, which trtllm-serve merges into
+its own arguments; one that is given is kept, with the connector added.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from semblend.core.errors import MissingExtraError, SemBlendError, SettingsError
+from semblend.integration.trtllm.options import VARIABLE, ConnectorOptions, Mode
+
+MODULE = "semblend.integration.trtllm.connector"
+SCHEDULER = "SemBlendKvConnectorScheduler"
+WORKER = "SemBlendKvConnectorWorker"
+CONNECTOR = {
+    "connector_module": MODULE,
+    "connector_scheduler_class": SCHEDULER,
+    "connector_worker_class": WORKER,
+}
+_OPTION_FLAGS = ("--extra_llm_api_options", "--config")
+"""What trtllm-serve calls its options file, older name first."""
+
+
+def connector_config() -> Any:
+    """The configuration object for `LLM(kv_connector_config=…)`; needs TensorRT-LLM."""
+    from tensorrt_llm.llmapi.llm_args import KvCacheConnectorConfig
+
+    return KvCacheConnectorConfig(**CONNECTOR)
+
+
+def prepare(
+    argv: Sequence[str], environ: Mapping[str, str], folder: Path
+) -> tuple[list[str], str, dict[str, Any]]:
+    """trtllm-serve's arguments, the value of SEMBLEND_TRTLLM_CONFIG, and the options file.
+
+    The options file is to be written to `folder`/options.json: JSON is YAML.
+
+    Raises
+    ------
+    SettingsError
+        If a SemBlend flag is wrong, or another connector is asked for.
+    """
+    ours, theirs = _parser().parse_known_args(list(argv))
+    values = _config(ours.semblend_config) if ours.semblend_config else _from(environ)
+    for name in ("mode", "audit_path", "ladder_socket"):
+        given = getattr(ours, f"semblend_{name}")
+        if given is not None:
+            values[name] = given
+    ConnectorOptions.from_mapping(values)
+    arguments, options = _with_connector(theirs, folder)
+    return arguments, json.dumps(values), options
+
+
+def run() -> None:
+    """Entry point of the command."""
+    try:
+        command = shutil.which("trtllm-serve")
+        if command is None or importlib.util.find_spec("tensorrt_llm") is None:
+            raise MissingExtraError(
+                package="tensorrt_llm", extra="trtllm", purpose="semblend-trtllm"
+            )
+        folder = Path(tempfile.mkdtemp(prefix="semblend-trtllm-"))
+        argv, config, options = prepare(sys.argv[1:], os.environ, folder)
+    except SemBlendError as error:
+        sys.stderr.write(f"semblend-trtllm: {error}\n")
+        raise SystemExit(2) from error
+    (folder / "options.json").write_text(json.dumps(options), encoding="utf-8")
+    # In its place: signals and the exit status are the server's own.
+    os.execve(command, [command, *argv], {**os.environ, VARIABLE: config})
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="semblend-trtllm",
+        description="Start trtllm-serve with SemBlend. All other arguments are trtllm-serve's own.",
+        epilog="Arguments of the server itself: trtllm-serve --help",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--semblend-mode", choices=[mode.value for mode in Mode], help="what may be loaded")
+    add("--semblend-config", help="a JSON object, or a file that holds one; see docs/trtllm.md")
+    add("--semblend-audit-path", help="file the audit stream is appended to")
+    add("--semblend-ladder-socket", help="socket on which ladder clients ask for plans")
+    return parser
+
+
+def _config(given: str) -> dict[str, Any]:
+    try:
+        text = given if given.lstrip().startswith("{") else Path(given).read_text(encoding="utf-8")
+        value = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"--semblend-config: {error}") from error
+    if not isinstance(value, dict):
+        raise SettingsError("--semblend-config: a JSON object expected")
+    return value
+
+
+def _from(environ: Mapping[str, str]) -> dict[str, Any]:
+    return ConnectorOptions.from_env(environ).model_dump(mode="json", exclude_unset=True)
+
+
+def _with_connector(argv: list[str], folder: Path) -> tuple[list[str], dict[str, Any]]:
+    """The arguments with an options file that names the connector, and what is in it."""
+    path = str(folder / "options.json")
+    for index, argument in enumerate(argv):
+        name, equals, value = argument.partition("=")
+        if name not in _OPTION_FLAGS:
+            continue
+        if not equals and index + 1 >= len(argv):
+            raise SettingsError(f"{name}: a file expected")
+        options = _options(value if equals else argv[index + 1])
+        named = options.get("kv_connector_config")
+        if named is not None and named != CONNECTOR:
+            raise SettingsError(f"{name}: kv_connector_config names another connector: {named}")
+        rest = argv[index + 1 :] if equals else argv[index + 2 :]
+        return [*argv[:index], name, path, *rest], {**options, "kv_connector_config": CONNECTOR}
+    return [*argv, _OPTION_FLAGS[0], path], {"kv_connector_config": CONNECTOR}
+
+
+def _options(path: str) -> dict[str, Any]:
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            package="pyyaml", extra="trtllm", purpose="reading an options file"
+        ) from error
+    try:
+        value = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise SettingsError(f"options file {path}: {error}") from error
+    if not isinstance(value, dict):
+        raise SettingsError(f"options file {path}: a mapping expected")
+    return value

@@ -1,0 +1,455 @@
+"""The adapter's parts alone: namespaces, refusals, plans, budgets, options, launcher, doctor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from semblend.cli.main import app
+from semblend.core.errors import PlanError, SettingsError, UnsupportedModelError
+from semblend.core.namespace import Namespace
+from semblend.core.settings import Settings
+from semblend.integration.trtllm import namespaces
+from semblend.integration.trtllm.donor_budget import DonorBudget, segment_keys
+from semblend.integration.trtllm.engine_facts import EngineFacts
+from semblend.integration.trtllm.launcher import CONNECTOR, prepare
+from semblend.integration.trtllm.options import ConnectorOptions, options_table_markdown
+from semblend.integration.trtllm.pool_view import PoolView
+from semblend.integration.trtllm.provider import SemBlendKvProvider
+from semblend.integration.trtllm.semantic_plan import (
+    AttentionMode,
+    EngineExecution,
+    PlanKind,
+    PublicationPolicy,
+    SemanticKvLookupRequest,
+    SemanticKvPlan,
+    SemanticKvSegment,
+)
+from semblend.integration.trtllm.support import engine_refusals, request_refusal
+from tests.integration.trtllm.engines import BLOCK, llm_args
+from tests.integration.vllm.models import folder_of, joined, random_tokens
+
+ROOT = Path(__file__).parents[3]
+OPTIONS = ConnectorOptions()
+SETTINGS = Settings(embedder="none")
+
+
+def namespace_of(**changes):
+    args = llm_args(folder_of("llama"), **changes)
+    return namespaces.engine_namespace(EngineFacts.of(args), OPTIONS, SETTINGS)
+
+
+# -- namespaces --------------------------------------------------------------------------
+
+
+def test_every_part_of_the_namespace_is_read_from_the_engine():
+    found = namespace_of()
+    assert found.is_complete
+    assert found.block_size == BLOCK
+    assert found.cache_dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"dtype": "bfloat16"}, "kv_dtype"),
+        ({"kv_cache_dtype": "bfloat16"}, "cache_dtype"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel"),
+        ({"tokens_per_block": 32}, "block_size"),
+        (
+            {"quant_config": SimpleNamespace(quant_algo="FP8", kv_cache_quant_algo=None)},
+            "quantization",
+        ),
+        (
+            {"quant_config": SimpleNamespace(quant_algo=None, kv_cache_quant_algo="FP8")},
+            "cache_dtype",
+        ),
+        ({"model": folder_of("llama-yarn")}, "rope"),
+        ({"model": folder_of("qwen2")}, "model_revision"),
+    ],
+)
+def test_whatever_differs_makes_another_namespace(changes, part):
+    mine, other = namespace_of(), namespace_of(**changes)
+    assert getattr(mine, part) != getattr(other, part)
+    assert mine.key() != other.key()
+
+
+@pytest.mark.parametrize(
+    ("missing", "part"),
+    [
+        ("model", "model"),
+        ("quant_config", "quantization"),
+        ("tensor_parallel_size", "tensor_parallel"),
+        ("kv_cache_config", "block_size"),
+        ("kv_cache_config", "cache_dtype"),
+    ],
+)
+def test_a_part_that_cannot_be_read_is_unknown_and_never_any(missing, part):
+    args = llm_args(folder_of("llama"))
+    delattr(args, missing)
+    found = namespaces.engine_namespace(EngineFacts.of(args), OPTIONS, SETTINGS)
+    assert part in found.unknown_parts
+    assert namespaces.for_discovery(found).is_complete
+
+
+def test_a_model_that_is_not_here_has_no_known_revision():
+    args = llm_args("somebody/never-downloaded-model")
+    unknown = namespaces.engine_namespace(EngineFacts.of(args), OPTIONS, SETTINGS).unknown_parts
+    assert {"model_revision", "rope", "quantization"} <= set(unknown)
+
+
+def test_an_unknown_part_means_discovery_only(make):
+    blind = make(args={"tensor_parallel_size": None})
+    document = random_tokens(200, seed=1)
+    for tail in (2, 3):
+        blind.run(joined(document, random_tokens(20, seed=tail)))
+        blind.executor.blocks.forget_cached()
+    assert not blind.records("materialized")
+    assert blind.records("scheduler_initialized")[0]["unknown_parts"] == ["tensor_parallel"]
+    lookups = blind.records("lookup")
+    assert lookups[1]["found"] is True, "it is found and reported"
+    assert lookups[1]["num_new_matched_tokens"] == 0
+
+
+def test_a_request_whose_salt_cannot_be_read_is_left_alone(make):
+    engine = make()
+    document = random_tokens(200, seed=1)
+    engine.run(joined(document, random_tokens(20, seed=2)))
+    engine.executor.blocks.forget_cached()
+    request = engine.executor.submit(joined(document, random_tokens(20, seed=3)))
+    del request.cache_salt
+    engine.executor.drain()
+    assert not engine.records("materialized")
+    assert engine.records("lookup")[-1]["rejection_reason"] == "incomplete_namespace"
+
+
+# -- refusals ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "feature"),
+    [
+        ({"pipeline_parallel_size": 2}, "pipeline parallelism"),
+        ({"context_parallel_size": 2}, "context parallelism"),
+        ({"max_beam_width": 4}, "beam search"),
+        ({"enable_attention_dp": True}, "attention data parallelism"),
+        ({"speculative_config": object()}, "speculative decoding"),
+        ({"enable_lora": True}, "LoRA"),
+        ({"max_attention_window": [512]}, "attention windows"),
+        ({"use_kv_cache_manager_v2": True}, "KVCacheManagerV2"),
+        ({"kv_cache_dtype": "fp8"}, "K/V cache of type fp8"),
+    ],
+)
+def test_what_was_not_proven_is_refused_by_name(changes, feature):
+    args = llm_args(folder_of("llama"), **changes)
+    refusals = engine_refusals(args, EngineFacts.of(args), OPTIONS)
+    assert any(feature in str(refusal) for refusal in refusals), refusals
+
+
+def test_an_ordinary_engine_is_not_refused():
+    args = llm_args(folder_of("llama"))
+    assert engine_refusals(args, EngineFacts.of(args), OPTIONS) == []
+
+
+def test_a_refused_engine_runs_as_it_would_without_us(make):
+    engine = make(args={"speculative_config": object()})
+    document = random_tokens(200, seed=1)
+    for tail in (2, 3):
+        engine.run(joined(document, random_tokens(20, seed=tail)))
+        engine.executor.blocks.forget_cached()
+    assert not engine.records("materialized")
+    assert engine.records("scheduler_initialized")[0]["refusals"] == ["speculative decoding"]
+
+
+def test_a_pool_of_another_kind_is_left_alone(make):
+    engine = make()
+    engine.workers[0].register_kv_caches(torch.zeros(4, 3, 1, 128))
+    document = random_tokens(200, seed=1)
+    for tail in (2, 3):
+        engine.run(joined(document, random_tokens(20, seed=tail)))
+        engine.executor.blocks.forget_cached()
+    assert not engine.records("materialized")
+
+
+def test_the_newer_cache_manager_is_refused_by_name(make):
+    engine = make()
+    engine.workers[0].register_kv_cache_layout(SimpleNamespace(groups=(1, 2)))
+    engine.run(random_tokens(200, seed=1))
+    assert engine.scheduler.side._link.refusals == ("KVCacheManagerV2 (2 layer groups)",)
+    assert not engine.records("plan_dispatched")
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [("lora_task_id", 3), ("multimodal_hashes", [[1]]), ("prompt_embedding_table", np.zeros(3))],
+)
+def test_requests_with_more_than_tokens_are_refused(attribute, value):
+    request = SimpleNamespace(lora_task_id=None)
+    assert request_refusal(request) is None
+    setattr(request, attribute, value)
+    assert request_refusal(request)
+
+
+# -- plans -------------------------------------------------------------------------------
+
+
+def plan(**changes):
+    values = {
+        "request_id": "1",
+        "namespace": "n",
+        "kind": PlanKind.REQUEST_LOCAL_PREFIX,
+        "publication_policy": PublicationPolicy.REQUEST_LOCAL,
+        "prefix_token_count": 64,
+        "computed_token_count": 16,
+    }
+    return SemanticKvPlan(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"computed_token_count": 65}, "computed_token_count"),
+        ({"publication_policy": PublicationPolicy.EXACT_CACHE}, "may not be published"),
+        (
+            {
+                "kind": PlanKind.REQUEST_LOCAL_SEGMENTED,
+                "publication_policy": PublicationPolicy.EXACT_CACHE,
+            },
+            "may not be published",
+        ),
+        (
+            {
+                "kind": PlanKind.EXACT_PREFIX,
+                "publication_policy": PublicationPolicy.EXACT_CACHE,
+                "requires_rope_correction": True,
+            },
+            "rotated",
+        ),
+        (
+            {
+                "engine_execution": EngineExecution(
+                    attention_mode=AttentionMode.SUFFIX_ONLY_AFTER_PREFIX, suffix_start_position=48
+                )
+            },
+            "a suffix that starts at 48",
+        ),
+    ],
+)
+def test_a_plan_that_breaks_an_invariant_cannot_be_made(changes, message):
+    plan()
+    with pytest.raises(PlanError, match=message):
+        plan(**changes)
+
+
+def test_a_segment_is_as_long_in_donor_and_target():
+    with pytest.raises(PlanError, match="differ in length"):
+        SemanticKvSegment(
+            donor_id="d", donor_segment_id="s", donor_positions=(0, 8), target_positions=(8, 17)
+        )
+
+
+def test_dispatched_plans_say_where_their_kv_may_go(make):
+    engine = make()
+    document = random_tokens(200, seed=1)
+    engine.run(joined(document, random_tokens(20, seed=2)))
+    engine.executor.blocks.forget_cached()
+    engine.run(joined(document, random_tokens(20, seed=3)))
+    (exact,) = engine.records("plan_dispatched")
+    assert (exact["kind"], exact["publication_policy"]) == ("exact_prefix", "exact_cache")
+    import asyncio
+
+    asyncio.run(engine.ladder(joined(random_tokens(32, seed=4), document, [7] * 9)))
+    rungs = engine.records("plan_dispatched")[1:]
+    assert rungs
+    assert {one["publication_policy"] for one in rungs} == {"request_local"}
+
+
+def test_the_provider_answers_with_a_plan_whatever_it_finds():
+    settings = Settings(embedder="none", allow_uncertified=True, recompute_policy="none")
+    provider = SemBlendKvProvider(Namespace.of(model="m"), settings, block_size=16)
+    document = random_tokens(300, seed=1)
+    namespace = provider.namespace_of("alice")
+    donor_id = provider.reserve(document, namespace, "7")
+    assert provider.reserve(document, namespace, "8") is None, "the same content once"
+    assert provider.register(donor_id, document, namespace)
+    tokens = tuple(joined(random_tokens(40, seed=2), document, [5]).tolist())
+    asked = SemanticKvLookupRequest(request_id="9", tokens=tokens, cache_salt="alice")
+    found = provider.lookup(asked)
+    assert found.found
+    assert found.plan.kind is PlanKind.REQUEST_LOCAL_SEGMENTED
+    assert found.plan.requires_rope_correction
+    other = provider.lookup(SemanticKvLookupRequest(request_id="9", tokens=tokens))
+    assert not other.found
+    assert other.rejection_reason == "no_match"
+    provider.close()
+
+
+# -- budget and pool ---------------------------------------------------------------------
+
+
+@given(
+    prompts=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 1500)), max_size=12),
+    capacity=st.integers(100, 4000),
+)
+def test_the_budget_is_never_exceeded_and_counts_shared_segments_once(prompts, capacity):
+    budget = DonorBudget(capacity)
+    budget.set_token_bytes(1)
+    held: dict[str, tuple] = {}
+    for number, (seed, size) in enumerate(prompts):
+        keys = segment_keys(b"n" * 16, random_tokens(size, seed=seed))
+        kept, evicted = budget.admit(str(number), keys)
+        for gone in evicted:
+            del held[gone]
+        if kept:
+            held[str(number)] = keys
+        unique = {key.digest: key.length for keys in held.values() for key in keys}
+        assert budget.used_bytes == sum(unique.values()) <= capacity
+        assert len(budget) == len(held)
+
+
+def test_pinned_donors_stay():
+    budget = DonorBudget(1000)
+    budget.set_token_bytes(1)
+    budget.admit("a", segment_keys(b"n" * 16, random_tokens(400, seed=1)))
+    assert budget.pin(("a",))
+    assert budget.admit("b", segment_keys(b"n" * 16, random_tokens(700, seed=2))) == (False, [])
+    budget.unpin(("a",))
+    assert budget.admit("b", segment_keys(b"n" * 16, random_tokens(700, seed=2))) == (True, ["a"])
+    assert not budget.pin(("a",))
+
+
+@given(
+    start=st.integers(0, 40),
+    length=st.integers(1, 40),
+    heads=st.integers(1, 3),
+    seed=st.integers(0, 9),
+)
+def test_reading_finds_what_index_arithmetic_says(start, length, heads, seed):
+    blocks, layers, size, dim = 12, 2, 8, 4
+    pool = torch.arange(blocks * layers * 2 * heads * size * dim, dtype=torch.float32)
+    view = PoolView(pool.view(blocks, layers, 2, -1), block_size=size, head_dim=dim)
+    table = np.random.default_rng(seed).permutation(blocks)[:10].tolist()
+    end = min(start + length, 80)
+    found = view.read(table, start, end)
+    assert found.shape == (layers, 2, end - start, heads, dim)
+    six = pool.view(blocks, layers, 2, heads, size, dim)
+    for position in range(start, end):
+        expected = six[table[position // size], :, :, :, position % size]
+        assert torch.equal(found[:, :, position - start], expected)
+
+
+def test_what_is_written_is_read_and_nothing_else_changes():
+    pool = torch.zeros(6, 2, 2, 3 * 8 * 4)
+    view = PoolView(pool, block_size=8, head_dim=4)
+    kv = torch.randn(2, 2, 16, 3, 4)
+    view.write([4, 1], kv)
+    assert torch.equal(view.read([4, 1], 0, 16), kv)
+    assert pool[[0, 2, 3, 5]].abs().max() == 0
+
+
+@pytest.mark.parametrize("blocks", [[-1, 2], [99]])
+def test_a_page_that_is_none_is_never_an_index(blocks):
+    view = PoolView(torch.zeros(6, 2, 2, 96), block_size=8, head_dim=4)
+    with pytest.raises(PlanError, match="block ids"):
+        view.read(blocks, 0, 8)
+
+
+@pytest.mark.parametrize(
+    ("pool", "message"),
+    [
+        (torch.zeros(6, 2, 1, 96), "instead of 2"),
+        (torch.zeros(6, 2, 2, 96, dtype=torch.uint8), "of type"),
+        (torch.zeros(6, 2, 2, 97), "whole heads"),
+        (torch.zeros(6, 2), "of shape"),
+    ],
+)
+def test_pools_that_are_not_understood_are_refused(pool, message):
+    with pytest.raises(UnsupportedModelError, match=message):
+        PoolView(pool, block_size=8, head_dim=4)
+
+
+# -- options, launcher, doctor, audit ----------------------------------------------------
+
+
+def test_every_option_is_documented_as_it_is():
+    assert options_table_markdown() in (ROOT / "docs" / "trtllm.md").read_text(encoding="utf-8")
+
+
+def test_a_wrong_option_is_named():
+    with pytest.raises(SettingsError, match="did you mean mode"):
+        ConnectorOptions.from_mapping({"mod": "segmented"})
+    with pytest.raises(SettingsError, match="host_donor_bytes"):
+        ConnectorOptions.from_mapping({"host_donor_bytes": -1})
+
+
+def test_the_launcher_adds_the_connector_and_keeps_the_rest(tmp_path):
+    argv = ["Qwen/Q", "--port", "8000", "--semblend-mode", "exact_prefix"]
+    arguments, config, options = prepare(argv, {}, tmp_path)
+    path = str(tmp_path / "options.json")
+    assert arguments == ["Qwen/Q", "--port", "8000", "--extra_llm_api_options", path]
+    assert json.loads(config) == {"mode": "exact_prefix"}
+    assert options == {"kv_connector_config": CONNECTOR}
+
+
+@pytest.mark.parametrize("flag", ["--extra_llm_api_options", "--config"])
+def test_the_launcher_keeps_an_options_file_that_is_given(tmp_path, flag):
+    given = tmp_path / "given.yaml"
+    given.write_text("kv_cache_config:\n  tokens_per_block: 64\n", encoding="utf-8")
+    for argv in ([flag, str(given), "M"], [f"{flag}={given}", "M"]):
+        arguments, _, options = prepare(argv, {}, tmp_path)
+        assert arguments == [flag, str(tmp_path / "options.json"), "M"]
+        assert options["kv_cache_config"] == {"tokens_per_block": 64}
+        assert options["kv_connector_config"] == CONNECTOR
+    given.write_text("kv_connector_config:\n  connector_module: other\n", encoding="utf-8")
+    with pytest.raises(SettingsError, match="another connector"):
+        prepare([flag, str(given)], {}, tmp_path)
+
+
+def test_the_launcher_names_the_extra_where_the_engine_is_missing(capsys):
+    from semblend.integration.trtllm import launcher, upstream
+
+    if upstream.connector_module() is not None:
+        pytest.skip("TensorRT-LLM is installed here")
+    with pytest.raises(SystemExit) as left:
+        launcher.run()
+    assert left.value.code == 2
+    assert "semblend[trtllm]" in capsys.readouterr().err
+
+
+def test_the_doctor_judges_what_is_here():
+    result = CliRunner().invoke(app, ["doctor", "trtllm", folder_of("llama"), "--json"])
+    findings = {one["check"]: one for one in json.loads(result.stdout)["findings"]}
+    assert findings["TensorRT-LLM"]["verdict"] in ("refused", "note")
+    assert findings["namespace"]["verdict"] == "ok"
+    assert findings["engine"]["verdict"] == "ok"
+    wrong = CliRunner().invoke(app, ["doctor", "trtllm", "--mode", "everything", "--json"])
+    assert wrong.exit_code == 1
+    assert "mode" in wrong.stdout
+
+
+def test_sembench_reads_the_audit_stream(make):
+    from sembench.engine_events.trtllm import TrtllmParser
+
+    engine = make()
+    document = random_tokens(200, seed=1)
+    engine.run(joined(document, random_tokens(20, seed=2)))
+    engine.executor.blocks.forget_cached()
+    engine.run(joined(document, random_tokens(20, seed=3)))
+    engine.scheduler.side.audit.flush()
+    parser = TrtllmParser()
+    for line in engine.audit_path.read_text(encoding="utf-8").splitlines():
+        parser.feed(line)
+    summary = parser.finish()
+    assert summary.donor_registrations == 2
+    assert summary.materialization_events == 1
+    assert summary.materialized_tokens == 192
+    assert summary.rope_corrections == 0
+    assert summary.load_advertisements == 1
