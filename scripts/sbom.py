@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -78,7 +79,7 @@ def _applies(requirement: Requirement, extra: str) -> bool:
 
 
 def _reference(name: str) -> str:
-    return f"pkg:pypi/{name}@{_installed(name).version}"
+    return f"pkg:pypi/{name}@{quote(_installed(name).version)}"
 
 
 def _component(name: str) -> dict[str, Any]:
