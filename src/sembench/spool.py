@@ -47,6 +47,8 @@ class Spool:
         self._stream: TextIO | None = None
 
     def __enter__(self) -> Self:
+        if self.output.is_dir():
+            raise UsageError(f"--output: {self.output} is a folder; a file expected")
         try:
             self.output.parent.mkdir(parents=True, exist_ok=True)
             if self._resume and self.path.exists():

@@ -11,7 +11,7 @@ import typer
 from sembench.calibration import CALIBRATION_VERSION, summarise_reruns
 from sembench.cli import live_options as live
 from sembench.cli.options import Manifest
-from sembench.errors import UsageError
+from sembench.errors import EndpointError, UsageError
 from sembench.provenance import environment, run_metadata
 
 
@@ -37,6 +37,7 @@ def calibrate_noise_floor(
     """Serve every recipient cold twice; the difference is what no cache can be blamed for."""
     config = live.recorded(locals())
     live.require_http()
+    live.require_urls(base_url=base_url, reset_url=reset_url)
 
     from sembench.live.client import StreamingClient
     from sembench.live.identity import Caller, RequestName
@@ -95,12 +96,16 @@ def calibrate_noise_floor(
                 pairs.append((first, second))
             return pairs
 
+    pairs = asyncio.run(go())
+    if not any(first.ok and second.ok for first, second in pairs):
+        last = next((reply.error for pair in reversed(pairs) for reply in pair if not reply.ok), "")
+        raise EndpointError(f"none of {len(pairs)} items was answered twice; the last: {last}")
     report = {
         "calibration_version": CALIBRATION_VERSION,
         "run": run.to_dict(),
         "config": config,
         "environment": environment(),
-        **summarise_reruns(asyncio.run(go())),
+        **summarise_reruns(pairs),
     }
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

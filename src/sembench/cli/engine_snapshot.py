@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sembench.cli.live_options import require_http
+from sembench.cli.live_options import require_http, require_urls
 from sembench.results import read_result, write_result
 from sembench.snapshots import engine_window as window_between
 from sembench.snapshots import read_snapshot, with_window
@@ -22,6 +22,7 @@ def engine_snapshot(
 ) -> None:
     """Write all counters of the engines as they are now."""
     require_http()
+    require_urls(metrics_url=metrics_url)
 
     from sembench.live.scrape import snapshot
 

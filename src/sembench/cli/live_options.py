@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -202,6 +203,16 @@ def recorded(flags: Mapping[str, Any]) -> dict[str, Any]:
     if "api_key" in shown:
         shown["api_key"] = bool(shown["api_key"])
     return run_config(shown)
+
+
+def require_urls(**flags: str | Sequence[str] | None) -> None:
+    """Refuse what is no address of an HTTP server, named by its flag, before anything is sent."""
+    for name, value in flags.items():
+        for url in (value,) if isinstance(value, str) else value or ():
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                flag = "--" + name.replace("_", "-")
+                raise UsageError(f"{flag}: http://host:port expected, got {url!r}")
 
 
 def require_http() -> None:

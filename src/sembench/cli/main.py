@@ -61,3 +61,8 @@ def run() -> None:
     except SemBenchError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        # A path that cannot be read or written, whichever command was given it.
+        where = f"{error.filename}: " if error.filename else ""
+        typer.echo(f"error: {where}{error.strerror or error}", err=True)
+        sys.exit(SemBenchError.exit_code)

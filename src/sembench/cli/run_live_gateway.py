@@ -48,6 +48,13 @@ def run_live_gateway(
     """Serve donors, then recipients, and record what the backend confirms."""
     own = {name: value for name, value in locals().items() if name != "flags"}
     live.require_http()
+    live.require_urls(
+        gateway_url=gateway_url,
+        donor_url=donor_url,
+        worker_url=worker_url,
+        reset_url=reset_url,
+        metrics_url=flags.metrics_url,
+    )
     if reset_url and (concurrency > 1 or min_donor_gap_requests):
         raise UsageError(
             "--reset-url empties the caches of every item in flight; with --concurrency or "

@@ -29,6 +29,7 @@ def run_live_sglang(
     """Flush, serve donors, serve the recipient, and record what meta_info says."""
     own = {name: value for name, value in locals().items() if name != "flags"}
     live.require_http()
+    live.require_urls(base_url=base_url, metrics_url=flags.metrics_url)
     if flags.paired and no_flush_per_item:
         raise UsageError("--paired needs empty caches; leave --no-flush-per-item out")
 

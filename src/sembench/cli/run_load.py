@@ -26,7 +26,7 @@ def run_load(
     ] = 8,
     requests: Annotated[int | None, typer.Option(min=1, help="Stop after so many.")] = None,
     duration_seconds: Annotated[
-        float | None, typer.Option(min=0, help="Stop sending then.")
+        float | None, typer.Option(min=0.001, help="Stop sending then.")
     ] = None,
     warmup_seconds: Annotated[float, typer.Option(min=0, help="Not counted at the start.")] = 0.0,
     cooldown_seconds: Annotated[float, typer.Option(min=0, help="Not counted at the end.")] = 0.0,
@@ -46,6 +46,7 @@ def run_load(
     """Send recipients by an arrival process; report goodput under an objective."""
     own = {name: value for name, value in locals().items() if name != "flags"}
     live.require_http()
+    live.require_urls(base_url=base_url, metrics_url=flags.metrics_url)
 
     from sembench.live.identity import Caller
     from sembench.live.load import LoadOptions

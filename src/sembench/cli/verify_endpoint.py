@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sembench.cli.live_options import require_http
+from sembench.cli.live_options import require_http, require_urls
 from sembench.errors import UsageError
 
 
@@ -23,6 +23,7 @@ def verify_endpoint(
 ) -> None:
     """Check an endpoint and print what it is as JSON."""
     require_http()
+    require_urls(base_url=base_url)
 
     from sembench.live.client import StreamingClient
     from sembench.live.identity import Caller

@@ -90,7 +90,7 @@ class StreamingClient:
                     first = await self._read(response, reader)
         except StreamError as problem:
             error = str(problem)
-        except httpx.HTTPError as problem:
+        except (httpx.HTTPError, httpx.InvalidURL) as problem:
             error = f"{type(problem).__name__}: {problem}".rstrip(": ")
         latency = (self._clock.now() - started) * 1000.0
         try:
@@ -136,7 +136,7 @@ class StreamingClient:
         for pause in (*CONTROL_PAUSES_SECONDS, None):
             try:
                 response = await self._http.post(url)
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise EndpointError(f"POST {url}: {type(error).__name__} {error}") from error
             if response.status_code < 400:
                 return response

@@ -31,6 +31,7 @@ class HeldFailures(Generic[Row]):
         self._write = write
         self._limit = limit
         self._held: list[Row] = []
+        self._answered = False
 
     def add(self, row: Row) -> None:
         """Take one row in the order they come back.
@@ -42,6 +43,7 @@ class HeldFailures(Generic[Row]):
         """
         self._held.append(row)
         if row.error is None:
+            self._answered = True
             self.flush()
         elif 0 < self._limit <= len(self._held):
             raise EndpointError(
@@ -50,7 +52,18 @@ class HeldFailures(Generic[Row]):
             )
 
     def flush(self) -> None:
-        """The run is over: what is held are failures like any other."""
+        """The run is over: what is held are failures like any other, unless there was nothing else.
+
+        Raises
+        ------
+        EndpointError
+            If rows were taken and not one was answered; a `limit` of 0 allows that.
+        """
+        if self._held and not self._answered and self._limit:
+            raise EndpointError(
+                f"none of {len(self._held)} requests was answered, the last with: "
+                f"{self._held[-1].error}. Take the run up with --resume when the endpoint is there"
+            )
         for row in self._held:
             self._write(row)
         self._held.clear()

@@ -26,7 +26,7 @@ async def snapshot(urls: Iterable[str], *, timeout_seconds: float = 15.0) -> dic
             try:
                 response = await http.get(url)
                 response.raise_for_status()
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise EndpointError(f"GET {url}: {type(error).__name__} {error}") from error
             samples = parse(response.text)
             if not samples:

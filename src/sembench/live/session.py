@@ -89,8 +89,15 @@ async def run_live(plan: LivePlan, replayer: Replayer) -> dict[str, Any]:
             paired=paired.summarise(rows) if plan.paired else None,
         )
     if plan.connector_audit is not None:
-        with open_text(plan.connector_audit) as stream:
-            result = join_audit(read_result(plan.output), stream)
+        try:
+            with open_text(plan.connector_audit) as stream:
+                result = join_audit(read_result(plan.output), stream)
+        except OSError as error:
+            # The engine may write it only while it runs, so it cannot be asked for earlier.
+            raise UsageError(
+                f"--connector-audit: {plan.connector_audit}: {error.strerror or error}; "
+                f"the result was written without it"
+            ) from error
         write_result(plan.output, result)
         head = result.head()
     if plan.throughput_output is not None:

@@ -107,7 +107,7 @@ async def _models(engine: str, root: str, timeout_seconds: float) -> tuple[list[
     try:
         async with httpx.AsyncClient(timeout=timeout_seconds, trust_env=False) as http:
             response = await http.get(root + path)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise EndpointError(f"{root}{path}: {type(error).__name__} {error}") from error
     if response.status_code != 200:
         return [], [f"{path} answers HTTP {response.status_code}: the model could not be checked"]

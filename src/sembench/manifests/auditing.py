@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sembench.errors import TransformError
+from sembench.errors import ManifestError, TransformError
 from sembench.ids import file_sha256, item_id
 from sembench.manifests.figures import tokenise
 from sembench.manifests.files import count_items, read_manifest
@@ -43,6 +43,8 @@ def audit(path: Path, *, tokenizer: Tokenizer, block_size: int) -> dict[str, Any
             violation_count += 1
             if len(violations) < MOST_VIOLATIONS:
                 violations.append({"item_id": item.item_id, "problem": problem})
+    if not pools:
+        raise ManifestError(f"{path}: has no items")
     return {
         "manifest": str(path),
         "sha256": file_sha256(path),

@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from sembench.errors import EndpointError, MissingExtraError
+from sembench.errors import EndpointError, MissingExtraError, UsageError
 from sembench.mock_engine.settings import MockSettings
 
 _START_SECONDS = 30.0
@@ -36,7 +36,19 @@ def _server(settings: MockSettings, **options: Any) -> Any:
 
 
 def serve(settings: MockSettings, *, host: str, port: int) -> None:
-    """Serve until interrupted."""
+    """Serve until interrupted.
+
+    Raises
+    ------
+    UsageError
+        If the address cannot be bound to.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UsageError(f"--host, --port: {host}:{port}: {error.strerror}") from error
     _server(settings, host=host, port=port).run()
 
 

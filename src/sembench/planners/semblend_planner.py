@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sembench.blocks import ProposedSpan
@@ -114,6 +115,8 @@ def _import_semblend(
     path: str | None,
 ) -> tuple[type[SemBlendPipeline], type[Namespace], type[Settings]]:
     """The classes this adapter uses, of the checkout at `path` where one is given."""
+    if path and not (Path(path) / "semblend").is_dir():
+        raise PlannerError(f"--semblend-path: a folder that holds semblend expected, got {path!r}")
     if path and path not in sys.path:
         if "semblend" in sys.modules:
             raise PlannerError("--semblend-path: another SemBlend is already imported")
