@@ -128,8 +128,11 @@ def test_an_audit_the_engine_never_wrote_is_said_and_the_result_kept(
     assert json.loads(output.read_text())["requests"]
 
 
-def test_an_empty_manifest_is_nothing_to_audit(folder: Path) -> None:
-    assert "has no items" in refused("audit-manifest", "--manifest", folder / "empty.jsonl")
+def test_an_empty_manifest_is_nothing_to_audit_or_to_measure(folder: Path) -> None:
+    empty, out = folder / "empty.jsonl", folder / "out.json"
+    assert "has no items" in refused("audit-manifest", "--manifest", empty)
+    assert "has no items" in refused("run-offline", "--manifest", empty, "--output", out)
+    assert not out.exists()
 
 
 def test_another_semblend_must_be_there(folder: Path) -> None:

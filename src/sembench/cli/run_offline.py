@@ -8,8 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from sembench.cli import live_options as live
 from sembench.cli.options import BlockSize, Manifest, MaxItems, TokenizerName
 from sembench.errors import ResultError, UsageError
+from sembench.live.replay import Arm
 from sembench.manifests.files import count_items, read_manifest
 from sembench.offline import ENGINE, OfflineRun
 from sembench.planners import PlannerSettings, make_planner
@@ -64,9 +66,11 @@ def run_offline(
     disable_multi_donor: Annotated[
         bool, typer.Option("--disable-multi-donor", help="Propose spans of one donor only.")
     ] = False,
-    run_id: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
-    backend_id: Annotated[str | None, typer.Option(help="Name of what is measured.")] = None,
-    baseline_id: Annotated[str | None, typer.Option(help="Name of what it is held to.")] = None,
+    run_id: live.RunId = None,
+    arm: live.ArmOption = Arm.SINGLE,
+    backend_id: live.BackendId = None,
+    baseline_id: live.BaselineId = None,
+    engine_version: live.EngineVersion = None,
 ) -> None:
     """Measure exact-block hits and a planner's proposals over a manifest."""
     config = run_config(locals())
@@ -87,10 +91,14 @@ def run_offline(
         tokenizer=words, block_size=block_size, make_planner=make, shared_donors=shared_donors
     )
     total = count_items(manifest, max_items=max_items)
+    if not total:
+        raise ResultError(f"{manifest}: has no items")
     metadata = run_metadata(
         engine=ENGINE,
         manifest=manifest,
         run_id=run_id,
+        arm=arm,
+        engine_version=engine_version,
         backend_id=backend_id,
         baseline_id=baseline_id,
     )
@@ -104,8 +112,6 @@ def run_offline(
             writer.add(row)
         head = writer.finish()
     aggregate = head["aggregate"]
-    if not aggregate["requests"]:
-        raise ResultError(f"{manifest}: has no items")
     typer.echo(f"{output}: {total} requests")
     for name in _SHOWN:
         typer.echo(f"  {name}: {_shown(aggregate[name])}")
