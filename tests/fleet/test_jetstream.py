@@ -92,6 +92,33 @@ def test_replicas_early_and_late_equal_the_workers(fleet):
     assert all(holding.worker_id == "two.with.dots" for holding in found.holdings)
 
 
+def test_the_first_word_of_a_log_stays_in_it(fleet):
+    """A reset is kept when what precedes it is cut, also where nothing does."""
+    one = fleet.member("one")
+    one.announcer.publisher.wait()
+    one.keep(1)
+    held, _ = fleet.replica()
+    fleet.knows(held, one)
+    assert held.namespace_kinds(), "the replica knows what the worker serves"
+    assert not held.stats().ranks_in_doubt
+
+
+def test_what_the_client_lost_on_its_last_yard_is_read_again(fleet):
+    held, follower = fleet.replica()
+    one = fleet.member("one")
+    one.keep(3)
+    fleet.knows(held, one)
+    apply = follower._apply
+    follower._apply = lambda messages: setattr(follower, "_apply", apply)  # and these are gone
+    one.keep(2)
+    until(lambda: follower._apply is apply, "messages to be lost")
+    fleet.knows(held, one)
+    one.keep(2)
+    fleet.knows(held, one)
+    assert not held.stats().gaps, "without the worker having to start anew"
+    assert follower.reconnections >= 1
+
+
 def test_a_nats_restart_and_a_partition_lose_nothing(fleet):
     held, _ = fleet.replica()
     one = fleet.member("one")

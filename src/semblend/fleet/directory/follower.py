@@ -1,8 +1,8 @@
 """Keeps a directory at the end of the log, whatever happens to the connection.
 
 Reads with a pull consumer from the first message not yet applied, so that a slow
-replica is late, never wrong. A new consumer is made after every failure; the position
-is ours, not the server's.
+replica is late, never wrong. A new consumer is made after every failure, and whenever the
+client has lost a message on its last yard; the position is ours, not the server's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from semblend.core.errors import SerialisationError
+from semblend.core.errors import SerialisationError, StorageError
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.ranks import RankName
 from semblend.fleet.events.codec import decode, decode_heartbeat
@@ -48,6 +48,10 @@ class LogFollower:
         """Sequence of the last message applied."""
         self.malformed = 0
         self.reconnections = -1
+        self._delivered = 0
+        """Number of the last message that arrived, as this consumer counts."""
+        self._unseen = 0
+        """Number of the last message the server had delivered when there was silence before."""
         self._caught_up = False
         self._hears = False
         self._link = NatsLink(options)
@@ -85,6 +89,7 @@ class LogFollower:
         from nats.errors import TimeoutError as NatsTimeoutError
 
         subscription = await self._subscribe()
+        self._delivered = self._unseen = 0
         self.reconnections += 1
         connection = await self._link.connection()
         beats = await connection.subscribe(self._options.heartbeats(), cb=self._on_beat)
@@ -94,7 +99,7 @@ class LogFollower:
                     messages = await subscription.fetch(_BATCH, timeout=self._idle_s)
                 except NatsTimeoutError:
                     # Silence is an answer only if somebody is there to be silent.
-                    await subscription.consumer_info()
+                    self._check_silence(await subscription.consumer_info())
                     self._caught_up = self._hears = True
                 else:
                     self._apply(messages)
@@ -123,9 +128,26 @@ class LogFollower:
             ),
         )
 
+    def _check_silence(self, info: Any) -> None:
+        """Whether what the server says it delivered has arrived.
+
+        A fetch that ends just when a message comes can lose it in the client, and nothing is
+        delivered twice. What is still missing after a second silence is lost.
+        """
+        sent = info.delivered.consumer_seq
+        if sent > self._delivered and sent == self._unseen:
+            raise StorageError(f"{sent - self._delivered} messages were delivered and lost")
+        self._unseen = sent
+
     def _apply(self, messages: list[Any]) -> None:
         events: list[Event] = []
+        lost = False
         for message in messages:
+            number = message.metadata.sequence.consumer
+            lost = number != self._delivered + 1
+            if lost:
+                break
+            self._delivered = number
             sequence = message.metadata.sequence.stream
             if sequence <= self.position:
                 continue
@@ -137,6 +159,8 @@ class LogFollower:
                 self.malformed += 1
                 logger.warning("an event was not understood: %s", error)
         self._take(events)
+        if lost:
+            raise StorageError("a message was delivered and lost; reading on from before it")
         self._caught_up = messages[-1].metadata.num_pending == 0
         self._hears = self._hears or self._caught_up
 

@@ -94,8 +94,10 @@ class JetStreamSink:
         jetstream = await self._link.jetstream()
         message = await jetstream.get_last_msg(self._options.stream, self._subject)
         event = decode(message.data or b"")
-        # Only a subject that ends with this very reset is cut: nothing else may be lost.
-        if isinstance(event.data, GenerationReset) and event.event_id == event_id:
+        # Only a subject that ends with this very reset is cut: nothing else may be lost. Nothing
+        # precedes the first message of a log, and a purge up to that one is a purge of all.
+        ends = isinstance(event.data, GenerationReset) and event.event_id == event_id
+        if ends and (message.seq or 0) > 1:
             await jetstream.purge_stream(
                 self._options.stream, subject=self._subject, seq=message.seq
             )
