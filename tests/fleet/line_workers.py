@@ -18,6 +18,7 @@ from semblend.fleet.directory.answers import Found
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.keys import FleetKeys
 from semblend.fleet.sketch import sketch
+from tests.fleet.support import until
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "the secret of this fleet"
@@ -95,6 +96,8 @@ def line_worker(
 
 def found_by_a_gateway(directory: Directory, tokens: Any, *, cache_salt: str) -> Found:
     """What a replica finds for a prompt under the one namespace its workers have told it."""
+    # A replica that began to listen in the middle of a worker's first words asks for them again.
+    until(directory.namespace_kinds, "the worker to say what it serves")
     (parts,) = directory.namespace_kinds()
     namespace = Namespace(**parts, tenant="none", template="none", cache_salt=cache_salt)
     keys = FleetKeys.of(namespace, SECRET.encode())

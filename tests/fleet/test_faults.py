@@ -130,18 +130,20 @@ def partition(scene):
 
 def slow_replica(scene):
     """Every batch takes the gateway's replica so long that it is always behind."""
-    directory = scene.gateway.directory
-    apply = directory.apply
+    follower = scene.gateway.follower
+    take, batches = follower._take, []
 
     def slowly(events):
+        batches.append(len(events))
         time.sleep(0.3)
-        apply(events)
+        take(events)
 
-    directory.apply = slowly
+    follower._take = slowly
     for _ in range(3):
         evict(scene)
         time.sleep(0.2)
-    directory.apply = apply
+    follower._take = take
+    assert batches, "the replica was slowed down"
 
 
 @pytest.mark.parametrize(

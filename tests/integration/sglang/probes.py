@@ -159,6 +159,11 @@ def empty_the_tree(host: Any) -> None:
     assert host.cache.evictable_size() == 0
 
 
+def evictable(host: Any) -> int:
+    """Tokens the tree holds while nothing runs."""
+    return int(host.cache.evictable_size())
+
+
 def known_and_held(host: Any) -> tuple[set[bytes], set[bytes]]:
     """Prompts that may be found, and those of all there ever were that the tree holds whole."""
     host.side.wait_for_donors()
