@@ -93,6 +93,8 @@ class FleetDonors:
         self._serials = itertools.count(1)
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="semblend-manifests")
         self._stopped = False
+        self.fetched = 0
+        self.failed = 0
 
     # -- sharing -----------------------------------------------------------------------
 
@@ -229,6 +231,7 @@ class FleetDonors:
             return False
         if self._side.bridge.pipeline.holds(fetch.donor_id):
             self._ends(fetch)
+            self.fetched += 1
             self._side.stats.count("donors_fetched")
             self._side.audit.event("remote_donor_fetched", donor_id=fetch.donor_id)
             return False
@@ -274,6 +277,7 @@ class FleetDonors:
 
     def _failed(self, fetch: _Fetch, why: str) -> None:
         self._ends(fetch)
+        self.failed += 1
         self._side.stats.count("fetches_failed")
         self._side.audit.event("remote_donor_fetch_failed", donor_id=fetch.donor_id, reason=why)
 

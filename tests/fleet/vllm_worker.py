@@ -73,12 +73,15 @@ def main() -> None:
         core.step_fn()
         while core.scheduler.has_requests():
             core.step_fn()  # as an engine that goes on: donors are stored, shared and announced
+        fleet = core.scheduler.connector.donors_elsewhere
         said = (output.kv_transfer_params or {}).get("semblend", {})
         say(
             {
                 "cached": int(output.num_cached_tokens or 0),
                 "tokens": list(output.outputs[0].token_ids),
                 "semblend": said,
+                "fetched": 0 if fleet is None else fleet.fetched,
+                "failed": 0 if fleet is None else fleet.failed,
             }
         )
     llm.llm_engine.engine_core.shutdown()
