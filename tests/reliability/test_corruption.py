@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import corruption
-from benchmarks.corruption_targets import Verdict, make_targets
+from benchmarks.corruption_targets import CertificateFile, Verdict, make_targets
 
 
 @pytest.fixture(autouse=True)
@@ -44,3 +44,19 @@ def test_damage_is_never_none() -> None:
             assert corruption.damage(data, roll, resizable=True)[1] != data
             kind, bad = corruption.damage(data, roll, resizable=False)
             assert len(bad) == len(data), kind
+
+
+def test_a_certificate_is_read_in_one_way_only(tmp_path: Path) -> None:
+    """The same contents in other bytes are other bytes: somebody has been at it."""
+    target = CertificateFile(tmp_path)
+    good = target.fresh()
+    assert target.read(good) is Verdict.SAME
+    policy = b'"policy": "span_head(8)",'
+    for bad in (
+        good.rstrip(),
+        good.replace(b"1e-05", b"1E-05"),
+        good.replace(b"  ", b" "),
+        good.replace(policy, b'"policy": "none", ' + policy),
+    ):
+        assert bad != good
+        assert target.read(bad) is Verdict.DETECTED
