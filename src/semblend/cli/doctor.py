@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +13,7 @@ from rich.table import Table
 
 from semblend.cli.doctor_sglang import doctor_sglang
 from semblend.cli.doctor_trtllm import doctor_trtllm
+from semblend.core.json_text import parse_json
 from semblend.integration.findings import Finding, Verdict
 from semblend.integration.vllm.diagnosis import Question, diagnose, findings_json
 
@@ -93,7 +93,7 @@ def doctor_vllm(
 def _read(given: str) -> dict[str, Any]:
     try:
         text = given if given.lstrip().startswith("{") else Path(given).read_text(encoding="utf-8")
-        value = json.loads(text)
+        value = parse_json(text)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"--kv-transfer-config: {error}") from error
     if not isinstance(value, dict):

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from semblend.core.errors import SettingsError
+from semblend.core.json_text import parse_json
 from semblend.integration.findings import Finding, Verdict
 from semblend.integration.sglang.diagnosis import Question, diagnose
 from semblend.integration.sglang.options import BackendOptions
@@ -41,7 +42,7 @@ def doctor_sglang(
         values = (
             BackendOptions.from_env().model_dump(mode="json", exclude_unset=True)
             if config is None
-            else json.loads(config)
+            else parse_json(config)
         )
     except (SettingsError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error

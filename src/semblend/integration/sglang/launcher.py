@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from semblend.core.errors import MissingExtraError, SemBlendError, SettingsError
+from semblend.core.json_text import parse_json
 from semblend.integration.sglang.modes import Mode
 from semblend.integration.sglang.options import VARIABLE, BackendOptions
 from semblend.integration.sglang.plugin import BACKEND
@@ -110,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
 def _config(given: str) -> dict[str, Any]:
     try:
         text = given if given.lstrip().startswith("{") else Path(given).read_text(encoding="utf-8")
-        value = json.loads(text)
+        value = parse_json(text)
     except (OSError, ValueError) as error:
         raise SettingsError(f"--semblend-config: {error}") from error
     if not isinstance(value, dict):
