@@ -174,6 +174,15 @@ def test_many_ladders_climb_at_once(make):
     assert len(engine.scheduler.side._ladders) == 0
 
 
+def test_no_ladder_is_planned_where_the_engine_keeps_no_blocks(make):
+    engine = make(args={"enable_block_reuse": False})
+    engine.executor.block_reuse = False
+    engine.run(joined(random_tokens(24, seed=1), FIRST))
+    prompt = joined(random_tokens(32, seed=3), FIRST, random_tokens(9, seed=4))
+    assert climbed(engine, prompt).report == {"reused_tokens": 0}
+    assert "block reuse is off" in engine.records("lookup")[-2]["rejection_reason"]
+
+
 def test_a_rung_whose_ladder_is_unknown_is_computed(make):
     engine = make()
     engine.run(joined(random_tokens(24, seed=1), FIRST))

@@ -413,6 +413,15 @@ def test_the_launcher_keeps_an_options_file_that_is_given(tmp_path, flag):
         prepare([flag, str(given)], {}, tmp_path)
 
 
+def test_the_command_is_the_launcher():
+    import tomllib
+
+    from semblend.integration.trtllm import launcher
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["scripts"]["semblend-trtllm"] == f"{launcher.__name__}:{launcher.run.__name__}"
+
+
 def test_the_launcher_names_the_extra_where_the_engine_is_missing(capsys):
     from semblend.integration.trtllm import launcher, upstream
 

@@ -203,6 +203,18 @@ def test_a_failed_capture_is_a_donor_the_less(make):
     assert len(engine.records("donor_registered")) == 1, "and the next one is kept"
 
 
+def test_a_request_that_is_asked_about_again_holds_its_donor_once(make):
+    """A cache that destroys an allocation asks anew when it replays the request."""
+    engine = prepared(make)
+    request = engine.executor.submit(SECOND)
+    request.added = True
+    for _ in range(2):
+        assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (LOADED, False)
+    budget = engine.scheduler.side._captures.budget
+    engine.scheduler.request_finished(request, [])
+    assert not any(budget.is_pinned(donor) for donor in list(budget._donors))
+
+
 def test_the_same_prompt_is_kept_once(make):
     engine = make()
     for _ in range(3):

@@ -116,6 +116,8 @@ class SemBlendKvConnectorWorker(_WorkerBase):  # type: ignore[misc, valid-type]
             gather=upstream.all_gather,
             tell=None if self._link is None else self._link.report,
         )
+        if self._link is not None:
+            self._link.note("worker_initialized", ranks=self._facts.tensor_parallel)
 
     def register_kv_caches(self, kv_cache_tensor: Any) -> None:
         """The pool is allocated. One this adapter does not know is left alone."""
@@ -130,6 +132,13 @@ class SemBlendKvConnectorWorker(_WorkerBase):  # type: ignore[misc, valid-type]
             return
         if self._link is not None:
             self._link.registered(token_bytes=view.token_bytes, layers=view.layers)
+            self._link.note(
+                "kv_cache_registered",
+                blocks=view.blocks,
+                layers=view.layers,
+                token_bytes=view.token_bytes,
+                dtype=str(view.pool.dtype).removeprefix("torch."),
+            )
 
     def register_kv_cache_layout(self, layout: Any) -> None:
         """The newer form, of a cache manager that may honour less than was offered."""

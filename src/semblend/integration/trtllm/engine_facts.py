@@ -35,6 +35,8 @@ class EngineFacts:
     quantization: str | None
     tensor_parallel: int | None
     block_size: int | None
+    block_reuse: bool | None = None
+    """Whether the engine keeps blocks for later requests."""
 
     @property
     def text_config(self) -> Any:
@@ -60,6 +62,7 @@ class EngineFacts:
             quantization=_quantization(llm_args, folder),
             tensor_parallel=_whole(getattr(llm_args, "tensor_parallel_size", None)),
             block_size=_whole(getattr(cache, "tokens_per_block", None)),
+            block_reuse=getattr(cache, "enable_block_reuse", None),
         )
 
 

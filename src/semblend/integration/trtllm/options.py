@@ -21,7 +21,8 @@ from semblend.core.errors import SettingsError
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.integration.option_values import checked_options, options_table
 
-VARIABLE = "SEMBLEND_TRTLLM_CONFIG"
+_PREFIX = "SEMBLEND_TRTLLM_"
+VARIABLE = _PREFIX + "CONFIG"
 
 
 class Mode(StrEnum):
@@ -172,10 +173,8 @@ class ConnectorOptions(BaseModel):
         if self.mode.uncertified:
             overrides["allow_uncertified"] = True
         source = os.environ if environ is None else environ
-        ours = {VARIABLE, "SEMBLEND_TRTLLM_SRC"}
-        return Settings.from_env(
-            {name: value for name, value in source.items() if name not in ours}, **overrides
-        )
+        others = {key: value for key, value in source.items() if not key.startswith(_PREFIX)}
+        return Settings.from_env(others, **overrides)
 
 
 def options_table_markdown() -> str:

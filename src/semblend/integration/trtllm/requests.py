@@ -98,15 +98,15 @@ def salt_of(request: Any) -> Salt | None:
     return None
 
 
-def finishes_prompt(request: Any, data: Any) -> bool:
+def finishes_prompt(state: RequestState, data: Any) -> bool:
     """Whether the step that `data` (RequestData) belongs to computes the prompt's last token.
 
     Told from the request itself while it is in its context phase; a request already
     generating has its prompt behind it.
     """
-    remaining = getattr(request, "context_remaining_length", None)
+    remaining = getattr(state.request, "context_remaining_length", None)
     scheduled = int(getattr(data, "num_scheduled_tokens", 0))
     position = int(getattr(data, "computed_position", 0))
-    if position >= len(prompt_of(request)):
+    if position >= len(state.tokens):
         return True
     return isinstance(remaining, int) and 0 < remaining <= scheduled

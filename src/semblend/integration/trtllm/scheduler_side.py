@@ -88,6 +88,9 @@ class SchedulerSide:
             try:
                 self._settle()
                 state = self._describe(request)
+                before = self.states.get(state.request_id)
+                if before is not None:
+                    self._withdraw(before)  # its allocation was destroyed: it starts anew
                 self.states[state.request_id] = state
                 state.computed_tokens = computed_tokens
                 plan = self._plan(state, computed_tokens)
@@ -117,8 +120,8 @@ class SchedulerSide:
         with self._lock:
             self._settle()
             captures: list[CaptureCommand] = []
-            data_of = [*getattr(scheduled, "new_requests", ()), *scheduled.cached_requests]
-            for data in data_of:
+            seen = (getattr(scheduled, name, ()) for name in ("new_requests", "cached_requests"))
+            for data in itertools.chain(*seen):
                 try:
                     order = self._capture(data)
                 except Exception as error:
@@ -318,7 +321,7 @@ class SchedulerSide:
 
     def _capture(self, data: Any) -> CaptureCommand | None:
         state = self.states.get(int(data.request_id))
-        if state is None or state.capture_decided or not finishes_prompt(state.request, data):
+        if state is None or state.capture_decided or not finishes_prompt(state, data):
             return None
         if not self.setup.may_capture or self._link.refusals or not self._link.token_bytes:
             self._captures.discover(state)
@@ -334,6 +337,8 @@ class SchedulerSide:
             self._settle()
 
     def _settle(self) -> None:
+        for event, fields in self._link.take_notes():
+            self.audit.event(event, **fields)
         for report in self._link.take():
             for load_id, failure in report.loads.items():
                 load = self._loads.pop(load_id, None)

@@ -72,6 +72,8 @@ class SchedulerSetup:
             return self.objection
         if not self.options.mode.segmented:
             return f"mode {self.options.mode.value} serves no ladders"
+        if self.facts.block_reuse is False:
+            return "block reuse is off: a ladder climbs on it"
         return None
 
     def described(self) -> dict[str, Any]:

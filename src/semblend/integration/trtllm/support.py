@@ -104,7 +104,7 @@ def request_refusal(request: Any) -> str | None:
     for feature, attribute in _REQUEST_FEATURES:
         if _present(getattr(request, attribute, None)):
             return feature
-    if getattr(request, "is_dummy_request", False):
+    if getattr(request, "is_dummy_request", False) is True:
         return "a dummy request"
     if getattr(request, "is_generation_only_request", False) is True:
         return "generation only"

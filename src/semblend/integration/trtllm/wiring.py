@@ -22,9 +22,21 @@ class Link:
     def __init__(self) -> None:
         self._lock = threading.Condition()
         self._reports: list[RankReport] = []
+        self._notes: list[tuple[str, dict[str, Any]]] = []
         self._token_bytes = 0
         self._refusals: tuple[str, ...] = ()
         self._layers = 0
+
+    def note(self, event: str, **fields: Any) -> None:
+        """Something for the audit stream, which is the scheduler's."""
+        with self._lock:
+            self._notes.append((event, fields))
+
+    def take_notes(self) -> list[tuple[str, dict[str, Any]]]:
+        """Notes since the last call."""
+        with self._lock:
+            notes, self._notes = self._notes, []
+        return notes
 
     def registered(self, *, token_bytes: int, layers: int) -> None:
         """The pool is known and can be read and written."""

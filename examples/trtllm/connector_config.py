@@ -1,0 +1,20 @@
+"""TensorRT-LLM with SemBlend's connector: exact prefixes natively, nothing else to change.
+
+    export SEMBLEND_TRTLLM_CONFIG='{"mode": "exact_prefix"}'
+    python examples/trtllm/connector_config.py MODEL
+
+Needs a machine with TensorRT-LLM; see docs/trtllm.md for what was run and what was not.
+"""
+
+import sys
+
+from tensorrt_llm import LLM, SamplingParams
+from tensorrt_llm.llmapi.llm_args import KvCacheConnectorConfig
+
+kv_connector_config = KvCacheConnectorConfig(
+    connector_module="semblend.integration.trtllm.connector",
+    connector_scheduler_class="SemBlendKvConnectorScheduler",
+    connector_worker_class="SemBlendKvConnectorWorker",
+)
+llm = LLM(model=sys.argv[1], kv_connector_config=kv_connector_config)
+print(llm.generate("The town archive holds", SamplingParams(max_tokens=16)).outputs[0].text)
