@@ -12,6 +12,7 @@ its own arguments; one that is given is kept, with the connector added.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import os
@@ -135,7 +136,7 @@ def _with_connector(argv: list[str], folder: Path) -> tuple[list[str], dict[str,
 
 def _options(path: str) -> dict[str, Any]:
     try:
-        import yaml
+        yaml: Any = importlib.import_module("yaml")
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             package="pyyaml", extra="trtllm", purpose="reading an options file"
