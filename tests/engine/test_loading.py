@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -11,11 +12,13 @@ import torch
 
 import semblend.engine.engine as engine_module
 import semblend.engine.scheduler as scheduler_module
+import semblend.kv.tiers.memory as memory_module
 from semblend.core.outcomes import DeclineReason, Outcome
 from semblend.engine.admission import Admission
 from semblend.engine.api import FinishReason
 from semblend.engine.batch import ComputeRun
 from semblend.engine.segmented import compute
+from semblend.kv.segments import kv_checksum
 from tests.engine.conftest import Driver, EngineMaker, same
 from tests.engine.models import random_tokens
 from tests.engine.test_engine import behind
@@ -59,11 +62,83 @@ def test_hits_that_load_in_one_pass_do_not_disturb_each_other(make_engine: Engin
     assert leased(driver) == 0
 
 
-def test_a_corrupt_donor_is_declined_before_the_pass(make_engine: EngineMaker) -> None:
+def test_a_corrupt_donor_is_found_before_the_first_token(make_engine: EngineMaker) -> None:
     driver = make_engine()
     donor = driver.run(behind(1)).report.request_id
     with driver.engine.donors.lease(f"{donor}.1", 0, 10) as held:
         held.pieces[0].kv.view(-1)[1000] += 1.0
+    assert_cold(driver, DeclineReason.CORRUPT_DONOR, Outcome.DECLINED)
+    assert leased(driver) == 0
+    assert f"{donor}.1" not in {held_id for held_id, _, _ in driver.engine.donors.inventory()}
+    assert [tier.corrupt for tier in driver.engine._tiers.stats()] == [1]
+
+
+def test_a_donor_that_turns_bad_beside_others_costs_only_its_own_request(
+    make_engine: EngineMaker,
+) -> None:
+    driver = make_engine()
+    donor = driver.run(behind(1)).report.request_id
+    other = random_tokens(90, 8)
+    expected = [driver.cold(behind(5)), driver.cold(other, max_tokens=20)]
+    with driver.engine.donors.lease(f"{donor}.1", 0, 10) as held:
+        held.pieces[0].kv.view(-1)[1000] += 1.0
+    beside = driver.submit(other, max_tokens=20, reuse=False, donate=False)
+    hit = driver.submit(behind(5), donate=False)
+    assert same(hit.result(), expected[0])
+    assert same(beside.result(), expected[1])
+    assert hit.result().report.reused_tokens == 0
+
+
+class HeldChecks:
+    """Checksums that wait until they are let go, and note who computes them."""
+
+    def __init__(self) -> None:
+        self.threads: set[str] = set()
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, kv: torch.Tensor) -> int:
+        self.threads.add(threading.current_thread().name)
+        self.begun.set()
+        assert self.go.wait(60)
+        return kv_checksum(kv)
+
+
+def test_checksums_are_computed_beside_the_pass_and_waited_for(
+    make_engine: EngineMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = make_engine()
+    driver.run(behind(1))
+    expected = driver.run(behind(5), donate=False)
+    held, computed = HeldChecks(), threading.Event()
+
+    def watched(*arguments: Any, **options: Any) -> torch.Tensor:
+        logits = compute(*arguments, **options)
+        computed.set()
+        return logits
+
+    monkeypatch.setattr(memory_module, "kv_checksum", held)
+    monkeypatch.setattr(scheduler_module, "compute", watched)
+    handle = driver.submit(behind(5), donate=False)
+    assert held.begun.wait(60)
+    # The pass is over although not one checksum is known, and nothing has been said.
+    assert computed.wait(60)
+    assert handle.prompt_report is None
+    held.go.set()
+    assert same(handle.result(), expected)
+    assert handle.result().report.outcome is Outcome.MATERIALISED
+    assert all(name.startswith("semblend-checks") for name in held.threads)
+
+
+def test_a_check_that_cannot_be_made_counts_as_failed(
+    make_engine: EngineMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = make_engine()
+    driver.run(behind(1))
+
+    def broken(kv: torch.Tensor) -> int:
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(memory_module, "kv_checksum", broken)
     assert_cold(driver, DeclineReason.CORRUPT_DONOR, Outcome.DECLINED)
     assert leased(driver) == 0
 

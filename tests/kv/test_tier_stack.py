@@ -92,6 +92,36 @@ def test_a_corrupt_host_copy_is_replaced_by_the_one_on_disk(tmp_path) -> None:
         assert stack.stats()[1].corrupt == 1
 
 
+def test_what_is_leased_unchecked_is_found_corrupt_when_asked_and_is_lost_then() -> None:
+    lost: list[SegmentKey] = []
+    stack = TierStack(memory=[MemoryTier.on_host(capacity_bytes=2 * SEGMENT_BYTES, pinned=False)])
+    stack.add_eviction_listener(lost.append)
+    stack.put(segment_of(0))
+    stack.put(segment_of(1))
+    good, bad = (stack.acquire(key_of(number), unchecked=True) for number in (0, 1))
+    assert good is not None
+    assert bad is not None
+    bad.segment.kv.view(torch.int16)[0, 0, 0, 0, 0] ^= 64
+    assert stack.is_sound(good)
+    assert not stack.is_sound(bad)
+    assert lost == [key_of(1)]
+    assert stack.stats()[0].corrupt == 1
+    good.release()
+    bad.release()
+    assert stack.acquire(key_of(1)) is None
+    assert stack.stats()[0].used_bytes == SEGMENT_BYTES
+
+
+def test_nothing_climbs_into_a_tier_without_checks_unchecked() -> None:
+    with make_stack(None, device=1, host=2) as stack:
+        stack.put(segment_of(0))
+        stack.put(segment_of(1))  # Segment 0 falls to the host.
+        with stack.memory[1].acquire(key_of(0)) as lease:
+            lease.segment.kv.view(torch.int16)[0, 0, 0, 0, 0] ^= 64
+        assert stack.acquire(key_of(0), unchecked=True) is None
+        assert stack.stats()[1].corrupt == 1
+
+
 def test_a_corrupt_last_copy_is_a_miss_that_is_told(tmp_path) -> None:
     lost: list[SegmentKey] = []
     with make_stack(tmp_path, device=0, host=1) as stack:

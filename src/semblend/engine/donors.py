@@ -14,8 +14,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -24,6 +25,7 @@ from semblend.core.errors import CapacityError, CorruptSegmentError, DonorError
 from semblend.core.faults import FaultPoint, reach
 from semblend.core.namespace import Namespace
 from semblend.core.tokens import TokenArray
+from semblend.engine.layerwise import Check
 from semblend.engine.materialise import DonorKv, DonorPiece
 from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
@@ -155,8 +157,7 @@ class DonorLibrary:
 
     # -- taking ------------------------------------------------------------------
 
-    @contextmanager
-    def lease(self, donor_id: str, start: int, end: int) -> Iterator[DonorKv]:
+    def lease(self, donor_id: str, start: int, end: int) -> AbstractContextManager[DonorKv]:
         """K/V that covers donor positions [start, end), kept from eviction meanwhile.
 
         Raises
@@ -164,17 +165,28 @@ class DonorLibrary:
         DonorError, CorruptSegmentError
             If the donor is gone, or a segment of it just failed its checksum.
         """
+        return self._lease(donor_id, start, end, unchecked=False)
+
+    def lease_unchecked(
+        self, donor_id: str, start: int, end: int
+    ) -> AbstractContextManager[DonorKv]:
+        """The same at once: what its `checks` find corrupt is dropped then."""
+        return self._lease(donor_id, start, end, unchecked=True)
+
+    @contextmanager
+    def _lease(self, donor_id: str, start: int, end: int, *, unchecked: bool) -> Iterator[DonorKv]:
         donor = self._donors.get(donor_id)
         if donor is None:
             raise DonorError(f"donor {donor_id!r} is gone")
         reach(FaultPoint.LEASE)
         pieces: list[DonorPiece] = []
+        checks: list[Check] = []
         corrupt = self._corrupt_segments()
         with ExitStack() as leases:
             for key in donor.keys:
                 if key.start + key.length <= start or key.start >= end:
                     continue
-                lease = self._tiers.acquire(key)
+                lease = self._tiers.acquire(key, unchecked=unchecked)
                 if lease is None:
                     self._drop(donor_id)
                     if self._corrupt_segments() > corrupt:
@@ -182,7 +194,9 @@ class DonorLibrary:
                     raise DonorError(f"donor {donor_id!r} has lost its K/V")
                 leases.enter_context(lease)
                 pieces.append(DonorPiece(start=key.start, kv=lease.segment.kv))
-            yield DonorKv(tokens=donor.tokens, pieces=tuple(pieces))
+                if unchecked:
+                    checks.append(partial(self._tiers.is_sound, lease))
+            yield DonorKv(tokens=donor.tokens, pieces=tuple(pieces), checks=tuple(checks))
 
     # -- following -----------------------------------------------------------------
 

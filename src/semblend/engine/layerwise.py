@@ -28,6 +28,10 @@ RING = 3
 """Chunks on their way at a time: bounds the memory a load takes beside the pool."""
 
 
+Check = Callable[[], bool]
+"""Whether a piece of leased K/V has its checksum; may be called from any thread."""
+
+
 def layer_chunks(layers: int, most: int = CHUNK_LAYERS) -> list[tuple[int, int]]:
     """Layers as half-open runs: one, one, two, four and so on up to `most` at a time."""
     chunks: list[tuple[int, int]] = []
@@ -52,7 +56,10 @@ class LayerwiseLoad:
         *,
         stream: torch.cuda.Stream | None = None,
         ring: int = RING,
+        checks: Sequence[Check] = (),
     ) -> None:
+        self.checks = tuple(checks)
+        """What must pass before an answer is given that rests on what this loads."""
         self._pool = by_slot(pool)
         self._rotary = rotary
         self._stream = stream

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ import torch
 from semblend.core.errors import DonorError
 from semblend.core.plan import Plan, Span
 from semblend.core.tokens import TokenArray
-from semblend.engine.layerwise import LayerwiseLoad
+from semblend.engine.layerwise import Check, LayerwiseLoad
 from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
 from semblend.kv.rotary import RotaryTable
@@ -41,6 +41,8 @@ class DonorKv:
 
     tokens: TokenArray
     pieces: tuple[DonorPiece, ...]
+    checks: tuple[Check, ...] = ()
+    """What is still to be checked of it while it is leased: nothing, unless it was leased so."""
 
 
 class DonorSource(Protocol):
@@ -56,6 +58,18 @@ class DonorSource(Protocol):
         StorageError
             If its K/V cannot be read, or fails its checksum.
         """
+        ...
+
+
+@runtime_checkable
+class UncheckedSource(Protocol):
+    """A donor source that can leave checking to whoever loads, beside other work."""
+
+    def lease_unchecked(
+        self, donor_id: str, start: int, end: int
+    ) -> AbstractContextManager[DonorKv]:
+        """Like :meth:`DonorSource.lease`, at once: all `checks` must pass before an answer that
+        rests on the K/V is given."""
         ...
 
 
@@ -95,15 +109,19 @@ def layerwise_spans(
 ) -> Iterator[LayerwiseLoad]:
     """Like :func:`load_spans`, but each layer is put in place when the pass comes to it.
 
-    Yields what the pass calls before every layer; donors stay leased until the block ends.
+    Yields what the pass calls before every layer, whose `checks` must pass before the pass's
+    answer is given; donors stay leased until the block ends.
     """
+    lease = donors.lease_unchecked if isinstance(donors, UncheckedSource) else donors.lease
     with ExitStack() as leases:
         copies: list[SpanCopy] = []
+        checks: list[Check] = []
         for donor_id, spans in _by_donor(plan).items():
-            donor = leases.enter_context(donors.lease(donor_id, *_extent(spans)))
+            donor = leases.enter_context(lease(donor_id, *_extent(spans)))
+            checks += donor.checks
             copies += _span_copies(donor_id, donor, spans, tokens, table)
         _check_supplied(plan, sum(map(len, copies)))
-        yield LayerwiseLoad(pool.data, copies, rotary, stream=stream)
+        yield LayerwiseLoad(pool.data, copies, rotary, stream=stream, checks=checks)
 
 
 def _by_donor(plan: Plan) -> dict[str, list[Span]]:

@@ -23,7 +23,7 @@ from semblend.engine.admission import Admission, compute_from_tokens
 from semblend.engine.api import FinishReason
 from semblend.engine.batch import ComputeRun
 from semblend.engine.emission import Emission
-from semblend.engine.loading import layers_of
+from semblend.engine.loading import PendingLoad, layers_of
 from semblend.engine.model import LoadedModel
 from semblend.engine.options import EngineOptions
 from semblend.engine.pool import PagedPool
@@ -135,10 +135,15 @@ class Scheduler:
         except Exception as error:
             self._compute_apart(shares, f"{type(error).__name__}: {error}")
             return
+        unsound = {id(share) for share in shares if not _is_sound(share.sequence.loading)}
         for share in shares:
             share.sequence.drop_load()
         for share, row in zip(shares, results, strict=True):
-            self._advance(share, row)
+            if id(share) in unsound:
+                reason = DeclineReason.CORRUPT_DONOR
+                self._recover(share.sequence, "donor K/V fails its checksum", reason=reason)
+            else:
+                self._advance(share, row)
 
     def _compute_apart(self, shares: list[_Share], error: str) -> None:
         """After a failed pass: the requests one by one, so that a failure is one's own.
@@ -173,7 +178,13 @@ class Scheduler:
         logger.error("request %s failed", sequence.request.request_id, exc_info=error)
         self._emission.finish(sequence, FinishReason.ERROR, f"{type(error).__name__}: {error}")
 
-    def _recover(self, sequence: Sequence, error: str) -> None:
+    def _recover(
+        self,
+        sequence: Sequence,
+        error: str,
+        *,
+        reason: DeclineReason = DeclineReason.MATERIALISATION_FAILED,
+    ) -> None:
         """Compute the request again from its tokens if it reused anything, else give it up."""
         if sequence.plan is None:
             logger.error("request %s failed: %s", sequence.request.request_id, error)
@@ -184,9 +195,20 @@ class Scheduler:
             sequence.request.request_id,
             error,
         )
-        sequence.reason = DeclineReason.MATERIALISATION_FAILED
+        sequence.reason = reason
         sequence.detail = error
         compute_from_tokens(sequence)
+
+
+def _is_sound(loading: PendingLoad | None) -> bool:
+    """Whether what a pass read has its checksum, as far as it was not checked before."""
+    if loading is None:
+        return True
+    try:
+        return loading.is_sound()
+    except Exception:
+        logger.exception("donor K/V could not be checked")
+        return False
 
 
 def _decode_share(sequence: Sequence) -> _Share:

@@ -109,34 +109,44 @@ class MemoryTier:
         return self._table.admit(key, nbytes, lambda: self._adopt(load()), leave=leave, left=gone)
 
     @fault_point(FaultPoint.TIER_READ)
-    def acquire(self, key: SegmentKey, *, wait_s: float = 0.0) -> Lease | None:
+    def acquire(
+        self, key: SegmentKey, *, wait_s: float = 0.0, unchecked: bool = False
+    ) -> Lease | None:
         """Lease a segment. One that fails its checksum is deleted, counted and missed.
 
-        One that somebody else is loading is waited for, at most `wait_s` seconds.
+        One that somebody else is loading is waited for, at most `wait_s` seconds. An `unchecked`
+        one must be shown to :meth:`is_sound` before anything computed from it leaves.
         """
         entry = self._table.lease(key, wait_s=wait_s)
         if entry is None or entry.payload is None:
             self._counters.add("misses")
             return None
-        segment = entry.payload
-        try:
-            sound = not self._checked or kv_checksum(segment.kv) == segment.checksum
-        except BaseException:
-            self._table.release(entry)
-            raise
-        if not sound:
-            self._table.remove(key, generation=entry.generation)
-            self._table.release(entry)
-            self._counters.add("corrupt")
-            self._counters.add("misses")
-            return None
-        self._counters.add("hits")
-        return Lease(
-            segment=segment,
+        lease = Lease(
+            segment=entry.payload,
             generation=entry.generation,
             tier=self.name,
             release=lambda: self._table.release(entry),
         )
+        try:
+            sound = unchecked or self.is_sound(lease)
+        except BaseException:
+            lease.release()
+            raise
+        if not sound:
+            lease.release()
+            self._counters.add("misses")
+            return None
+        self._counters.add("hits")
+        return lease
+
+    def is_sound(self, lease: Lease) -> bool:
+        """Whether a leased segment has its checksum; one that has not is deleted and counted."""
+        segment = lease.segment
+        if not self._checked or kv_checksum(segment.kv) == segment.checksum:
+            return True
+        self._table.remove(segment.key, generation=lease.generation)
+        self._counters.add("corrupt")
+        return False
 
     def remove(self, key: SegmentKey) -> bool:
         """Forget a segment; leases of it stay good."""

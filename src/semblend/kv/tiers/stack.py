@@ -72,18 +72,29 @@ class TierStack:
         finally:
             self._tell(left)
 
-    def acquire(self, key: SegmentKey) -> Lease | None:
+    def acquire(self, key: SegmentKey, *, unchecked: bool = False) -> Lease | None:
         """Lease a segment from the fastest tier it can be brought to, or None.
 
         None is an ordinary answer: not held, corrupt, unreadable, or no room to
-        bring it into memory. The tokens are computed then.
+        bring it into memory. The tokens are computed then. An `unchecked` lease may be
+        read at once; :meth:`is_sound` says whether it was good, before its use shows.
         """
         left: list[SegmentKey] = [key] if key in self else []
+        # The device tier checks nothing on load, so nothing climbs into it unchecked.
+        stays = key in self.memory[0]
         try:
-            lease = self._find(key, left)
+            lease = self._find(key, left, unchecked=unchecked and stays)
             return None if lease is None else self._climb(lease, left)
         finally:
             self._tell(left)
+
+    def is_sound(self, lease: Lease) -> bool:
+        """Whether what was leased unchecked has its checksum; a corrupt segment is lost."""
+        tier = next(tier for tier in self.memory if tier.name == lease.tier)
+        sound = tier.is_sound(lease)
+        if not sound:
+            self._tell([lease.segment.key])
+        return sound
 
     def remove(self, key: SegmentKey) -> bool:
         """Forget a segment everywhere; leases of it stay good until they are released."""
@@ -144,11 +155,11 @@ class TierStack:
         """Hand a victim of the tier at `level` to the tiers below it; losing it is no error."""
         self._put_from_level(level + 1, segment, left)
 
-    def _find(self, key: SegmentKey, left: list[SegmentKey]) -> Lease | None:
+    def _find(self, key: SegmentKey, left: list[SegmentKey], *, unchecked: bool) -> Lease | None:
         """A lease from the fastest memory tier that holds the key, read from disk if need be."""
         try:
             for tier in self.memory:
-                lease = tier.acquire(key)
+                lease = tier.acquire(key, unchecked=unchecked)
                 if lease is not None:
                     return lease
             return None if self.disk is None else self._read_from_disk(self.disk, key, left)
