@@ -24,13 +24,18 @@ def report(
 ) -> None:
     """Render the result of a replay, an offline or a load run: HTML, Markdown, CSV, JSON, text."""
     built = _built(result, title)
-    if not output and isinstance(built, LoadReport):
-        print_load_report(built)
-    elif not output:
-        print_report(built)
+    if not output:
+        _print(built)
     for path in output or ():
         write_report(built, path)
         typer.echo(str(path))
+
+
+def _print(built: Report | LoadReport) -> None:
+    if isinstance(built, LoadReport):
+        print_load_report(built)
+    else:
+        print_report(built)
 
 
 def _built(path: Path, title: str | None) -> Report | LoadReport:
