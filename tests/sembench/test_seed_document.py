@@ -9,9 +9,11 @@ the bundled one, kubectl by a stand-in.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import stat
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -25,11 +27,15 @@ SEEDS = ROOT.parent / "shared" / "seeds"
 PROGRAM = "python -m sembench "
 
 
+def _document() -> Path | None:
+    return next(iter(sorted(SEEDS.glob("004*.txt"))), None)
+
+
 def commands() -> list[str]:
-    documents = sorted(SEEDS.glob("004*.txt"))
-    if not documents:
+    document = _document()
+    if document is None:
         return []
-    text = documents[0].read_text(encoding="utf-8").replace("\\\n", " ")
+    text = document.read_text(encoding="utf-8").replace("\\\n", " ")
     return [line.strip() for line in text.splitlines() if line.strip().startswith(PROGRAM)]
 
 
@@ -104,9 +110,20 @@ def test_every_command_works_as_written(folder: Path) -> None:
             done = sembench(*words)
             assert done.exit_code == 0, f"{command}\n{done.output}"
             run.append(words[0])
-    assert len(run) >= 11
+    assert len(run) == len(commands()) >= 11
     assert run.count("summarize-engine-events") == 3
     assert (results / "sglang-engine-events.json").exists()
+
+
+@pytest.mark.skipif(not commands(), reason="the public document is not beside this repository")
+def test_every_extra_the_document_installs_exists() -> None:
+    document = _document()
+    assert document is not None
+    text = document.read_text(encoding="utf-8")
+    named = {name for group in re.findall(r"'\.\[([\w,]+)\]'", text) for name in group.split(",")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {"dev", "live", "longbench", "tokenizer"} <= named
+    assert named <= set(project["optional-dependencies"])
 
 
 def _provide(path: Path) -> None:
