@@ -1,6 +1,6 @@
 """What the runs saw of each fault point, and the table of docs/reliability.md made from it.
 
-Every engine's tests write their results to build/faults/<engine>.json; the table is then
+Every engine's tests write a result to build/faults/<engine>/<point>; the table is then
 rendered with
 
     python -m tests.reliability.fault_results
@@ -25,11 +25,9 @@ BEGIN, END = "<!-- faults:begin -->", "<!-- faults:end -->"
 
 def record(engine: str, point: FaultPoint, result: str) -> None:
     """Note what a run saw; called only when all its checks have passed."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"{engine}.json"
-    seen = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    seen[point.value] = result
-    path.write_text(json.dumps(seen, indent=1, sort_keys=True), encoding="utf-8")
+    path = RESULTS / engine / f"{point.value}.json"  # one each: tests run side by side
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result), encoding="utf-8")
 
 
 def table(results: dict[str, dict[str, str]]) -> str:
@@ -66,15 +64,18 @@ def committed_table() -> str:
 def main() -> int:
     """Render the page's table from what the runs left."""
     results = {
-        engine: json.loads((RESULTS / f"{engine}.json").read_text(encoding="utf-8"))
+        engine: {
+            path.stem: json.loads(path.read_text(encoding="utf-8"))
+            for path in (RESULTS / engine).glob("*.json")
+        }
         for engine in ENGINES
-        if (RESULTS / f"{engine}.json").exists()
     }
     page = PAGE.read_text(encoding="utf-8")
     before, rest = page.split(BEGIN)
     after = rest.split(END)[1]
     PAGE.write_text(f"{before}{BEGIN}\n{table(results)}\n{END}{after}", encoding="utf-8")
-    sys.stdout.write(f"{PAGE}: {', '.join(results) or 'nothing was run'}\n")
+    said = ", ".join(f"{len(seen)} points of {engine}" for engine, seen in results.items())
+    sys.stdout.write(f"{PAGE.name}: {said}\n")
     return 0
 
 
