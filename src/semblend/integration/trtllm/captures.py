@@ -41,6 +41,8 @@ class Captures:
         audit: AuditStream,
         block_size: int,
     ) -> None:
+        self.announces = ""
+        """The fleet's subject, where donors are handed to a publisher as they are registered."""
         self.budget = DonorBudget(options.host_donor_bytes)
         self._provider = provider
         self._options = options
@@ -128,6 +130,15 @@ class Captures:
                 tokens=len(pending.tokens),
                 blocks=pending.blocks,
             )
+            if self.announces:
+                self._audit.event(
+                    "contract_event_published",
+                    str(pending.request_id),
+                    kind="donor_registered",
+                    donor_id=pending.donor_id,
+                    state="handed_to_publisher",
+                    subject=self.announces,
+                )
             return
         self._audit.event(
             "donor_registration_failed",

@@ -27,6 +27,12 @@ from semblend.fleet.announcer import DonorAnnouncer
 from semblend.fleet.membership import join
 from semblend.integration.trtllm import upstream
 from semblend.integration.trtllm.engine_facts import EngineFacts
+from semblend.integration.trtllm.interfaces import (
+    ConnectorScheduler,
+    ConnectorWorker,
+    SchedulerOutput,
+    UpstreamRequest,
+)
 from semblend.integration.trtllm.ladder_socket import DeskServer
 from semblend.integration.trtllm.metadata import ConnectorMeta
 from semblend.integration.trtllm.options import ConnectorOptions
@@ -68,20 +74,20 @@ class SemBlendKvConnectorScheduler(_SchedulerBase):  # type: ignore[misc, valid-
         _desks.add(self.side)
 
     def get_num_new_matched_tokens(
-        self, request: Any, num_computed_tokens: int
+        self, request: UpstreamRequest, num_computed_tokens: int
     ) -> tuple[int, bool]:
         """Tokens that are supplied beyond the engine's own prefix hit."""
         return self.side.matched_tokens(request, num_computed_tokens)
 
-    def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None:
+    def update_state_after_alloc(self, request: UpstreamRequest, block_ids: list[int]) -> None:
         """Blocks are allocated."""
         self.side.allocated(request, block_ids)
 
-    def build_connector_meta(self, scheduler_output: Any) -> ConnectorMeta:
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> ConnectorMeta:
         """This step's orders."""
         return self.side.build_meta(scheduler_output)
 
-    def request_finished(self, request: Any, cache_block_ids: list[int]) -> bool:
+    def request_finished(self, request: UpstreamRequest, cache_block_ids: list[int]) -> bool:
         """A request ends; True keeps its blocks until they are copied."""
         return self.side.request_finished(request, cache_block_ids)
 
@@ -180,6 +186,13 @@ class SemBlendKvConnectorWorker(_WorkerBase):  # type: ignore[misc, valid-type]
             self._link.refused((reason,))
 
 
+_CLASSES: tuple[type[ConnectorScheduler], type[ConnectorWorker]] = (
+    SemBlendKvConnectorScheduler,
+    SemBlendKvConnectorWorker,
+)
+"""The two as the interface they must have; the type checker compares them."""
+
+
 def local_desks() -> tuple[SchedulerSide, ...]:
     """Desks of the engines in this process, for ladder clients that run beside them."""
     return tuple(_desks)
@@ -195,12 +208,7 @@ def _join(side: SchedulerSide) -> DonorAnnouncer | None:
         logger.error("SemBlend announces no donors: %s", error)
         return None
     if announcer is not None:
-        side.audit.event(
-            "contract_event_published",
-            kind="provider_generation_reset",
-            state="handed_to_publisher",
-            subject=side.setup.settings.nats_subject,
-        )
+        side.announces(side.setup.settings.nats_subject)
     return announcer
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from semblend.core.namespace import Namespace
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray, as_token_array
+from semblend.integration.trtllm.interfaces import RequestData, UpstreamRequest
 
 
 class Progress(StrEnum):
@@ -71,7 +72,7 @@ class RequestState:
         return str(self.request_id)
 
 
-def prompt_of(request: Any) -> TokenArray:
+def prompt_of(request: UpstreamRequest) -> TokenArray:
     """The prompt's token ids.
 
     Raises
@@ -84,7 +85,7 @@ def prompt_of(request: Any) -> TokenArray:
     return tokens[:size].copy()
 
 
-def salt_of(request: Any) -> Salt | None:
+def salt_of(request: UpstreamRequest) -> Salt | None:
     """The request's salt; None where this version does not say, which is not "no salt"."""
     if hasattr(request, "cache_salt"):
         text = request.cache_salt
@@ -98,7 +99,7 @@ def salt_of(request: Any) -> Salt | None:
     return None
 
 
-def finishes_prompt(state: RequestState, data: Any) -> bool:
+def finishes_prompt(state: RequestState, data: RequestData) -> bool:
     """Whether the step that `data` (RequestData) belongs to computes the prompt's last token.
 
     Told from the request itself while it is in its context phase; a request already

@@ -24,6 +24,11 @@ from semblend.integration.audit import AuditStream
 from semblend.integration.ladder import split_salt
 from semblend.integration.trtllm import namespaces
 from semblend.integration.trtllm.captures import Captures
+from semblend.integration.trtllm.interfaces import (
+    RequestData,
+    SchedulerOutput,
+    UpstreamRequest,
+)
 from semblend.integration.trtllm.ladder_desk import LadderQuestion, Ladders, deadline
 from semblend.integration.trtllm.metadata import CaptureCommand, ConnectorMeta, LoadCommand
 from semblend.integration.trtllm.requests import (
@@ -82,7 +87,7 @@ class SchedulerSide:
 
     # -- a request ---------------------------------------------------------------------
 
-    def matched_tokens(self, request: Any, computed_tokens: int) -> tuple[int, bool]:
+    def matched_tokens(self, request: UpstreamRequest, computed_tokens: int) -> tuple[int, bool]:
         """Tokens supplied behind `computed_tokens`, and whether the request waits for them."""
         with self._lock:
             try:
@@ -103,7 +108,7 @@ class SchedulerSide:
                 self.audit.event("lookup_error", detail=repr(error))
                 return NOTHING
 
-    def allocated(self, request: Any, block_ids: list[int]) -> None:
+    def allocated(self, request: UpstreamRequest, block_ids: list[int]) -> None:
         """The blocks of a request are known."""
         with self._lock:
             state = self.states.get(int(request.request_id))
@@ -115,7 +120,7 @@ class SchedulerSide:
                 return
             self._dispatch(state, state.plan, state.block_ids)
 
-    def build_meta(self, scheduled: Any) -> ConnectorMeta:
+    def build_meta(self, scheduled: SchedulerOutput) -> ConnectorMeta:
         """This step's orders to every rank."""
         with self._lock:
             self._settle()
@@ -136,7 +141,7 @@ class SchedulerSide:
             self._orders = []
             return meta
 
-    def request_finished(self, request: Any, block_ids: list[int]) -> bool:
+    def request_finished(self, request: UpstreamRequest, block_ids: list[int]) -> bool:
         """A request ends; True keeps its blocks until they are copied."""
         with self._lock:
             self._settle()
@@ -206,7 +211,7 @@ class SchedulerSide:
 
     # -- offers ------------------------------------------------------------------------
 
-    def _describe(self, request: Any) -> RequestState:
+    def _describe(self, request: UpstreamRequest) -> RequestState:
         salt = salt_of(request)
         ladder_id, namespace = self._whose(salt)
         return RequestState(
@@ -317,9 +322,19 @@ class SchedulerSide:
         if state.progress is Progress.OFFERED and state.plan is not None:
             self._captures.unpin(state.plan.donor_ids)
 
+    def announces(self, subject: str) -> None:
+        """Donors are handed to the fleet's publisher from now on."""
+        self._captures.announces = subject
+        self.audit.event(
+            "contract_event_published",
+            kind="provider_generation_reset",
+            state="handed_to_publisher",
+            subject=subject,
+        )
+
     # -- donors ------------------------------------------------------------------------
 
-    def _capture(self, data: Any) -> CaptureCommand | None:
+    def _capture(self, data: RequestData) -> CaptureCommand | None:
         state = self.states.get(int(data.request_id))
         if state is None or state.capture_decided or not finishes_prompt(state, data):
             return None
