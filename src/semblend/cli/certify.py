@@ -172,7 +172,10 @@ def _run(
     )
     (output / f"{stem}.html").write_text(html, encoding="utf-8")
     if page is not None:
-        command = f"semblend certify --model {campaign.path} --page {page}"
+        command = (
+            f"semblend certify --model {campaign.path} --seed {campaign.seed} "
+            f"--confirm-seed {campaign.confirm_seed} --page {page}"
+        )
         page.write_text(sections.page(found, model=name, command=command), encoding="utf-8")
     console.print(_table(found))
     console.print(f"report: [bold]{output / stem}.html[/]")
@@ -214,7 +217,7 @@ def _table(found: Issue) -> Table:
     table.add_column("policy")
     table.add_column("recomputed", justify="right")
     table.add_column("on documents to choose by")
-    table.add_column("on fresh documents")
+    table.add_column("on documents to confirm by")
     for verdict in found.choice.verdicts:
         fresh = found.confirmation.verdict_on(verdict.policy) if found.confirmation else None
         table.add_row(

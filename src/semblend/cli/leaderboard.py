@@ -156,8 +156,9 @@ def _records(folder: Path) -> list[Record]:
     from semblend.quality.suite import read_records
 
     wanted = {"cold", "none", *grid()}
-    return [
+    found = [
         record
         for record in read_records(record_files(folder))
         if cell_of(record) in TELLING and record.policy in wanted
     ]
+    return sorted(found, key=lambda record: TELLING.index(cell_of(record)))

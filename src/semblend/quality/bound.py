@@ -22,7 +22,7 @@ class Bound:
     """Exact match, F1 and ROUGE-L may fall by this much below cold's."""
     kl_epsilon: float = 0.02
     """Mean KL may exceed the 99th percentile of cold's own noise by this much, nats: by
-    Pinsker's inequality no event is then more than 10 % likelier or less likely than cold."""
+    Pinsker's inequality the mean total variation is then at most 0.1."""
     recompute: float = 0.20
     """Most of the reusable tokens that may be recomputed."""
     towards_donor: int = 0

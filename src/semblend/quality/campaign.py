@@ -41,21 +41,19 @@ class Campaign:
 
     def run(self, measure: Measure) -> tuple[Issue, list[Curve]]:
         """Everything; `measure` carries jobs out, or does nothing where records are there."""
-        cells = choice_cells(
-            self.items, data=self.data, lengths=self.lengths or None, policies=self.policies
-        )
+        options: dict[str, Any] = {
+            "data": self.data,
+            "lengths": self.lengths or None,
+            "policies": self.policies,
+        }
+        cells = choice_cells(self.items, **options)
         choice = self._part(cells, self.seed, measure)
-        curves = read_curves(sorted(folder_of(self.folder, self.seed).glob("curves*.jsonl")))
-        confirmation, fresh = None, []
-        chosen = choose(choice.verdicts)
-        if chosen is not None:
-            fresh = confirmation_cells(
-                self.items,
-                tuple(dict.fromkeys((chosen.policy, *(self.policies or CANDIDATES)))),
-                data=self.data,
-                lengths=self.lengths or None,
-            )
-            confirmation = self._part(fresh, self.confirm_seed, measure)
+        confirmation, others, curves = None, [], []
+        if choose(choice.verdicts) is not None:
+            others = confirmation_cells(self.items, **options)
+            confirmation = self._part(others, self.confirm_seed, measure, curved=CURVED)
+            folder = folder_of(self.folder, self.confirm_seed)
+            curves = read_curves(sorted(folder.glob("curves*.jsonl")))
         found = issue(
             choice,
             confirmation,
@@ -66,14 +64,16 @@ class Campaign:
                 "chosen_on": self._data(cells, self.seed, choice),
                 "confirmed_on": None
                 if confirmation is None
-                else self._data(fresh, self.confirm_seed, confirmation),
+                else self._data(others, self.confirm_seed, confirmation),
                 "real_text": self.data,
             },
             measured_on=self.measured_on or str(self.model.device),
         )
         return found, curves
 
-    def _part(self, cells: Sequence[Cell], seed: int, measure: Measure) -> Part:
+    def _part(
+        self, cells: Sequence[Cell], seed: int, measure: Measure, *, curved: tuple[str, ...] = ()
+    ) -> Part:
         folder = folder_of(self.folder, seed)
         measure(
             Job(
@@ -84,16 +84,15 @@ class Campaign:
                 seed=seed,
                 folder=folder,
                 processes=self.processes,
-                curves=tuple((name, ("none", CANDIDATES[0])) for name in CURVED)
-                if seed == self.seed
-                else (),
+                curves=tuple((name, ("none", CANDIDATES[0])) for name in curved),
             )
         )
         wanted = {cell.workload: set(cell.specs) for cell in cells}
         records = read_records(record_files(folder))
         # A folder may hold more: other policies, or the real text of another run.
         mine = [r for r in records if r.policy in wanted.get(cell_of(r), ())]
-        return part_of(mine, self.bound)
+        order = list(wanted)
+        return part_of(sorted(mine, key=lambda r: order.index(cell_of(r))), self.bound)
 
     def _data(self, cells: Sequence[Cell], seed: int, part: Part) -> dict[str, Any]:
         return {

@@ -1,7 +1,7 @@
 """Which cells a certificate is made of, and which policies compete for it.
 
-A policy is *chosen* on documents of one seed and *confirmed* on those of another, which
-nobody looked at before: the best of several on the same items is flattered by chance.
+A policy is *chosen* on documents of one seed and *confirmed* on those of another: the best of
+several on the same items is flattered by chance.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from semblend.planning.policies.base import known_policies
 from semblend.planning.policies.budget import Budget
+from semblend.planning.policies.depth_limit import DepthLimit
 from semblend.quality.figures import READING
 from semblend.quality.suite import KINDS_OF_CONTROLS, KINDS_OF_EDITS, Cell
 from semblend.quality.workloads import LENGTHS
@@ -22,9 +23,9 @@ CURVED = ("instruction", "composed", "edited_exchanged")
 """Workloads whose K/V deviation is drawn."""
 
 BASELINES = ("cold", "none")
-CANDIDATES = Budget.grid
-"""What a certificate may name, from cheap to cautious. All are confirmed, so that the price of
-caution is known on fresh documents too; only the chosen one's confirmation counts."""
+CANDIDATES = (*Budget.grid, *DepthLimit.grid)
+"""What a certificate may name, from cheap to cautious. All are measured twice, so that the price
+of caution is known; only the chosen one's confirmation counts."""
 
 
 def grid() -> tuple[str, ...]:
@@ -48,33 +49,34 @@ def choice_cells(
     lengths: tuple[int, ...] | None = None,
     policies: tuple[str, ...] = (),
 ) -> list[Cell]:
-    """What a policy is chosen by: the candidates everywhere, the whole grid where it tells.
+    """What a policy is chosen by: the candidates on moved and edited text.
 
-    The cells that decide come first, so that an interrupted run has them. `policies` are
-    tried instead of the candidates and the grid.
+    Controls choose nothing; they refuse. `policies` are tried instead of the candidates.
     """
-    cells = confirmation_cells(items, policies or CANDIDATES, data=data, lengths=lengths)
-    if policies:
-        return cells
-    told = {cell.workload: cell for cell in leaderboard_cells(items)}
-    return [
-        replace(cell, specs=told[cell.workload].specs) if cell.workload in told else cell
-        for cell in cells
-    ]
+    core = (*BASELINES, *(policies or CANDIDATES))
+    names = dict.fromkeys((*TELLING, *MOVED, *KINDS_OF_EDITS))
+    cells = [Cell(workload=name, items=items, specs=core) for name in names]
+    if data is not None:
+        cells.append(Cell(workload=READING, items=items, specs=core, data=data))
+    return [replace(cell, lengths=lengths) for cell in cells] if lengths else cells
 
 
 def confirmation_cells(
     items: int,
-    policies: tuple[str, ...],
     *,
     data: str | None = None,
     lengths: tuple[int, ...] | None = None,
+    policies: tuple[str, ...] = (),
 ) -> list[Cell]:
-    """Some policies on every workload, beside cold and naive reuse."""
-    core = (*BASELINES, *policies)
-    plan = [(name, core) for name in dict.fromkeys((*TELLING, *MOVED, *KINDS_OF_EDITS))]
-    plan += [(name, core[1:]) for name in KINDS_OF_CONTROLS]
-    cells = [Cell(workload=name, items=items, specs=specs) for name, specs in plan]
-    if data is not None:
-        cells.append(Cell(workload=READING, items=items, specs=core, data=data))
-    return [replace(cell, lengths=lengths) for cell in cells] if lengths else cells
+    """What it is confirmed by: other documents, the controls, and the whole grid where it tells.
+
+    The cells that decide come first, so that an interrupted run has them.
+    """
+    cells = choice_cells(items, data=data, lengths=lengths, policies=policies)
+    if not policies:
+        cells = [
+            replace(cell, specs=(*BASELINES, *grid())) if cell.workload in TELLING else cell
+            for cell in cells
+        ]
+    specs = ("none", *(policies or CANDIDATES))
+    return cells + [replace(cells[0], workload=name, specs=specs) for name in KINDS_OF_CONTROLS]

@@ -59,7 +59,7 @@ class Issue:
     """The cheapest policy inside the bound on the documents to choose by."""
     confirmation: Part | None
     confirmed: Verdict | None
-    """What fresh documents say about it."""
+    """What other documents say about it."""
     certificate: Certificate | None
 
     @property
@@ -68,7 +68,7 @@ class Issue:
         if self.chosen is None:
             return "no policy keeps the bound"
         if self.confirmed is None:
-            return f"{self.chosen.policy} was not measured on fresh documents"
+            return f"{self.chosen.policy} was not measured on the documents to confirm by"
         return "; ".join(self.confirmed.objections)
 
 
@@ -85,7 +85,7 @@ def issue(
 ) -> Issue:
     """A certificate for the policy `choice` speaks for, if `confirmation` does too.
 
-    There is one try: had the next policy another, fresh documents would be used to choose by.
+    There is one try: had the next policy another, both would be documents to choose by.
     """
     chosen = choose(choice.verdicts)
     confirmed = None
@@ -126,6 +126,7 @@ def _certificate(
     now: datetime,
 ) -> Certificate:
     figures = confirmation.figures
+    others = {verdict.policy for verdict in confirmation.verdicts} - {policy, "none"}
     return Certificate(
         model=Path(model.name).name,
         fingerprint=model.fingerprint,
@@ -135,7 +136,7 @@ def _certificate(
         figures={
             "chosen": [f.to_dict() for f in figures if f.policy == policy],
             "naive": [f.to_dict() for f in figures if f.policy == "none"],
-            "others": [f.to_dict() for f in figures if f.policy not in (policy, "none", "cold")],
+            "others": [f.to_dict() for f in figures if f.policy in others],
             "noise_floor": confirmation.noise,
             "choice": _plain(choice.verdicts),
             "confirmation": _plain(confirmation.verdicts),

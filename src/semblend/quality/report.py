@@ -58,17 +58,18 @@ def report(
         *_verdicts("Chosen by, cheapest first", found.choice),
         *_verdicts("Confirmed by, cheapest first", found.confirmation),
         *(_section(section) for section in sections(found)),
-        "<h2>Trade-offs, on the documents to choose by</h2>",
+        "<h2>Trade-offs</h2>",
     ]
-    for workload in _widest(found.choice.figures):
-        parts.append(draw(charts.trade_off(found.choice.figures, workload, "right")))
-        parts.append(draw(charts.trade_off(found.choice.figures, workload, "kl")))
+    widest = (found.confirmation or found.choice).figures
+    for workload in _widest(widest):
+        parts.append(draw(charts.trade_off(widest, workload, "right")))
+        parts.append(draw(charts.trade_off(widest, workload, "kl")))
     if curves:
         parts.append("<h2>Where reused K/V deviates</h2>")
         for policy in dict.fromkeys(curve.policy for curve in curves):
             parts.append(draw(charts.by_layer(curves, policy)))
             parts.append(draw(charts.by_position(curves, policy)))
-    parts += _every_cell("Every cell, fresh documents", found.confirmation)
+    parts += _every_cell("Every cell, documents to confirm by", found.confirmation)
     parts += _every_cell("Every cell, documents to choose by", found.choice)
     body = "\n".join(part for part in parts if part)
     return (

@@ -24,10 +24,10 @@ class Section:
 
 
 def sections(found: Issue) -> list[Section]:
-    """Everything there is to say; about fresh documents where those were measured."""
+    """Everything there is to say; about the documents to confirm by, where measured."""
     part = found.confirmation or found.choice
     chosen = found.chosen.policy if found.chosen is not None else None
-    where = "fresh documents" if found.confirmation else "the documents to choose by"
+    where = "the documents to confirm by" if found.confirmation else "those to choose by"
     result = [
         Section(
             title=f"The candidates, on {where}",
@@ -55,7 +55,7 @@ def sections(found: Issue) -> list[Section]:
                 table=breakdown.near_duplicates(part.records, chosen),
             ),
         ]
-    return [*result, monotone_section(steps(found.choice.records))]
+    return [*result, monotone_section(steps(part.records))]
 
 
 def monotone_section(found: Sequence[Step]) -> Section:

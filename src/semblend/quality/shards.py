@@ -115,7 +115,7 @@ def _measure(lab: Lab, job: Job, *, shard: int, progress: Progress) -> None:
 
 def _draw(lab: Lab, job: Job, path: Path, shard: int) -> None:
     """Deviation by layer and by distance, for the first items of a few workloads."""
-    if path.exists():
+    if path.exists() or not job.curves:
         return
     lines: list[str] = []
     cells = {cell.workload: cell for cell in job.cells}
