@@ -6,11 +6,15 @@
 Needs a machine with TensorRT-LLM; see docs/trtllm.md for what was run and what was not.
 """
 
+import os
 import sys
 
 from tensorrt_llm import LLM, SamplingParams
 from tensorrt_llm.llmapi.llm_args import KvCacheConnectorConfig
 
+from semblend.integration.trtllm.options import forward
+
+forward(os.environ)  # the LLM's processes are given no SEMBLEND_* variables otherwise
 kv_connector_config = KvCacheConnectorConfig(
     connector_module="semblend.integration.trtllm.connector",
     connector_scheduler_class="SemBlendKvConnectorScheduler",

@@ -383,6 +383,21 @@ def test_every_option_is_documented_as_it_is():
     assert options_table_markdown() in (ROOT / "docs" / "trtllm.md").read_text(encoding="utf-8")
 
 
+def test_processes_that_get_only_the_engines_variables_get_ours():
+    from semblend.integration.trtllm.options import FORWARDED, VARIABLE, forward
+
+    environ = {VARIABLE: '{"mode": "exact_prefix"}', "SEMBLEND_DONOR_TENANT": "acme", "PATH": "x"}
+    forward(environ)
+    spawned = {key: value for key, value in environ.items() if key.startswith("TRTLLM")}
+    assert list(spawned) == [FORWARDED]
+    options = ConnectorOptions.from_env(spawned)
+    assert options.mode.value == "exact_prefix"
+    assert options.settings(spawned).donor_tenant == "acme"
+    assert options.settings({**spawned, "SEMBLEND_DONOR_TENANT": "own"}).donor_tenant == "own"
+    with pytest.raises(SettingsError, match=FORWARDED):
+        ConnectorOptions.from_env({FORWARDED: "[1]"})
+
+
 def test_a_wrong_option_is_named():
     with pytest.raises(SettingsError, match="did you mean mode"):
         ConnectorOptions.from_mapping({"mod": "segmented"})

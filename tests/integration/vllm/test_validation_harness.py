@@ -5,7 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here")
 
 ROOT = Path(__file__).parents[3]
 REFERENCE = ROOT / "models" / "semblend-reference-27m"

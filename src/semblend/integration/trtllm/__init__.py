@@ -11,8 +11,8 @@ Where things are, scheduler side first:
 - `metadata`: everything that travels between the two sides.
 - `worker_side`, `pool_view`, `donor_segments`, `copy_threads`, `agreement`: the K/V of one rank.
 - `wiring`: how the two halves in the leader's process find one another.
-- `upstream`, `interfaces`, `engine_facts`, `namespaces`, `support`: what is known of the engine, and
-  what is refused by name.
+- `upstream`, `interfaces`, `engine_facts`, `namespaces`, `support`: what the engine is known to be,
+  and what is refused by name.
 - `options`, `launcher`, `diagnosis`, `contract`: what is set, started, judged and relied on.
 
 Nothing is imported here: TensorRT-LLM loads `connector` by its name.

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from semblend.core.errors import MissingExtraError, SemBlendError, SettingsError
-from semblend.integration.trtllm.options import VARIABLE, ConnectorOptions, Mode
+from semblend.integration.trtllm.options import VARIABLE, ConnectorOptions, Mode, forward
 
 MODULE = "semblend.integration.trtllm.connector"
 SCHEDULER = "SemBlendKvConnectorScheduler"
@@ -39,7 +39,11 @@ _OPTION_FLAGS = ("--extra_llm_api_options", "--config")
 
 
 def connector_config() -> Any:
-    """The configuration object for `LLM(kv_connector_config=…)`; needs TensorRT-LLM."""
+    """The configuration object for `LLM(kv_connector_config=…)`; needs TensorRT-LLM.
+
+    SEMBLEND_* variables as they are now reach the processes the LLM starts.
+    """
+    forward(os.environ)
     from tensorrt_llm.llmapi.llm_args import KvCacheConnectorConfig
 
     return KvCacheConnectorConfig(**CONNECTOR)
@@ -83,7 +87,9 @@ def run() -> None:
         raise SystemExit(2) from error
     (folder / "options.json").write_text(json.dumps(options), encoding="utf-8")
     # In its place: signals and the exit status are the server's own.
-    os.execve(command, [command, *argv], {**os.environ, VARIABLE: config})
+    environ = {**os.environ, VARIABLE: config}
+    forward(environ)
+    os.execve(command, [command, *argv], environ)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,13 +4,16 @@ TensorRT-LLM hands a connector its own arguments and nothing else, so ours come 
 the environment: this variable holds one JSON object (the launcher writes it from its
 flags). Settings that all engines share come from SEMBLEND_* variables as everywhere; a key
 given here wins over its variable.
+
+The processes TensorRT-LLM starts are given those variables of ours that begin with TRTLLM,
+and no others for certain: :func:`forward` puts all of ours into one that does.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
@@ -23,6 +26,8 @@ from semblend.integration.option_values import checked_options, options_table
 
 _PREFIX = "SEMBLEND_TRTLLM_"
 VARIABLE = _PREFIX + "CONFIG"
+FORWARDED = "TRTLLM_SEMBLEND_ENVIRONMENT"
+"""A JSON object of SEMBLEND_* variables, for processes that were not given them."""
 
 
 class Mode(StrEnum):
@@ -133,7 +138,7 @@ class ConnectorOptions(BaseModel):
         SettingsError
             Naming the key and what would be right.
         """
-        raw = (os.environ if environ is None else environ).get(VARIABLE, "").strip()
+        raw = received(environ).get(VARIABLE, "").strip()
         try:
             values = json.loads(raw) if raw else {}
         except ValueError as error:
@@ -172,9 +177,31 @@ class ConnectorOptions(BaseModel):
             overrides["discovery_only"] = True
         if self.mode.uncertified:
             overrides["allow_uncertified"] = True
-        source = os.environ if environ is None else environ
+        source = received(environ)
         others = {key: value for key, value in source.items() if not key.startswith(_PREFIX)}
         return Settings.from_env(others, **overrides)
+
+
+def forward(environ: MutableMapping[str, str]) -> None:
+    """Have the processes TensorRT-LLM starts from here know our variables."""
+    ours = {key: value for key, value in environ.items() if key.startswith("SEMBLEND_")}
+    environ[FORWARDED] = json.dumps(ours)
+
+
+def received(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment with what was forwarded; a variable that is set itself wins.
+
+    Raises
+    ------
+    SettingsError
+        If what was forwarded is not a JSON object of texts.
+    """
+    here = dict(os.environ if environ is None else environ)
+    try:
+        sent = json.loads(here.get(FORWARDED) or "{}")
+        return {**{str(key): str(value) for key, value in sent.items()}, **here}
+    except (AttributeError, ValueError) as error:
+        raise SettingsError(f"{FORWARDED}: a JSON object expected: {error}") from error
 
 
 def options_table_markdown() -> str:
