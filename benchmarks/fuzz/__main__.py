@@ -102,6 +102,13 @@ def structured(name: str, target: Target, examples: int, seed: int) -> tuple[int
     return count, 0
 
 
+def _read(progress: Path | None) -> dict[str, tuple[int, int]]:
+    if progress is None or not progress.exists():
+        return {}
+    lines = (line.split() for line in progress.read_text(encoding="utf-8").splitlines())
+    return {name: (int(count), int(found)) for name, count, found in lines}
+
+
 def _traceback(text: str) -> str:
     start = text.find("=== Uncaught Python exception")
     return text[start : start + 3000] if start >= 0 else text[-3000:]
@@ -116,6 +123,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=2_000, help="of schemathesis, at least")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--least", type=int, default=1_000_000, help="executions to reach")
+    parser.add_argument("--progress", type=Path, help="file to go on from and to add to")
     parser.add_argument("--write-seeds", action="store_true", help="file the seeds, do no more")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -127,13 +135,20 @@ def main() -> int:
     command = shlex.join(["python", "-m", "benchmarks.fuzz", *sys.argv[1:]])
     report = BenchmarkReport("fuzz", command=command)
     total, findings = 0, 0
+    done = _read(options.progress)
     for name in options.targets.split(","):
-        runs = options.runs // 5 if name in _SLOW else options.runs
-        results = [
-            coverage_guided(name, runs, options.seed) if runs else (0, 0),
-            structured(name, TARGETS[name], options.examples, options.seed),
-        ]
-        count, found = (sum(column) for column in zip(*results, strict=True))
+        if name not in done:
+            runs = options.runs // 5 if name in _SLOW else options.runs
+            results = [
+                coverage_guided(name, runs, options.seed) if runs else (0, 0),
+                structured(name, TARGETS[name], options.examples, options.seed),
+            ]
+            count, found = (sum(column) for column in zip(*results, strict=True))
+            done[name] = (count, found)
+            if options.progress is not None:
+                with options.progress.open("a", encoding="utf-8") as file:
+                    file.write(f"{name} {count} {found}\n")
+        count, found = done[name]
         report.add(name, "executions", count, "executions")
         report.add(name, "unhandled exceptions", found, "findings", at_most=0)
         total, findings = total + count, findings + found
