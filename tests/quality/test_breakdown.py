@@ -78,7 +78,7 @@ def test_every_workload_and_length_has_its_row():
     assert [row[0] for row in by_length(records, DEAR).rows] == ["instruction, 1K"]
     (row,) = by_workload(figures_of(records), DEAR).rows
     assert row[:4] == ("instruction", "4", "100.0", "100.0")
-    (line,) = candidates(figures_of(records), ["none", DEAR, "all"]).rows
+    (line,) = candidates(figures_of(records), {"none": "none", "A": DEAR, "B": "all"}).rows
     assert line[0] == "instruction"
     assert line[3] == "–"
-    assert line[2].startswith("100.0%, same 100.0%")
+    assert line[2].startswith("100.0, same 100.0 (")

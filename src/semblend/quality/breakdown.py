@@ -5,7 +5,7 @@ Every table is a heading and rows of text, so that reports and pages show the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from semblend.quality.figures import CONTROL, PROSE, Figures
@@ -95,15 +95,15 @@ def near_duplicates(records: Sequence[Record], policy: str) -> Table:
     return _compared(groups, policy)
 
 
-def candidates(figures: Sequence[Figures], policies: Sequence[str]) -> Table:
-    """Some policies side by side: share of cold's right answers, agreement and price."""
+def candidates(figures: Sequence[Figures], policies: Mapping[str, str]) -> Table:
+    """Policies (by a short name) side by side: share of cold's answers, agreement and price."""
     rows: list[tuple[str, ...]] = []
     for workload in dict.fromkeys(row.workload for row in figures):
         if workload == PROSE:
             continue
         mine = {row.policy: row for row in figures if row.workload == workload}
         cells = [workload]
-        for policy in policies:
+        for policy in policies.values():
             row = mine.get(policy)
             cells.append("–" if row is None else _summary(row))
         rows.append(tuple(cells))
@@ -111,8 +111,8 @@ def candidates(figures: Sequence[Figures], policies: Sequence[str]) -> Table:
 
 
 def _summary(row: Figures) -> str:
-    low, high = row.same_interval
-    return f"{row.kept:.1%}, same {row.same:.1%} ({low:.1%} to {high:.1%}), {row.recompute:.1%}"
+    same = _with_interval(row.same, row.same_interval)
+    return f"{_per_cent(row.kept)}, same {same}, {_per_cent(row.recompute)}"
 
 
 def _compared(groups: dict[str, list[Record]], policy: str) -> Table:

@@ -20,7 +20,7 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 table { border-collapse: collapse; font-size: 13px; width: 100%; background: #fff; }
 th, td { padding: .3rem .5rem; border-bottom: 1px solid #e6e6e3; text-align: right; }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child { text-align: left; } .short { white-space: nowrap; }
 code { background: #f0f0ec; padding: .1rem .3rem; border-radius: 3px; }
 .yes { color: #1f7a4d; } .no { color: #b3362f; } .scroll { overflow-x: auto; }
 svg { max-width: 46rem; height: auto; display: block; margin: 1rem 0; border: 1px solid #e6e6e3; }

@@ -28,14 +28,9 @@ def sections(found: Issue) -> list[Section]:
     part = found.confirmation or found.choice
     chosen = found.chosen.policy if found.chosen is not None else None
     where = "the documents to confirm by" if found.confirmation else "those to choose by"
-    result = [
-        Section(
-            title=f"The candidates, on {where}",
-            text="Share of cold's right answers kept, greedy answers the same as cold's token "
-            "for token (95 %), share recomputed.",
-            table=breakdown.candidates(part.figures, _candidates(part)),
-        )
-    ]
+    result = [_side_by_side(part, where)]
+    if found.confirmation is not None:
+        result.append(_side_by_side(found.choice, "the documents to choose by"))
     if chosen is not None:
         result += [
             Section(
@@ -93,6 +88,14 @@ def page(found: Issue, *, model: str, command: str) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _candidates(part: Part) -> list[str]:
-    """Policies measured on every workload, cheapest first."""
-    return ["none", *(v.policy for v in part.verdicts if v.policy != "none")]
+def _side_by_side(part: Part, where: str) -> Section:
+    """Policies measured on every workload, by a letter, cheapest first; naive reuse by its name."""
+    dear = [verdict.policy for verdict in part.verdicts if verdict.policy != "none"]
+    named = {chr(ord("A") + at): spec for at, spec in enumerate(dear[:26])}
+    legend = "; ".join(f"{letter}: {spec}" for letter, spec in named.items())
+    return Section(
+        title=f"The candidates, on {where}",
+        text="In per cent: cold's right answers that are kept, greedy answers the same as cold's "
+        f"token for token (95 %), recomputed. {legend}.",
+        table=breakdown.candidates(part.figures, {"none": "none", **named}),
+    )

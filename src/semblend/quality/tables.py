@@ -23,6 +23,9 @@ HEADINGS = (
     "probe",
 )
 
+SHORT = 44
+"""Characters that a figure with its interval takes."""
+
 
 def cells_of(row: Figures) -> tuple[str, ...]:
     """One row of a table."""
@@ -59,9 +62,7 @@ def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> st
 def html(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """An HTML table; the first column is text, the others are figures."""
     head = "".join(f"<th>{escape(text)}</th>" for text in headings)
-    body = "\n".join(
-        "<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows
-    )
+    body = "\n".join("<tr>" + "".join(_html_cell(text) for text in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
@@ -72,6 +73,12 @@ def policies_markdown() -> str:
         first = (cls.__doc__ or "").strip().split("\n\n")[0]
         lines.append(f"| `{name}` | {' '.join(first.split())} |")
     return "\n".join(lines)
+
+
+def _html_cell(text: str) -> str:
+    """Figures stay on one line; only what is longer may wrap."""
+    kind = ' class="short"' if len(text) <= SHORT else ""
+    return f"<td{kind}>{escape(text)}</td>"
 
 
 def _line(cells: Sequence[str]) -> str:
