@@ -265,6 +265,7 @@ class TensorRtLlm:
             values.update(mode="segmented_experimental", recompute_policy=policy)
         os.environ[VARIABLE] = json.dumps(values)
         self._sampling = tensorrt_llm.SamplingParams
+        self._runner = asyncio.Runner()  # one loop for all requests, as a server has
         self._llm = tensorrt_llm.LLM(model=model, kv_connector_config=connector_config())
         self._ladder = LadderLLM(self._llm, DeskClient(socket))
         self.certified = policy is None
@@ -274,17 +275,17 @@ class TensorRtLlm:
     def donor(self, text: str, salt: str) -> None:
         """Serve a prompt that becomes a donor."""
         tokens = self._tokens(text)
-        asyncio.run(self._plain(tokens, salt, 1))
+        self._runner.run(self._plain(tokens, salt, 1))
         time.sleep(0.5)  # the copy is made off the request path
-        asyncio.run(self._plain(tokens[:1], f"{salt}/settle", 1))
+        self._runner.run(self._plain(tokens[:1], f"{salt}/settle", 1))
 
     def cold(self, text: str, salt: str, max_tokens: int) -> Served:
         """Serve a prompt with nothing to reuse."""
         tokens = self._tokens(text)
         started = time.perf_counter()
-        asyncio.run(self._plain(tokens, f"{salt}/timed", 1))
+        self._runner.run(self._plain(tokens, f"{salt}/timed", 1))
         ttft = (time.perf_counter() - started) * 1e3
-        output = asyncio.run(self._plain(tokens, f"{salt}/text", max_tokens))
+        output = self._runner.run(self._plain(tokens, f"{salt}/text", max_tokens))
         return Served(
             text=output.outputs[0].text, ttft_ms=ttft, prompt_tokens=len(tokens), reused_tokens=0
         )
@@ -294,9 +295,9 @@ class TensorRtLlm:
         # Twice, each under a private salt of its own: for the time, and for the text.
         tokens = self._tokens(text)
         started = time.perf_counter()
-        asyncio.run(self._ladder.generate(tokens, self._params(1), cache_salt=salt))
+        self._runner.run(self._ladder.generate(tokens, self._params(1), cache_salt=salt))
         ttft = (time.perf_counter() - started) * 1e3
-        answer = asyncio.run(
+        answer = self._runner.run(
             self._ladder.generate(tokens, self._params(max_tokens), cache_salt=salt)
         )
         return Served(
@@ -308,6 +309,7 @@ class TensorRtLlm:
 
     def close(self) -> None:
         """Stop."""
+        self._runner.close()
         self._llm.shutdown()
         self._folder.cleanup()
 

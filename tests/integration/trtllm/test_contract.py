@@ -110,6 +110,14 @@ def test_a_recording_that_differs_is_told_in_words():
     assert any(one.startswith("RequestData") for one in told)
 
 
+def test_clients_in_the_engines_own_process_find_its_desk(make):
+    before = set(connector.local_desks())
+    engine = make()
+    assert set(connector.local_desks()) - before == {engine.scheduler.side}
+    engine.scheduler.shutdown()
+    assert set(connector.local_desks()) == before
+
+
 def test_without_tensorrt_llm_the_module_can_be_imported():
     if upstream.connector_module() is not None:
         pytest.skip("TensorRT-LLM is installed here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -98,6 +99,25 @@ def test_a_part_that_cannot_be_read_is_unknown_and_never_any(missing, part):
     found = namespaces.engine_namespace(EngineFacts.of(args), OPTIONS, SETTINGS)
     assert part in found.unknown_parts
     assert namespaces.for_discovery(found).is_complete
+
+
+def test_a_model_of_the_hub_is_known_by_its_commit(tmp_path, monkeypatch):
+    """What users give is a name, and the files are in the hub's cache."""
+    from huggingface_hub import constants
+
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    cached = tmp_path / "models--acme--tiny"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text(commit, encoding="utf-8")
+    (cached / "snapshots").mkdir()
+    shutil.copytree(folder_of("llama"), cached / "snapshots" / commit)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    found = namespace_of(model="acme/tiny")
+    assert found.is_complete
+    assert found.model == "acme/tiny"
+    assert found.model_revision == found.tokenizer_revision == f"revision:{commit}"
+    other = namespace_of(model="acme/tiny", tokenizer=folder_of("qwen2"))
+    assert other.tokenizer_revision.startswith("files:")
 
 
 def test_a_model_that_is_not_here_has_no_known_revision():

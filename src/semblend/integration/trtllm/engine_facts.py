@@ -28,6 +28,8 @@ class EngineFacts:
     model: str | None
     revision: str | None
     tokenizer: str | None
+    folder: Path | None
+    """Where the model's files are on this machine."""
     hf_config: Any
     """The model's own configuration, or None where it cannot be read."""
     dtype: str | None
@@ -48,7 +50,7 @@ class EngineFacts:
         """Read them; never raises."""
         model = _text(getattr(llm_args, "model", None))
         revision = _text(getattr(llm_args, "revision", None))
-        folder = None if model is None else _folder(model, revision)
+        folder = None if model is None else files_of(model, revision)
         hf_config = _hf_config(model, folder)
         cache = getattr(llm_args, "kv_cache_config", None)
         dtype = _dtype(getattr(llm_args, "dtype", None), hf_config)
@@ -56,6 +58,7 @@ class EngineFacts:
             model=model,
             revision=revision,
             tokenizer=_text(getattr(llm_args, "tokenizer", None)) or model,
+            folder=folder,
             hf_config=hf_config,
             dtype=dtype,
             cache_dtype=_cache_dtype(cache, llm_args, dtype, folder),
@@ -77,11 +80,12 @@ def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def _folder(model: str, revision: str | None) -> Path | None:
+def files_of(name: str, revision: str | None = None) -> Path | None:
+    """The folder of a model or tokenizer, if its files are here; nothing is downloaded."""
     try:
-        return weights_folder(model, revision)
+        return weights_folder(name, revision)
     except Exception as error:
-        logger.debug("no folder of %s: %s", model, error)
+        logger.debug("no folder of %s: %s", name, error)
         return None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from semblend.core.namespace import NONE, Namespace
 from semblend.core.settings import Settings
 from semblend.integration import model_identity
-from semblend.integration.trtllm.engine_facts import EngineFacts
+from semblend.integration.trtllm.engine_facts import EngineFacts, files_of
 from semblend.integration.trtllm.options import ConnectorOptions
 
 LAYOUT = "trtllm:blocks,layers,2,kv_heads,tokens,head_dim"
@@ -32,7 +32,9 @@ def engine_namespace(
         model=options.model_id or facts.model,
         model_revision=revision,
         tokenizer=facts.tokenizer,
-        tokenizer_revision=revision if facts.tokenizer == facts.model else _files(facts.tokenizer),
+        tokenizer_revision=(
+            revision if facts.tokenizer == facts.model else _tokenizer_revision(facts.tokenizer)
+        ),
         kv_dtype=facts.dtype,
         cache_dtype=facts.cache_dtype,
         quantization=facts.quantization,
@@ -79,19 +81,19 @@ def shown(namespace: Namespace) -> str:
 
 
 def _revision(facts: EngineFacts) -> str | None:
-    """What pins the weights: their files, or a revision; this process alone is not enough."""
-    if facts.model is None or facts.hf_config is None:
+    """What pins the weights: the hub's commit, their files, or a revision that is stated."""
+    folder = facts.folder
+    if folder is None or facts.hf_config is None:
         return f"revision:{facts.revision}" if facts.revision else None
-    found = model_identity.weights_by_files(facts.model, facts.hf_config, facts.revision)
-    return None if found.startswith("process:") else found
+    if folder.parent.name == "snapshots":
+        return f"revision:{folder.name}"
+    return model_identity.weights_by_files(str(folder), facts.hf_config)
 
 
-def _files(tokenizer: str | None) -> str | None:
+def _tokenizer_revision(tokenizer: str | None) -> str | None:
     """What pins a tokenizer that is not the model's: its files' bytes."""
-    from pathlib import Path
-
-    folder = None if tokenizer is None else Path(tokenizer)
-    if folder is None or not folder.is_dir():
+    folder = None if tokenizer is None else files_of(tokenizer)
+    if folder is None:
         return None
     digest = hashlib.sha256()
     for file in sorted(folder.glob("token*")) + sorted(folder.glob("vocab*")):
