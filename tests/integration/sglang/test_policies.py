@@ -23,20 +23,6 @@ def engine(make_engine):
     return engine
 
 
-@pytest.fixture
-def chunked(make_engine):
-    """Tails longer than a chunk, passes of the size of a chunk."""
-    engine = make_engine(
-        "llama",
-        server={"chunked_prefill_size": 128, "page_size": 16},
-        max_hole_tokens_per_step=4096,
-    )
-    engine.flush()
-    engine.call(probes.set_policy, POLICY)
-    engine.donate(DONOR)
-    return engine
-
-
 def test_the_tail_is_asked_and_what_it_looks_at_is_computed(engine):
     warm = engine.run(TARGET)
     said = warm.semblend
@@ -118,9 +104,23 @@ def test_requests_of_one_batch_are_asked_together_and_answered_as_alone(engine):
     engine.assert_no_leak()
 
 
-def test_a_tail_longer_than_a_chunk_is_lent_slots_for_its_probe(chunked):
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_tail_longer_than_a_chunk_is_lent_slots_for_its_probe(engine, make_engine, page_size):
+    """What the last queries look at does not depend on which step computes them."""
+    whole = engine.run(LONG_TAIL)
+    expected = engine.call(probes.holes_of, whole.request_id)
+    chunked = make_engine(
+        "llama",
+        server={"chunked_prefill_size": 128, "page_size": page_size},
+        max_hole_tokens_per_step=4096,
+    )
+    chunked.call(probes.set_policy, POLICY)
+    chunked.donate(DONOR)
     answer = chunked.run(LONG_TAIL)
     assert answer.semblend["outcome"] == "materialised"
+    if page_size == 1:
+        assert chunked.call(probes.holes_of, answer.request_id) == expected
+        assert answer.tokens == whole.tokens
     assert 64 <= answer.semblend["recomputed_tokens"] <= 112
     assert chunked.call(probes.failures) == 0
     chunked.assert_no_leak()

@@ -58,7 +58,8 @@ def workloads():
         )
         for scenario in demo.scenarios
     ]
-    asked += [
+    # In front of prompts that are computed cold: those would be exact prefixes of these.
+    asked[:0] = [
         replace(work, name=f"{work.name}, {policy}", policy=policy)
         for policy in PROBED
         for work in asked
