@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,3 +91,9 @@ def test_the_reference_model_loads_with_its_facts() -> None:
 def test_an_unknown_dtype_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="dtype 'int3'"):
         load_model(str(REFERENCE), dtype="int3")
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(UnsupportedModelError, match=re.escape(str(folder))):
+            load_model(str(folder))

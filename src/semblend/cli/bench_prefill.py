@@ -15,7 +15,7 @@ from rich.progress import track
 
 from semblend.cli.bench_miss import JUDGED_TOKENS, MissCost, add_miss_rows, measure_miss
 from semblend.cli.benchmark_report import BenchmarkReport
-from semblend.core.errors import MissingExtraError
+from semblend.core.errors import MissingExtraError, SemBlendError
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.core.tokens import TokenArray
 from semblend.engine.api import GenerationRequest, RequestReport, SamplingParams
@@ -82,13 +82,17 @@ def bench_prefill(
     wanted = _lengths(lengths)
     if threads:
         torch.set_num_threads(threads)
-    engine = EmbeddedEngine.load(
-        model,
-        options=EngineOptions(pool_bytes=2 << 30, host_donor_bytes=2 << 30),
-        settings=Settings(
-            embedder=EmbedderKind.NONE, allow_uncertified=True, recompute_policy="none"
-        ),
-    )
+    try:
+        engine = EmbeddedEngine.load(
+            model,
+            options=EngineOptions(pool_bytes=2 << 30, host_donor_bytes=2 << 30),
+            settings=Settings(
+                embedder=EmbedderKind.NONE, allow_uncertified=True, recompute_policy="none"
+            ),
+        )
+    except SemBlendError as error:
+        STDERR.print(f"[bold red]error:[/] {error}")
+        raise typer.Exit(2) from None
     plain = _plain_model(model, engine)
     report = BenchmarkReport("prefill")
     judged = Path(model).name == "semblend-reference-27m"

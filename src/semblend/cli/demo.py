@@ -65,7 +65,9 @@ def demo(
     report: Annotated[Path, typer.Option(help="Where the HTML report goes.")] = Path(
         "results/demo.html"
     ),
-    rounds: Annotated[int, typer.Option(help="Times each arm is run; the fastest counts.")] = 2,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Times each arm is run; the fastest counts.")
+    ] = 2,
     paragraphs: Annotated[int, typer.Option(help="Length of the documents.", min=4)] = 20,
     seed: Annotated[int, typer.Option(help="Seed of the documents.")] = 7,
 ) -> None:

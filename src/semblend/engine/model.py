@@ -78,12 +78,18 @@ def load_model(
     Raises
     ------
     UnsupportedModelError, UnsupportedRotaryError
-        If the model has a feature segmented prefill was not proven for.
+        If there is no such model, or it has a feature segmented prefill was not proven for.
     """
     transformers = _transformers()
     where = torch.device(_auto_device() if device == "auto" else device)
     kind = _pick_dtype(dtype, where)
-    config = transformers.AutoConfig.from_pretrained(name)
+    try:
+        config = transformers.AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise UnsupportedModelError(
+            f"{name}: neither a folder with a model nor to be had from the hub ({error}). A "
+            f"clone of SemBlend holds one at models/semblend-reference-27m"
+        ) from error
     check_supported(config)
     try:
         # Other weight files are pickles, which can hold programs.
