@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,11 +18,13 @@ from tests.integration.sglang import probes
 from tests.integration.sglang.models import REFERENCE
 
 POLICY = Settings.model_fields["recompute_policy"].default
+SHIPPED = json.loads(next((REFERENCE.parents[1] / "certificates").glob("*.json")).read_text())
 PROBED = (
     "query_attention(0.2)",
     "budget(edit_dependents(1, 8) + span_head(8) + query_attention(0.05), 0.15)",
+    SHIPPED["policy"],
 )
-"""The second is the bundled model's certified policy."""
+"""Policies that look at the model's work first; the last is the bundled model's certified one."""
 NEW_TOKENS = 8
 SERIALS = itertools.count(1)
 
@@ -100,8 +103,8 @@ def test_holes_recompute_and_tail_are_all_the_forward_sees(served, workloads):
         said = answer.semblend
         seen = sum(length for forward in forwards for _, _, length in forward)
         tail = said["prompt_tokens"] - said["exact_tokens"] - said["reused_tokens"]
-        if work.policy in PROBED:
-            assert len(forwards) == 3, "the probe, what it chose, the tail"
+        if work.policy in PROBED and said["outcome"] == "materialised":
+            assert len(forwards) in (2, 3), "the probe, what it chose if anything, the tail"
             seen -= sum(length for _, _, length in forwards[0])
             assert seen <= tail
             continue
