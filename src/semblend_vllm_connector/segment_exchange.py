@@ -115,10 +115,11 @@ class SegmentExchange:
     def close(self) -> None:
         """Stop both threads and withdraw what was shared. Idempotent."""
         self.clear()
-        for line, thread in zip((self._shares, self._fetches), self._threads, strict=True):
-            if thread.is_alive():
-                line.put(None)
-                thread.join()
+        if any(thread.is_alive() for thread in self._threads):
+            self._shares.put(None)
+            self._fetches.put(None)
+        for thread in self._threads:
+            thread.join()
 
     # -- sharing -----------------------------------------------------------------------
 
