@@ -6,13 +6,17 @@ is kept and pushed to disk, then reused; a fault is planted in one of the two ph
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import pytest
 
 from semblend.core.faults import FaultPoint, planted
 from semblend.core.outcomes import DeclineReason
+from semblend.integration.vllm import capture
+from semblend.integration.vllm.capture import CaptureThread
 from tests.integration.vllm.models import joined, random_tokens
 from tests.reliability.fault_results import record
 
@@ -169,3 +173,26 @@ def test_points_that_vllm_does_not_have_are_named():
     assert tried | set(NO_SUCH_BOUNDARY) == set(FaultPoint)
     for point, why in NO_SUCH_BOUNDARY.items():
         record("vllm", point, f"– ({why})")
+
+
+def test_a_copy_too_slow_for_a_preemption_is_thrown_away(engine):
+    """Its blocks are another request's by then: what was copied may not become a donor."""
+    captures, going_on = engine.worker.captures, threading.Event()
+    read = CaptureThread._read
+
+    def slow(self, *args):
+        going_on.wait(30)
+        return read(self, *args)
+
+    before = engine.scheduler.bridge.pipeline.stats().donors
+    with patch.object(CaptureThread, "_read", slow), patch.object(capture, "_WAIT_S", 0.05):
+        request = {"prompt_token_ids": DONOR.tolist()}
+        engine.llm.generate([request], engine.sampling(), use_tqdm=False)
+        (request_id,) = captures._pending
+        captures.wait_for([request_id])
+        going_on.set()
+        engine.drain()
+    assert len(engine.worker.donors) == engine.scheduler.bridge.pipeline.stats().donors == before
+    assert not captures._overwritten
+    keep(engine)
+    assert reuse(engine).semblend["outcome"] == "materialised"
