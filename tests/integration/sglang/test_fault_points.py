@@ -51,7 +51,7 @@ CASES = [
     Case(point=FaultPoint.KILLED_WORKER, phase=KEEPING, reason=DeclineReason.NO_MATCH),
     Case(point=FaultPoint.INDEX_READ, phase=REUSING, reason=DeclineReason.INTERNAL_ERROR),
     Case(point=FaultPoint.PLAN, phase=REUSING, reason=DeclineReason.INTERNAL_ERROR),
-    Case(point=FaultPoint.LEASE, phase=REUSING, reason=DeclineReason.MATERIALISATION_FAILED),
+    Case(point=FaultPoint.LEASE, phase=REUSING, reason=DeclineReason.DONOR_GONE),
     Case(point=FaultPoint.POOL, phase=REUSING, reason=DeclineReason.NO_CAPACITY),
     Case(point=FaultPoint.COPY, phase=REUSING, reason=DeclineReason.MATERIALISATION_FAILED),
     Case(point=FaultPoint.NESTED_PASS, phase=REUSING, reason=DeclineReason.MATERIALISATION_FAILED),

@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from semblend.core.errors import CapacityError
+from semblend.core.errors import CapacityError, DonorError
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.core.tokens import as_token_array
@@ -198,6 +198,8 @@ class SchedulerSide:
             return self._lost(state, error, nothing)
         except CapacityError as error:
             self.settlements.declined(state, DeclineReason.NO_CAPACITY, str(error))
+        except DonorError as error:
+            self.settlements.declined(state, DeclineReason.DONOR_GONE, str(error))
         except Exception as error:
             logger.warning("SemBlend could not load for %s", request.rid, exc_info=True)
             self._note_failure()
