@@ -10,7 +10,6 @@ import torch
 from semblend.core.errors import CapacityError
 from semblend.core.faults import FaultPoint, fault_point
 from semblend.engine.pages import PageAllocator, PageTable
-from semblend.kv.host_memory import host_empty
 from semblend.kv.layout import PagedLayout, by_slot
 
 
@@ -85,12 +84,7 @@ class PagedPool:
     def read(self, table: PageTable, start: int, end: int) -> torch.Tensor:
         """A copy of K/V at positions [start, end): [layers, 2, end - start, kv_heads, head_dim]."""
         shape = (*self.data.shape[:2], end - start, *self.data.shape[4:])
-        on_host = self.data.device.type == "cpu"
-        out = (
-            host_empty(shape, self.data.dtype)
-            if on_host
-            else torch.empty(shape, dtype=self.data.dtype, device=self.data.device)
-        )
+        out = torch.empty(shape, dtype=self.data.dtype, device=self.data.device)
         row = 0
         for slot, length in table.runs(start, end):
             _copy(out[:, :, row : row + length], self.by_slot[:, :, slot : slot + length])

@@ -19,7 +19,6 @@ import xxhash
 
 from semblend.core.errors import CorruptSegmentError, DonorError, StorageError
 from semblend.core.faults import FaultPoint, fault_point, reach
-from semblend.kv.host_memory import host_empty
 from semblend.kv.segments import Segment, SegmentKey, kv_bytes, kv_checksum
 
 VERSION = 1
@@ -162,11 +161,7 @@ def read_segment(path: Path, *, pinned: bool = False) -> Segment:
         with open(_open_for_reading(path), "rb", buffering=0) as file:
             header = _checked_header(file.fileno(), path)
             reach(FaultPoint.ALLOCATION)
-            kv = (
-                torch.empty(header.shape, dtype=header.dtype, pin_memory=True)
-                if pinned
-                else host_empty(header.shape, header.dtype)
-            )
+            kv = torch.empty(header.shape, dtype=header.dtype, pin_memory=pinned)
             _read_all(file.fileno(), kv_bytes(kv), path)
     except CorruptSegmentError:
         raise
