@@ -222,5 +222,5 @@ def test_many_requests_at_once_are_all_answered_while_everything_fails(
                 "only those that were cancelled are"
             )
         driver.engine.donors.wait()
-    assert len(faults.fired) > 10
+    assert len(faults.fired) > 4, "which points are reached depends on who is first"
     assert_whole(driver, tmp_path)
