@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # One thread a worker: two workers on two cores, and results that do not depend on the machine.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: install demo test lint types unit test-fleet test-vllm test-sglang clean
+.PHONY: install demo test lint types unit soak soak-short sbom test-fleet test-vllm test-sglang clean
 
 install: $(VENV)/.dev
 
@@ -29,7 +29,7 @@ demo: $(VENV)/.engine
 	@$(BIN)/semblend demo
 
 # Everything, each engine for real on the CPU: about half an hour on two cores when new.
-test: lint types unit test-fleet test-vllm test-sglang
+test: lint types unit soak-short test-fleet test-vllm test-sglang
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -56,6 +56,18 @@ test-sglang:
 	@echo "the SGLang environment (a few minutes when new)"
 	@bash scripts/sglang_env.sh $(PYTHON)
 	.venv-sglang/bin/python -m pytest tests/integration/sglang
+
+# The real server under mixed tenants, hang-ups and faults, its answers held to cold.
+MINUTES ?= 20
+soak: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
+
+soak-short: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.soak --minutes 2
+
+# What is in an installation, as CycloneDX.
+sbom: $(VENV)/.dev
+	$(BIN)/python scripts/sbom.py
 
 clean:
 	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis
