@@ -41,6 +41,7 @@ def answers(engine):
 @pytest.fixture
 def pair(make_engine, monkeypatch):
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+    monkeypatch.setenv("SEMBLEND_SHADOW_RATE", "1")
     return make_engine(
         "llama",
         engine={
@@ -60,8 +61,14 @@ def test_two_ranks_answer_as_one(make_engine, pair):
     assert two[2] == two[0], "all holes equal cold on two ranks"
     assert pair.scheduler.setup.ranks == 2
     assert pair.scheduler.bridge.pipeline.stats().donors == 1
-    one = answers(make_engine("llama"))
+    shadows = pair.scheduler.shadows.watch.stats()
+    single = make_engine("llama", capture_queue=7)
+    one = answers(single)
     assert two == one
+    assert shadows.samples == 2, "a region that is all holes is exact"
+    alone = single.scheduler.shadows.watch.stats()
+    assert shadows.disagreement == pytest.approx(alone.disagreement)
+    assert shadows.divergence == pytest.approx(alone.divergence, rel=1e-3)
 
 
 def test_what_fails_on_one_rank_is_computed_exactly_on_both(pair):
