@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -95,6 +96,8 @@ def bench_prefill(
         raise typer.Exit(2) from None
     plain = _plain_model(model, engine)
     report = BenchmarkReport("prefill")
+    # Whatever else runs is in the times; a reader must see that it did.
+    report.add("machine", "load average before the run", os.getloadavg()[0], "processes")
     judged = Path(model).name == "semblend-reference-27m"
     results: dict[int, Times] = {}
     try:
