@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # One thread a worker: two workers on two cores, and results that do not depend on the machine.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: install demo test lint types unit soak soak-short sbom test-fleet test-vllm test-sglang clean
+.PHONY: install demo test lint types unit soak soak-short sbom fuzz attack audit test-fleet test-vllm test-sglang clean
 
 install: $(VENV)/.dev
 
@@ -67,7 +67,18 @@ soak-short: $(VENV)/.dev
 
 # What is in an installation, as CycloneDX.
 sbom: $(VENV)/.dev
-	$(BIN)/python scripts/sbom.py
+	$(BIN)/python scripts/sbom.py --output sbom.json
+
+fuzz: $(VENV)/.dev
+	@$(PIP) -e '.[fuzz]'
+	$(BIN)/python -m benchmarks.fuzz --json
+
+attack: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.timing_attack --json
+
+audit: $(VENV)/.dev
+	@$(PIP) pip-audit
+	$(BIN)/python scripts/audit_dependencies.py
 
 clean:
 	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis
