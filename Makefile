@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # One thread a worker: two workers on two cores, and results that do not depend on the machine.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: install demo test lint types unit soak soak-short sbom fuzz attack audit test-fleet test-vllm test-sglang clean
+.PHONY: install demo test lint types unit soak soak-short reliability sbom fuzz attack audit test-fleet test-vllm test-sglang clean
 
 install: $(VENV)/.dev
 
@@ -64,6 +64,11 @@ soak: $(VENV)/.dev
 
 soak-short: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.soak --minutes 2
+
+reliability: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.corruption
+	$(BIN)/python -m benchmarks.crash_recovery
+	$(BIN)/python -m benchmarks.fault_cost
 
 # What is in an installation, as CycloneDX.
 sbom: $(VENV)/.dev
