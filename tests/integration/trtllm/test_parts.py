@@ -284,6 +284,8 @@ def test_dispatched_plans_say_where_their_kv_may_go(make):
     engine.run(joined(document, random_tokens(20, seed=3)))
     (exact,) = engine.records("plan_dispatched")
     assert (exact["kind"], exact["publication_policy"]) == ("exact_prefix", "exact_cache")
+    assert exact["plan"]["segments"][0]["target_positions"] == [0, 192]
+    assert len(exact["plan"]["segments"][0]["target_block_ids"]) == 192 // BLOCK
     import asyncio
 
     asyncio.run(engine.ladder(joined(random_tokens(32, seed=4), document, [7] * 9)))

@@ -308,6 +308,7 @@ class SchedulerSide:
             prefix_token_count=command.plan.prefix_token_count,
             donor_ids=list(plan.donor_ids),
             asynchronous=command.asynchronous,
+            plan=command.plan.to_dict(),
         )
 
     def _withdraw(self, state: RequestState) -> None:
