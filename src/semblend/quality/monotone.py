@@ -74,7 +74,7 @@ def sign_test(lost: int, won: int) -> float:
     (1.0, 0.5)
     """
     trials = lost + won
-    return sum(math.comb(trials, k) for k in range(lost, trials + 1)) / 2**trials
+    return sum(math.comb(trials, k) for k in range(lost, trials + 1)) / (1 << trials)
 
 
 def _compare(cheap: dict[str, Record], dear: dict[str, Record]) -> tuple[int, int]:
