@@ -130,14 +130,19 @@ def test_a_sample_that_fails_harms_nobody(engine, monkeypatch):
 
 
 def test_a_busy_engine_computes_no_samples_until_it_has_time(engine):
-    """A sample's pieces come in idle steps; requests of other users stand before it."""
-    prompts = [target(number) for number in range(42, 46)]
-    answers = engine.run_all(prompts, max_tokens=12, hints={"capture": False})
-    assert all(answer.semblend["outcome"] == "materialised" for answer in answers)
-    divergences, _ = figures(engine)
-    assert len(divergences) == len(prompts)
-    connector = engine.scheduler_connector
-    assert all(not orders or idle for idle, orders in connector.cold_shadow_steps)
+    """One request ends early; while the other decodes, the sample of the first waits."""
+    steps = engine.scheduler_connector.cold_shadow_steps
+    steps.clear()
+    inputs = [{"prompt_token_ids": target(number).tolist()} for number in (42, 43)]
+    hints = {"capture": False}
+    lengths = [engine.sampling(hints=hints, max_tokens=most) for most in (2, 40)]
+    engine.llm.generate(inputs, lengths, use_tqdm=False)
+    engine.drain()
+    assert len(figures(engine)[0]) == 2
+    busy = [pieces for idle, pieces in steps if not idle]
+    assert len(busy) >= 40
+    assert not any(busy)
+    assert sum(pieces for idle, pieces in steps if idle) >= 2
 
 
 def test_too_many_samples_are_not_taken(engine, monkeypatch):
