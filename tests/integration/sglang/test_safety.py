@@ -11,7 +11,7 @@ from tests.integration.sglang.prompts import DONOR, TARGET
 PACKAGE = "semblend.integration.sglang"
 # Where something is made to raise, how often, and what the response then says.
 STAGES = {
-    "planning": (f"{PACKAGE}.provider.SemBlendProvider.match", None, None),
+    "planning": (f"{PACKAGE}.provider.SemBlendProvider.match", None, "declined"),
     "reading the request": (f"{PACKAGE}.scheduler_side.state_of", None, None),
     "finding the donor": (f"{PACKAGE}.loading.SpanLoader._slots_of", None, "declined"),
     "comparing tokens": (f"{PACKAGE}.loading.SpanLoader._check_tokens", None, "declined"),
