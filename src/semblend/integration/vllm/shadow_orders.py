@@ -157,6 +157,8 @@ class ShadowOrders:
                 self._stats.value("shadow_disagreement", disagreement)
             elif sample.sample_id in report.shadow_done:
                 sample.ordered = False
+                if sample.done == len(sample.tokens):
+                    self._end(sample, manager)  # no rank had logits to compare
 
     def clear(self, manager: Any) -> None:
         """Forget all samples."""
