@@ -17,12 +17,18 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from semblend.core.faults import FaultPoint, planted
 from semblend.core.outcomes import DeclineReason, Outcome
-from semblend.engine.api import FinishReason
+from semblend.core.plan import Span
+from semblend.core.tokens import TokenArray
+from semblend.engine.api import FinishReason, TokenSource
 from semblend.engine.handle import GenerationResult
+from semblend.engine.materialise import load_spans
+from semblend.engine.segmented import compute, runs_of_plan
 from tests.engine.conftest import Driver, EngineMaker, same
+from tests.engine.donors import DonorShelf, cold_kv, hand_plan, make_pool, make_table
 from tests.engine.models import random_tokens, tiny
 from tests.engine.test_engine import behind
 from tests.reliability.fault_results import record
@@ -170,6 +176,36 @@ def test_a_ledger_that_fails_claims_no_reuse(make_engine: EngineMaker, tmp_path:
     record("embedded", FaultPoint.SETTLEMENT, "served, not counted as reuse")
 
 
+def assert_as_reported(answer: GenerationResult, kept: dict[str, TokenArray]) -> None:
+    """The first token is what the reported spans give, put in place by hand from cold K/V.
+
+    Which donor serves, and where spans end, depends on what the faults have left.
+    """
+    model, _ = tiny("llama-gqa")
+    shelf, spans = DonorShelf(), []
+    for part in answer.report.strip:
+        if part.source is TokenSource.REUSED and part.donor_id is not None:
+            donor = kept[part.donor_id.split(".")[0]]
+            shelf.add(part.donor_id, donor, cold_kv(model, donor), 64)
+            spans.append(
+                # The document stands at the same place in all of these prompts.
+                Span(
+                    donor_id=part.donor_id,
+                    donor_start=part.start,
+                    target_start=part.start,
+                    length=part.end - part.start,
+                )
+            )
+    pool, plan = make_pool(model), hand_plan(TARGET, spans)
+    table = make_table(pool, len(TARGET))
+    load_spans(plan, TARGET, table=table, pool=pool, rotary=model.rotary, donors=shelf)
+    logits = compute(model, pool, runs_of_plan(plan, TARGET, table))[-1]
+    expected = torch.log_softmax(logits.float(), dim=-1)
+    (event,) = answer.events
+    assert event.token_id == int(expected.argmax()), answer.report
+    assert event.logprob == pytest.approx(float(expected.max()), abs=1e-4), answer.report
+
+
 def test_everything_failing_a_little_is_survived(
     make_engine: EngineMaker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -180,27 +216,29 @@ def test_everything_failing_a_little_is_survived(
     caplog.set_level(logging.CRITICAL)  # or pytest keeps every traceback, and its frames
     driver = engine_with_disk(make_engine, tmp_path)
     donors = [behind(100 + number) for number in range(3)]
-    answers = [driver.cold(TARGET, max_tokens=1)]
-    for donor in donors:
-        driver.run(donor)
-        answers.append(reuse(driver, max_tokens=1))
-        driver.engine.drop_donors()
+    kept: dict[str, TokenArray] = {}
+    answers: list[GenerationResult] = []
     process = psutil.Process()
     spec = ",".join(f"{point}:0.05" for point in FaultPoint if point is not FaultPoint.CLOCK)
     reasons: Counter[str] = Counter()
     level = 0
-    for turn in range(3):
+    for turn in range(4):
         with planted(spec, seed=turn) as faults:
-            for number in range(25):
-                driver.run(donors[number % 3])
-                answer = reuse(driver, max_tokens=1)
-                assert any(same(answer, known) for known in answers), answer.report
-                reasons[answer.report.reason or answer.report.outcome.value] += 1
+            for number in range(20):
+                donor = donors[number % 3]
+                kept[driver.run(donor).report.request_id] = donor
+                answers.append(reuse(driver, max_tokens=1))
         assert sum(faults.fired.values()) > 20
+        while answers:
+            answer = answers.pop()
+            assert_as_reported(answer, kept)
+            reasons[answer.report.reason or answer.report.outcome.value] += 1
         gc.collect()
-        level = level or process.memory_info().rss  # after the first turn
+        if turn == 1:  # allocators have what they keep
+            level = process.memory_info().rss
     assert len(reasons) > 3, reasons
-    assert process.memory_info().rss - level < 16 << 20
+    # Allocators take memory in steps of 16 MB; what grows slowly is the soak's to find.
+    assert process.memory_info().rss - level < 48 << 20
     assert_whole(driver, tmp_path)
 
 

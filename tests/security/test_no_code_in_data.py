@@ -159,7 +159,8 @@ def test_no_tenant_template_salt_or_request_names_a_file(tmp_path: Path) -> None
         for number in range(3):
             request: Any = GenerationRequest(
                 request_id=f"{hostile}{number}",
-                tokens=np.arange(100 + number, 300 + number, dtype=np.int32),
+                # Nothing in common, so that all three are computed and kept.
+                tokens=np.random.default_rng(number).integers(100, 8000, 200, dtype=np.int32),
                 namespace=engine.namespace(tenant=hostile, template=hostile, cache_salt=hostile),
                 sampling=SamplingParams(max_tokens=1),
             )
