@@ -29,7 +29,7 @@ demo: $(VENV)/.engine
 	@$(BIN)/semblend demo
 
 # Everything, each engine for real on the CPU: about half an hour on two cores when new.
-test: lint types unit soak-short test-fleet test-vllm test-sglang
+test: lint types unit soak-short test-vllm test-sglang test-fleet
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -41,10 +41,12 @@ types: $(VENV)/.dev
 unit: $(VENV)/.dev
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/fleet
 
-# A real nats-server, real engines, Dynamo and Mooncake.
+# A real nats-server, real engines (vLLM and SGLang where their environments are), Dynamo and
+# Mooncake. Dynamo brings pytest plugins that ignore every file with an engine in its name.
 test-fleet: $(VENV)/.dev
 	@bash scripts/fleet_env.sh
-	$(TEST_ENV) FLEET_TESTS=required .venv-fleet/bin/python -m pytest tests/fleet
+	$(TEST_ENV) FLEET_TESTS=required .venv-fleet/bin/python -m pytest \
+	    -p no:vllm_tests -p no:sglang_tests -p no:trtllm_tests -p no:triton_tests tests/fleet
 
 # Real engines on the CPU, each in an environment of its own.
 test-vllm:
