@@ -1,10 +1,11 @@
-"""Cutting plans to what an engine can carry out in one step."""
+"""Cutting plans to what a mode may supply and an engine can carry out in one step."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from semblend.core.plan import Hole, Plan
+from semblend.core.outcomes import DeclineReason
+from semblend.core.plan import Hole, Plan, Span, SpanKind
 
 
 def ending_at(plan: Plan, end: int) -> Plan | None:
@@ -40,3 +41,36 @@ def within_hole_budget(plan: Plan, budget_tokens: int, *, page_size: int = 1) ->
             break
         end = copy.target_end
     return ending_at(plan, end // page_size * page_size)
+
+
+def exact_part(plan: Plan, block_size: int) -> Plan:
+    """The identical prefix of a plan, whole blocks of it: exact, so no certificate is asked."""
+    allowed = (None, DeclineReason.NO_CERTIFICATE, DeclineReason.POLICY_DECLINED)
+    first = plan.spans[0] if plan.spans else None
+    if plan.reason not in allowed or first is None or first.kind is not SpanKind.PREFIX:
+        return plan if plan.reason else plan.declined(DeclineReason.NO_MATCH, "no exact prefix")
+    return _leading(plan, (first,), block_size)
+
+
+def leading_part(plan: Plan, block_size: int) -> Plan:
+    """What covers the prompt's beginning without a hole, whole blocks of it."""
+    if not plan.executable:
+        return plan
+    reach, leading = plan.exact_tokens, []
+    for span in plan.copies:
+        if span.target_start != reach:
+            break
+        leading.append(span)
+        reach = span.target_end
+    return _leading(plan, tuple(leading), block_size)
+
+
+def _leading(plan: Plan, spans: tuple[Span, ...], block_size: int) -> Plan:
+    if spans and spans[0].target_start == plan.exact_tokens:
+        reach = min(spans[-1].target_end, plan.prompt_tokens - 1)
+        end = reach // block_size * block_size
+        clipped = (span.clipped(plan.exact_tokens, end) for span in spans)
+        kept = tuple(span for span in clipped if span is not None)
+        if kept:
+            return replace(plan, spans=kept, recompute=(), end=end, reason=None, detail="")
+    return plan.declined(DeclineReason.NO_MATCH, "nothing covers the prompt's beginning")

@@ -16,11 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from semblend.core.errors import SemBlendError
+from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan, Span, SpanKind
 from semblend.planning.policies.base import RecomputeRequest, Scores, policy_from_spec
 
 if TYPE_CHECKING:
     import torch
+
+
+UNPROBED = "needs a probe that is not made here"
 
 
 class ProbeUnavailableError(SemBlendError):
@@ -67,6 +71,11 @@ def can_probe(spec: str) -> bool:
     except ProbeUnavailableError:
         return False
     return True
+
+
+def declined_unprobed(plan: Plan) -> Plan:
+    """A plan whose policy asks for more than the engine at hand can tell: never run without."""
+    return plan.declined(DeclineReason.UNSUPPORTED, f"{plan.policy} {UNPROBED}")
 
 
 def pass_tokens(plan: Plan) -> int:

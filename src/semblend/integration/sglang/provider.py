@@ -33,7 +33,7 @@ from semblend.core.plan import Plan
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray, TokenIds, as_token_array
 from semblend.integration.plan_cuts import within_hole_budget
-from semblend.integration.probing import can_probe, pass_tokens
+from semblend.integration.probing import can_probe, declined_unprobed, pass_tokens
 from semblend.integration.sglang import namespaces
 from semblend.pipeline import PipelineStats, SemBlendPipeline
 from semblend.planning.boundaries import Boundaries
@@ -178,9 +178,7 @@ class SemBlendProvider:
         else:
             plan = self.pipeline.plan(tokens, namespace, exact_tokens=exact_tokens, block_size=page)
         if plan.executable and not can_probe(plan.policy):
-            plan = plan.declined(
-                DeclineReason.UNSUPPORTED, f"{plan.policy} needs a probe that is not made here"
-            )
+            plan = declined_unprobed(plan)
         if plan.executable and hole_budget is not None:
             cut = within_hole_budget(plan, hole_budget, page_size=self._page_size)
             if cut is None or pass_tokens(cut) > hole_budget:

@@ -12,18 +12,17 @@ import threading
 from collections.abc import Callable
 
 from semblend.core.namespace import Namespace
-from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray, as_token_array
-from semblend.integration.probing import is_dynamic
+from semblend.integration.plan_cuts import exact_part
+from semblend.integration.probing import declined_unprobed, is_dynamic
 from semblend.integration.trtllm import namespaces
 from semblend.integration.trtllm.semantic_plan import (
     SemanticKvLookupRequest,
     SemanticKvLookupResult,
     discovered,
 )
-from semblend.integration.vllm.bridge import exact_part
 from semblend.pipeline import SemBlendPipeline
 from semblend.planning.boundaries import Boundaries
 from semblend.planning.certificates import Standing
@@ -89,9 +88,7 @@ class SemBlendKvProvider:
             tokens, namespace, exact_tokens=exact_tokens, block_size=self._block_size
         )
         if plan.executable and is_dynamic(plan.policy):
-            return plan.declined(
-                DeclineReason.UNSUPPORTED, f"{plan.policy} needs a probe that is not made here"
-            )
+            return declined_unprobed(plan)
         return plan
 
     def exact(self, tokens: TokenArray, namespace: Namespace, *, exact_tokens: int) -> Plan:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from semblend.core.namespace import Namespace
 from semblend.core.outcomes import DeclineReason
-from semblend.core.plan import Plan, Span, SpanKind
+from semblend.core.plan import Plan
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray
-from semblend.integration.probing import can_probe, is_dynamic
+from semblend.integration.plan_cuts import exact_part, leading_part
+from semblend.integration.probing import can_probe, declined_unprobed, is_dynamic
 from semblend.integration.vllm.modes import Mode
 from semblend.pipeline import SemBlendPipeline
 from semblend.planning.boundaries import Boundaries
@@ -103,9 +104,7 @@ class PlannerBridge:
         try:
             plan = self._cut_to_mode(plan)
             if plan.executable and not self._can_carry_out(plan):
-                plan = plan.declined(
-                    DeclineReason.UNSUPPORTED, f"{plan.policy} needs a probe that is not made here"
-                )
+                plan = declined_unprobed(plan)
             if self.rewrite is not None:
                 plan = self.rewrite(plan, tokens)
         except Exception as error:
@@ -217,39 +216,6 @@ class PlannerBridge:
             del self._contents[content]
         self._dropped.append(donor_id)
         self.generation += 1
-
-
-def exact_part(plan: Plan, block_size: int) -> Plan:
-    """The identical prefix of a plan, whole blocks of it: exact, so no certificate is asked."""
-    allowed = (None, DeclineReason.NO_CERTIFICATE, DeclineReason.POLICY_DECLINED)
-    first = plan.spans[0] if plan.spans else None
-    if plan.reason not in allowed or first is None or first.kind is not SpanKind.PREFIX:
-        return plan if plan.reason else plan.declined(DeclineReason.NO_MATCH, "no exact prefix")
-    return _leading(plan, (first,), block_size)
-
-
-def leading_part(plan: Plan, block_size: int) -> Plan:
-    """What covers the prompt's beginning without a hole, whole blocks of it."""
-    if not plan.executable:
-        return plan
-    reach, leading = plan.exact_tokens, []
-    for span in plan.copies:
-        if span.target_start != reach:
-            break
-        leading.append(span)
-        reach = span.target_end
-    return _leading(plan, tuple(leading), block_size)
-
-
-def _leading(plan: Plan, spans: tuple[Span, ...], block_size: int) -> Plan:
-    if spans and spans[0].target_start == plan.exact_tokens:
-        reach = min(spans[-1].target_end, plan.prompt_tokens - 1)
-        end = reach // block_size * block_size
-        clipped = (span.clipped(plan.exact_tokens, end) for span in spans)
-        kept = tuple(span for span in clipped if span is not None)
-        if kept:
-            return replace(plan, spans=kept, recompute=(), end=end, reason=None, detail="")
-    return plan.declined(DeclineReason.NO_MATCH, "nothing covers the prompt's beginning")
 
 
 def _content(tokens: TokenArray, namespace: Namespace) -> bytes:
