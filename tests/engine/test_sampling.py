@@ -47,6 +47,22 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
     assert tiny[1] == 1.0
 
 
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        {"temperature": 5e-324},
+        {"temperature": 1e-39, "top_k": 3},
+        {"temperature": 1e-30, "top_p": 0.5},
+        {"temperature": 1.0, "top_p": 5e-324},
+        {"temperature": 5e-324, "top_p": 5e-324},
+    ],
+)
+def test_the_smallest_temperature_and_top_p_take_the_likeliest_token(
+    cuts: dict[str, float],
+) -> None:
+    assert draws(SamplingParams(seed=1, **cuts), 20)[1] == 1.0  # type: ignore[arg-type]
+
+
 def test_logprobs_are_the_models_own() -> None:
     params = SamplingParams(temperature=1.0, top_k=1, top_logprobs=3)
     choice = choose(LOGITS, params, make_generator(params))

@@ -54,7 +54,10 @@ def choose(
 
 def _kept(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     """Probabilities after temperature, top-k and top-p; the likeliest token always stays."""
-    scaled = logits / params.temperature
+    # From the likeliest token down, which is then exactly 0 at any temperature: divided as they
+    # are, logits overflow at a very small one.
+    temperature = max(params.temperature, torch.finfo(torch.float32).tiny)
+    scaled = (logits - logits.max()) / temperature
     if 0 < params.top_k < len(scaled):
         smallest = scaled.topk(params.top_k).values[-1]
         scaled = scaled.masked_fill(scaled < smallest, float("-inf"))
@@ -63,5 +66,6 @@ def _kept(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
         ordered, order = probabilities.sort(descending=True)
         # A token is dropped when those before it already reach top_p.
         dropped = ordered.cumsum(0) - ordered >= params.top_p
+        dropped[0] = False  # a top_p too small for float32 reads as 0
         probabilities = probabilities.index_fill(0, order[dropped], 0.0)
     return probabilities
