@@ -12,7 +12,7 @@ from semblend.core.outcomes import DeclineReason, Outcome
 from semblend.core.settings import Settings
 from semblend.engine.api import RequestReport
 from tests.engine.conftest import REUSING, Driver, EngineMaker
-from tests.engine.models import random_tokens
+from tests.engine.models import random_tokens, tiny
 
 PASSAGE = random_tokens(150, 1)
 WATCHED = REUSING.model_copy(update={"shadow_rate": 1.0})
@@ -105,6 +105,25 @@ def test_long_prompts_are_sampled_in_several_passes(make_engine: EngineMaker) ->
     driver = make_engine(settings=WATCHED, step_tokens=16)
     donate(driver)
     assert ask(driver, 1).outcome is Outcome.MATERIALISED
+    settle(driver, 1)
+
+
+def test_a_pool_full_of_cached_pages_still_has_room_for_a_sample(make_engine: EngineMaker) -> None:
+    page = 8
+    driver = make_engine(
+        settings=WATCHED,
+        page_size=page,
+        pool_bytes=tiny("llama-gqa")[0].kv_shape.token_bytes * 64 * page,
+    )
+    donate(driver)
+    begin = random_tokens(10 * page, 7)
+    for filler in (8, 9, 10, 11):
+        driver.run(random_tokens(12 * page, filler))
+    driver.run(np.concatenate((begin, random_tokens(page, 12))))
+    # Its exact pages are shared with the cache, so it leaves fewer behind than its sample needs.
+    prompt = np.concatenate((begin, PASSAGE, random_tokens(4, 13)))
+    report = driver.run(prompt, donate=False).report
+    assert (report.outcome, report.exact_tokens) == (Outcome.MATERIALISED, len(begin))
     settle(driver, 1)
 
 

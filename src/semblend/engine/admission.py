@@ -12,7 +12,7 @@ from collections import deque
 
 import numpy as np
 
-from semblend.core.errors import CapacityError, CorruptSegmentError, DonorError
+from semblend.core.errors import CorruptSegmentError, DonorError
 from semblend.core.outcomes import DeclineReason, Outcome
 from semblend.core.plan import Hole, Plan
 from semblend.engine.loading import start_load
@@ -20,7 +20,7 @@ from semblend.engine.materialise import DonorSource, load_spans
 from semblend.engine.model import LoadedModel
 from semblend.engine.pages import PageIds, PageTable
 from semblend.engine.pool import PagedPool
-from semblend.engine.prefix_cache import PrefixCache
+from semblend.engine.prefix_cache import PrefixCache, take_pages
 from semblend.engine.probes import PoolProbe
 from semblend.engine.segmented import plan_runs
 from semblend.engine.sequence import Phase, Sequence
@@ -73,7 +73,8 @@ class Admission:
         shared = self._match(sequence)
         fresh = None
         try:
-            fresh = self._take(self.pages_needed(sequence) - len(shared))
+            count = self.pages_needed(sequence) - len(shared)
+            fresh = take_pages(self._pool.allocator, self._prefixes, count)
         finally:
             if fresh is None:
                 self._pool.allocator.release(shared)
@@ -130,15 +131,6 @@ class Admission:
         if self._prefixes is None or sequence.share_key is None or not sequence.request.reuse:
             return np.empty(0, dtype=np.int32)
         return self._prefixes.match(sequence.share_key, sequence.request.tokens)
-
-    def _take(self, count: int) -> PageIds | None:
-        allocator = self._pool.allocator
-        if count > allocator.free and self._prefixes is not None:
-            self._prefixes.evict(count - allocator.free)
-        try:
-            return allocator.allocate(count)
-        except CapacityError:
-            return None
 
     def _plan(self, sequence: Sequence) -> Plan | None:
         """Ask for a plan; the ledger has the request open afterwards."""

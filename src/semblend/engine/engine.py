@@ -86,11 +86,17 @@ class EmbeddedEngine:
             uncertified=self.standing.refusal,
             boundaries=boundaries,
         )
+        self._prefixes = (
+            PrefixCache(self.pool.allocator, self.pool.page_size)
+            if self.options.prefix_cache
+            else None
+        )
         self.shadow = Shadow(
             model=model,
             pool=self.pool,
             rate=self.settings.shadow_rate,
             step_tokens=self.options.step_tokens,
+            prefixes=self._prefixes,
         )
         self._tiers = _make_tiers(self.options, model.device)
         self.donors = DonorLibrary(
@@ -98,11 +104,6 @@ class EmbeddedEngine:
             pipeline=self.pipeline,
             tiers=self._tiers,
             queued=self.options.capture_queue,
-        )
-        self._prefixes = (
-            PrefixCache(self.pool.allocator, self.pool.page_size)
-            if self.options.prefix_cache
-            else None
         )
         admission = Admission(
             model=model,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
+from semblend.core.errors import CapacityError
 from semblend.core.tokens import TokenArray
 from semblend.engine.pages import PageAllocator, PageIds
 
@@ -108,6 +109,21 @@ class PrefixCache:
         # Deepest first, so that a page is never older than one that depends on it.
         for key in reversed(keys):
             self._entries.move_to_end(key)
+
+
+def take_pages(
+    allocator: PageAllocator, prefixes: PrefixCache | None, count: int
+) -> PageIds | None:
+    """`count` pages, cached ones given up for them where there is a cache; None if too few.
+
+    A pool that has served a while is full of cached pages: whoever wants some asks here.
+    """
+    if count > allocator.free and prefixes is not None:
+        prefixes.evict(count - allocator.free)
+    try:
+        return allocator.allocate(count)
+    except CapacityError:
+        return None
 
 
 def _chain(parent: bytes, block: TokenArray) -> bytes:

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from semblend.core.errors import CapacityError
 from semblend.core.tokens import TokenArray
 from semblend.engine.batch import ComputeRun, build_batch
 from semblend.engine.model import LoadedModel
 from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
+from semblend.engine.prefix_cache import PrefixCache, take_pages
 from semblend.engine.sequence import Sequence
 from semblend.planning.shadow_watch import (
     COMPARED_TOKENS,
@@ -61,11 +61,13 @@ class Shadow:
         pool: PagedPool,
         rate: float,
         step_tokens: int,
+        prefixes: PrefixCache | None = None,
         bound: float = DISAGREEMENT_BOUND,
         seed: int | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
+        self._prefixes = prefixes
         self._rate = rate
         self._step_tokens = step_tokens
         self.watch = ShadowWatch(bound=bound)
@@ -122,9 +124,8 @@ class Shadow:
     def _advance(self, sample: _Sample) -> bool:
         size = len(sample.tokens)
         if sample.table is None:
-            try:
-                pages = self._pool.allocator.allocate(self._pool.pages_for(size))
-            except CapacityError:
+            pages = take_pages(self._pool.allocator, self._prefixes, self._pool.pages_for(size))
+            if pages is None:
                 return False
             sample.table = PageTable(pages=pages, page_size=self._pool.page_size)
         compared = len(sample.warm)
