@@ -255,11 +255,11 @@ class Settings(BaseModel):
         """
         for name in values:
             if name not in cls.model_fields:
-                raise SettingsError(f"unknown setting {name!r}{_nearest(name, cls.model_fields)}")
+                raise SettingsError(f"unknown setting {name!r}{nearest(name, cls.model_fields)}")
         try:
             return cls(**values)
         except ValidationError as error:
-            raise SettingsError(_explain(error)) from error
+            raise SettingsError(explain(error)) from error
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Self:
@@ -277,7 +277,7 @@ class Settings(BaseModel):
             if key in by_variable:
                 values[by_variable[key]] = raw.strip()
             else:
-                logger.warning("unknown variable %s%s", key, _nearest(key.upper(), by_variable))
+                logger.warning("unknown variable %s%s", key, nearest(key.upper(), by_variable))
         try:
             return cls.from_mapping({**values, **overrides})
         except SettingsError as error:
@@ -304,12 +304,14 @@ def variable(field: str) -> str:
     return ENV_PREFIX + field.upper()
 
 
-def _nearest(name: str, known: Mapping[str, Any]) -> str:
+def nearest(name: str, known: Mapping[str, Any]) -> str:
+    """What somebody may have meant by an unknown name, to end a message with."""
     match = process.extractOne(name, list(known), score_cutoff=60)
     return f"; did you mean {match[0]}?" if match else f"; known are {', '.join(known)}"
 
 
-def _explain(error: ValidationError) -> str:
+def explain(error: ValidationError) -> str:
+    """Every field that is wrong, what it was and what would be right."""
     return "; ".join(
         f"{'.'.join(map(str, item['loc']))} = {item['input']!r}: {item['msg']}"
         for item in error.errors()

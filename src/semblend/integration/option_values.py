@@ -1,14 +1,16 @@
-"""Options of adapters: checked with errors that name the key, and shown as a table."""
+"""Options of adapters: read, checked with errors that name the key, and shown as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from rapidfuzz import process
 
 from semblend.core.errors import SettingsError
+from semblend.core.json_text import parse_json
+from semblend.core.settings import explain, nearest
 
 Options = TypeVar("Options", bound=BaseModel)
 
@@ -26,20 +28,31 @@ def checked_options(kind: type[Options], values: Mapping[str, Any], *, source: s
     SettingsError
         Naming the key and what would be right.
     """
-    known = list(kind.model_fields)
     for name in values:
         if name not in kind.model_fields:
-            match = process.extractOne(name, known, score_cutoff=60)
-            hint = f"did you mean {match[0]}?" if match else f"known: {', '.join(known)}"
-            raise SettingsError(f"{source}: unknown key {name!r}; {hint}")
+            raise SettingsError(f"{source}: unknown key {name!r}{nearest(name, kind.model_fields)}")
     try:
         return kind(**values)
     except ValidationError as error:
-        wrong = "; ".join(
-            f"{'.'.join(map(str, item['loc']))} = {item['input']!r}: {item['msg']}"
-            for item in error.errors()
-        )
-        raise SettingsError(f"{source}: {wrong}") from error
+        raise SettingsError(f"{source}: {explain(error)}") from error
+
+
+def given_object(given: str, *, source: str) -> dict[str, Any]:
+    """A JSON object, or the one in a file of that name.
+
+    Raises
+    ------
+    SettingsError
+        Naming the source, if it is neither.
+    """
+    try:
+        text = given if given.lstrip().startswith("{") else Path(given).read_text(encoding="utf-8")
+        value = parse_json(text)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{source}: {error}") from error
+    if not isinstance(value, dict):
+        raise SettingsError(f"{source}: a JSON object expected")
+    return value
 
 
 def options_table(kind: type[BaseModel]) -> str:

@@ -14,11 +14,9 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 from semblend.core.errors import MissingExtraError, SemBlendError, SettingsError
-from semblend.core.json_text import parse_json
+from semblend.integration.option_values import given_object
 from semblend.integration.sglang.modes import Mode
 from semblend.integration.sglang.options import VARIABLE, BackendOptions
 from semblend.integration.sglang.plugin import BACKEND
@@ -37,7 +35,11 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str],
     """
     parser = _parser()
     ours, theirs = parser.parse_known_args(list(argv))
-    values = _config(ours.semblend_config) if ours.semblend_config else _from(environ)
+    values = (
+        given_object(ours.semblend_config, source="--semblend-config")
+        if ours.semblend_config
+        else BackendOptions.from_env(environ).given()
+    )
     if ours.semblend_mode is not None:
         values["mode"] = ours.semblend_mode
     if ours.semblend_audit_path is not None:
@@ -106,21 +108,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--semblend-audit-path", help="file the audit stream is appended to")
     return parser
-
-
-def _config(given: str) -> dict[str, Any]:
-    try:
-        text = given if given.lstrip().startswith("{") else Path(given).read_text(encoding="utf-8")
-        value = parse_json(text)
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"--semblend-config: {error}") from error
-    if not isinstance(value, dict):
-        raise SettingsError("--semblend-config: a JSON object expected")
-    return value
-
-
-def _from(environ: Mapping[str, str]) -> dict[str, Any]:
-    return BackendOptions.from_env(environ).model_dump(mode="json", exclude_unset=True)
 
 
 def _with_backend(argv: list[str]) -> list[str]:

@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from semblend.core.errors import MissingExtraError, SemBlendError, SettingsError
-from semblend.integration.trtllm.options import VARIABLE, ConnectorOptions, Mode, forward
+from semblend.integration.option_values import given_object
+from semblend.integration.trtllm.modes import Mode
+from semblend.integration.trtllm.options import VARIABLE, ConnectorOptions, forward
 
 MODULE = "semblend.integration.trtllm.connector"
 SCHEDULER = "SemBlendKvConnectorScheduler"
@@ -62,7 +64,11 @@ def prepare(
         If a SemBlend flag is wrong, or another connector is asked for.
     """
     ours, theirs = _parser().parse_known_args(list(argv))
-    values = _config(ours.semblend_config) if ours.semblend_config else _from(environ)
+    values = (
+        given_object(ours.semblend_config, source="--semblend-config")
+        if ours.semblend_config
+        else ConnectorOptions.from_env(environ).given()
+    )
     for name in ("mode", "audit_path", "ladder_socket"):
         given = getattr(ours, f"semblend_{name}")
         if given is not None:
@@ -105,21 +111,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--semblend-audit-path", help="file the audit stream is appended to")
     add("--semblend-ladder-socket", help="socket on which ladder clients ask for plans")
     return parser
-
-
-def _config(given: str) -> dict[str, Any]:
-    try:
-        text = given if given.lstrip().startswith("{") else Path(given).read_text(encoding="utf-8")
-        value = json.loads(text)
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"--semblend-config: {error}") from error
-    if not isinstance(value, dict):
-        raise SettingsError("--semblend-config: a JSON object expected")
-    return value
-
-
-def _from(environ: Mapping[str, str]) -> dict[str, Any]:
-    return ConnectorOptions.from_env(environ).model_dump(mode="json", exclude_unset=True)
 
 
 def _with_connector(argv: list[str], folder: Path) -> tuple[list[str], dict[str, Any]]:

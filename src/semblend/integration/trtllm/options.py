@@ -14,15 +14,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, MutableMapping
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from semblend.core.errors import SettingsError
 from semblend.core.settings import EmbedderKind, Settings
-from semblend.integration.option_values import checked_options, options_table
+from semblend.integration.option_values import options_table
+from semblend.integration.options import AdapterOptions
+from semblend.integration.trtllm.modes import Mode
 
 _PREFIX = "SEMBLEND_TRTLLM_"
 VARIABLE = _PREFIX + "CONFIG"
@@ -30,38 +31,10 @@ FORWARDED = "TRTLLM_SEMBLEND_ENVIRONMENT"
 """A JSON object of SEMBLEND_* variables, for processes that were not given them."""
 
 
-class Mode(StrEnum):
-    """What the connector may supply to the engine."""
-
-    DISCOVERY_ONLY = "discovery_only"
-    """Find and report; nothing is captured or loaded."""
-    EXACT_PREFIX = "exact_prefix"
-    """Load K/V of an identical prefix that the engine's own cache has lost: exact."""
-    SEGMENTED_EXPERIMENTAL = "segmented_experimental"
-    """That, and spans anywhere for ladders, without a certificate; every report says so."""
-    SEGMENTED = "segmented"
-    """The same for ladders under the model's quality certificate."""
-
-    @property
-    def loads(self) -> bool:
-        """Whether donor K/V is captured and loaded at all."""
-        return self is not Mode.DISCOVERY_ONLY
-
-    @property
-    def segmented(self) -> bool:
-        """Whether ladders are served."""
-        return self in (Mode.SEGMENTED, Mode.SEGMENTED_EXPERIMENTAL)
-
-    @property
-    def uncertified(self) -> bool:
-        """Whether approximate K/V may be loaded without a certificate."""
-        return self is Mode.SEGMENTED_EXPERIMENTAL
-
-
-class ConnectorOptions(BaseModel):
+class ConnectorOptions(AdapterOptions):
     """What one connector was asked to do."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    SOURCE = VARIABLE
 
     mode: Mode = Field(
         Mode.SEGMENTED,
@@ -70,32 +43,10 @@ class ConnectorOptions(BaseModel):
             "of the last two; without a quality certificate segmented loads exact prefixes only."
         ),
     )
-    min_prompt_tokens: int = Field(
-        256, ge=2, description="Shorter prompts are neither looked up nor kept as donors."
-    )
-    min_reuse_ratio: float | None = Field(
-        None, ge=0.0, le=1.0, description="Overrides SEMBLEND_MIN_REUSE_RATIO."
-    )
-    min_span_tokens: int | None = Field(
-        None, ge=1, description="Overrides SEMBLEND_MIN_SPAN_TOKENS."
-    )
-    recompute_policy: str | None = Field(
-        None,
-        description=(
-            "Overrides SEMBLEND_RECOMPUTE_POLICY. In mode segmented the certificate's policy is "
-            "used and this is ignored."
-        ),
-    )
-    model_id: str | None = Field(
-        None, min_length=1, description="Name of the model in namespaces; by default the engine's."
-    )
     model_revision: str | None = Field(
         None,
         min_length=1,
         description="Revision of the weights, where neither files nor the engine say.",
-    )
-    tenant: str | None = Field(
-        None, min_length=1, description="Overrides SEMBLEND_DONOR_TENANT for this server."
     )
     register_donors: bool = Field(
         True, description="Whether prompts computed exactly become donors."
@@ -121,13 +72,6 @@ class ConnectorOptions(BaseModel):
             "0600. Without it only clients in the engine's own process can climb."
         ),
     )
-    audit_path: Path | None = Field(
-        None, description="File that the audit stream (JSON lines) is appended to."
-    )
-    unverified_architectures: bool = Field(
-        False,
-        description="Also try model architectures that no adapter was seen to work with.",
-    )
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
@@ -138,45 +82,14 @@ class ConnectorOptions(BaseModel):
         SettingsError
             Naming the key and what would be right.
         """
-        raw = received(environ).get(VARIABLE, "").strip()
-        try:
-            values = json.loads(raw) if raw else {}
-        except ValueError as error:
-            raise SettingsError(f"{VARIABLE} is not JSON: {error}") from error
-        if not isinstance(values, dict):
-            raise SettingsError(f"{VARIABLE}: a JSON object expected, got {type(values).__name__}")
-        return cls.from_mapping(values)
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Check given keys.
-
-        Raises
-        ------
-        SettingsError
-            Naming the key and what would be right.
-        """
-        return checked_options(cls, values, source=VARIABLE)
+        return cls.from_json(received(environ).get(VARIABLE, ""))
 
     def settings(self, environ: Mapping[str, str] | None = None) -> Settings:
         """SemBlend's settings under these options.
 
         Nothing is embedded in the executor's process, and regions end on blocks.
         """
-        given = {
-            "min_prompt_tokens": self.min_prompt_tokens,
-            "min_reuse_ratio": self.min_reuse_ratio,
-            "min_span_tokens": self.min_span_tokens,
-            "recompute_policy": self.recompute_policy,
-            "donor_tenant": self.tenant,
-            "embedder": EmbedderKind.NONE,
-            "strict_prefix_boundary": True,
-        }
-        overrides = {name: value for name, value in given.items() if value is not None}
-        if self.mode is Mode.DISCOVERY_ONLY:
-            overrides["discovery_only"] = True
-        if self.mode.uncertified:
-            overrides["allow_uncertified"] = True
+        overrides = self.overrides(embedder=EmbedderKind.NONE, strict_prefix_boundary=True)
         source = received(environ)
         others = {key: value for key, value in source.items() if not key.startswith(_PREFIX)}
         return Settings.from_env(others, **overrides)

@@ -15,7 +15,8 @@ from semblend.integration.probing import is_dynamic
 from semblend.integration.sentence_ends import boundaries_of
 from semblend.integration.trtllm import namespaces
 from semblend.integration.trtllm.engine_facts import EngineFacts
-from semblend.integration.trtllm.options import ConnectorOptions, Mode
+from semblend.integration.trtllm.modes import Mode
+from semblend.integration.trtllm.options import ConnectorOptions
 from semblend.integration.trtllm.provider import SemBlendKvProvider
 from semblend.integration.trtllm.support import engine_refusals
 from semblend.planning.certificates import Standing

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from semblend.integration.modes import ReuseMode
 
-class Mode(StrEnum):
+
+class Mode(ReuseMode):
     """What the connector may supply to the engine."""
 
     DISCOVERY_ONLY = "discovery_only"
@@ -18,21 +20,6 @@ class Mode(StrEnum):
     """Load spans anywhere, without a certificate; every response says so."""
     SEGMENTED = "segmented"
     """Load spans anywhere, under the model's quality certificate."""
-
-    @property
-    def loads(self) -> bool:
-        """Whether donor K/V is captured and loaded at all."""
-        return self is not Mode.DISCOVERY_ONLY
-
-    @property
-    def segmented(self) -> bool:
-        """Whether holes may stand between what is loaded."""
-        return self in (Mode.SEGMENTED, Mode.SEGMENTED_EXPERIMENTAL)
-
-    @property
-    def uncertified(self) -> bool:
-        """Whether approximate K/V may be loaded without a certificate."""
-        return self in (Mode.REQUEST_ONLY_EXPERIMENTAL, Mode.SEGMENTED_EXPERIMENTAL)
 
 
 class Execution(StrEnum):

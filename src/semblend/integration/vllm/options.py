@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from semblend.core.errors import SettingsError
 from semblend.core.settings import EmbedderKind, Settings, variable
-from semblend.integration.option_values import checked_options, options_table
+from semblend.integration.option_values import options_table
+from semblend.integration.options import AdapterOptions
 from semblend.integration.vllm.modes import (
     CapturePolicy,
     Execution,
@@ -25,10 +26,10 @@ from semblend.integration.vllm.modes import (
 )
 
 
-class ConnectorOptions(BaseModel):
+class ConnectorOptions(AdapterOptions):
     """What one connector was asked to do."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    SOURCE = "kv_connector_extra_config"
 
     mode: Mode = Field(
         Mode.DISCOVERY_ONLY,
@@ -49,33 +50,11 @@ class ConnectorOptions(BaseModel):
         ReuseRequests.ALL,
         description="Which requests may be given donor K/V: all, or those that opt_in.",
     )
-    min_prompt_tokens: int = Field(
-        256, ge=2, description="Shorter prompts are neither looked up nor kept as donors."
-    )
     min_similarity: float | None = Field(
         None, ge=0.0, le=1.0, description="Overrides SEMBLEND_MIN_SIMILARITY."
     )
-    min_reuse_ratio: float | None = Field(
-        None, ge=0.0, le=1.0, description="Overrides SEMBLEND_MIN_REUSE_RATIO."
-    )
-    min_span_tokens: int | None = Field(
-        None, ge=1, description="Overrides SEMBLEND_MIN_SPAN_TOKENS."
-    )
     embedder_type: EmbedderKind | None = Field(
         None, description="Overrides SEMBLEND_EMBEDDER, for provider semblend."
-    )
-    recompute_policy: str | None = Field(
-        None,
-        description=(
-            "Overrides SEMBLEND_RECOMPUTE_POLICY. In mode segmented the certificate's policy is "
-            "used and this is ignored."
-        ),
-    )
-    model_id: str | None = Field(
-        None, min_length=1, description="Name of the model in namespaces; by default vLLM's."
-    )
-    tenant: str | None = Field(
-        None, min_length=1, description="Overrides SEMBLEND_DONOR_TENANT for this server."
     )
     max_hole_tokens_per_step: int | None = Field(
         None,
@@ -104,16 +83,6 @@ class ConnectorOptions(BaseModel):
     donor_folder: Path | None = Field(
         None, description="Where donor K/V on disk goes; needed when disk_donor_bytes is not 0."
     )
-    audit_path: Path | None = Field(
-        None, description="File that the audit stream (JSON lines) is appended to."
-    )
-    unverified_architectures: bool = Field(
-        False,
-        description=(
-            "Also try model architectures that this adapter was never seen to work with; the "
-            "start-up self-tests still apply."
-        ),
-    )
 
     @classmethod
     def from_extra_config(cls, values: Mapping[str, Any] | None) -> Self:
@@ -124,31 +93,18 @@ class ConnectorOptions(BaseModel):
         SettingsError
             Naming the key and what would be right.
         """
-        options = checked_options(cls, values or {}, source="kv_connector_extra_config")
+        options = cls.from_mapping(values or {})
         if options.disk_donor_bytes and options.donor_folder is None:
-            raise SettingsError(
-                "kv_connector_extra_config: disk_donor_bytes needs donor_folder to say where"
-            )
+            raise SettingsError(f"{cls.SOURCE}: disk_donor_bytes needs donor_folder to say where")
         return options
 
     def settings(self, environ: Mapping[str, str] | None = None) -> Settings:
         """SemBlend's settings under these options."""
-        given = {
-            "min_prompt_tokens": self.min_prompt_tokens,
-            "min_similarity": self.min_similarity,
-            "min_reuse_ratio": self.min_reuse_ratio,
-            "min_span_tokens": self.min_span_tokens,
-            "recompute_policy": self.recompute_policy,
-            "donor_tenant": self.tenant,
-            "embedder": (
-                self.embedder_type if self.provider is Provider.SEMBLEND else EmbedderKind.NONE
-            ),
-        }
-        overrides = {name: value for name, value in given.items() if value is not None}
-        if self.mode is Mode.DISCOVERY_ONLY:
-            overrides["discovery_only"] = True
-        if self.mode.uncertified:
-            overrides["allow_uncertified"] = True
+        by_meaning = self.provider is Provider.SEMBLEND
+        overrides = self.overrides(
+            min_similarity=self.min_similarity,
+            embedder=self.embedder_type if by_meaning else EmbedderKind.NONE,
+        )
         environ = os.environ if environ is None else environ
         nested = self.mode.segmented and self.execution is Execution.NESTED
         if nested and variable("strict_prefix_boundary") not in environ:
