@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from semblend.core.errors import SettingsError
-from semblend.core.json_text import parse_json
-from semblend.integration.findings import Finding, Verdict
+from semblend.cli.doctor_parts import keys_of, show
 from semblend.integration.sglang.diagnosis import Question, diagnose
 from semblend.integration.sglang.options import BackendOptions
-
-_MARKS = {
-    Verdict.OK: "[green]ok[/]",
-    Verdict.NOTE: "[yellow]note[/]",
-    Verdict.REFUSED: "[red]refused[/]",
-}
 
 
 def doctor_sglang(
@@ -38,37 +26,6 @@ def doctor_sglang(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Judge an installation of SGLang; exits with 1 if anything would be refused."""
-    try:
-        values = (
-            BackendOptions.from_env().model_dump(mode="json", exclude_unset=True)
-            if config is None
-            else parse_json(config)
-        )
-    except (SettingsError, ValueError) as error:
-        raise typer.BadParameter(str(error)) from error
-    if not isinstance(values, dict):
-        raise typer.BadParameter("--config: a JSON object expected")
-    if mode is not None:
-        values["mode"] = mode
+    values = keys_of(BackendOptions.from_env, config=config, mode=mode)
     findings = diagnose(Question(config=values, arguments=tuple(arguments or ())))
-    console = Console()
-    if as_json:
-        body = {
-            "engine": "sglang",
-            "findings": [
-                {"check": f.check, "verdict": f.verdict.value, "detail": f.detail} for f in findings
-            ],
-        }
-        console.print(json.dumps(body), soft_wrap=True, highlight=False, markup=False)
-    else:
-        console.print(_table(findings))
-    if any(finding.verdict is Verdict.REFUSED for finding in findings):
-        raise typer.Exit(1)
-
-
-def _table(findings: list[Finding]) -> Table:
-    table = Table("check", "", "detail", title="semblend doctor sglang")
-    for finding in findings:
-        # Escaped: "semblend[vllm]" is an extra, not markup.
-        table.add_row(finding.check, _MARKS[finding.verdict], escape(finding.detail))
-    return table
+    show("sglang", findings, as_json=as_json)

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from semblend.core.errors import SettingsError
-from semblend.integration.findings import Finding, Verdict
+from semblend.cli.doctor_parts import keys_of, show
 from semblend.integration.trtllm.diagnosis import Question, diagnose
 from semblend.integration.trtllm.options import ConnectorOptions
-
-_MARKS = {
-    Verdict.OK: "[green]ok[/]",
-    Verdict.NOTE: "[yellow]note[/]",
-    Verdict.REFUSED: "[red]refused[/]",
-}
 
 
 def doctor_trtllm(
@@ -41,18 +30,7 @@ def doctor_trtllm(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Judge an installation of TensorRT-LLM; exits with 1 if anything would be refused."""
-    try:
-        values = (
-            ConnectorOptions.from_env().model_dump(mode="json", exclude_unset=True)
-            if config is None
-            else json.loads(config)
-        )
-    except (SettingsError, ValueError) as error:
-        raise typer.BadParameter(str(error)) from error
-    if not isinstance(values, dict):
-        raise typer.BadParameter("--config: a JSON object expected")
-    if mode is not None:
-        values["mode"] = mode
+    values = keys_of(ConnectorOptions.from_env, config=config, mode=mode)
     findings = diagnose(
         Question(
             config=values,
@@ -63,24 +41,4 @@ def doctor_trtllm(
             tokens_per_block=tokens_per_block,
         )
     )
-    console = Console()
-    if as_json:
-        body = {
-            "engine": "trtllm",
-            "findings": [
-                {"check": f.check, "verdict": f.verdict.value, "detail": f.detail} for f in findings
-            ],
-        }
-        console.print(json.dumps(body), soft_wrap=True, highlight=False, markup=False)
-    else:
-        console.print(_table(findings))
-    if any(finding.verdict is Verdict.REFUSED for finding in findings):
-        raise typer.Exit(1)
-
-
-def _table(findings: list[Finding]) -> Table:
-    table = Table("check", "", "detail", title="semblend doctor trtllm")
-    for finding in findings:
-        # Escaped: "semblend[trtllm]" is an extra, not markup.
-        table.add_row(finding.check, _MARKS[finding.verdict], escape(finding.detail))
-    return table
+    show("trtllm", findings, as_json=as_json)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -23,3 +25,36 @@ class Finding:
     check: str
     verdict: Verdict
     detail: str
+
+
+def any_refused(findings: Iterable[Finding], *, check: str | None = None) -> bool:
+    """Whether a check came out as a refusal; any, or the one of this name."""
+    return any(
+        finding.verdict is Verdict.REFUSED and check in (None, finding.check)
+        for finding in findings
+    )
+
+
+def not_installed(engine: str, *, extra: str) -> Finding:
+    """The engine is not here."""
+    return Finding(
+        check=engine,
+        verdict=Verdict.REFUSED,
+        detail=f"not installed in this environment; pip install 'semblend[{extra}]'",
+    )
+
+
+def interfaces(problems: Iterable[str], *, asked: str) -> Iterator[Finding]:
+    """What is not as an adapter relies on in its engine; `asked` says what was looked at."""
+    problems = list(problems)
+    for problem in problems:
+        yield Finding(check="interfaces", verdict=Verdict.REFUSED, detail=problem)
+    if not problems:
+        yield Finding(check="interfaces", verdict=Verdict.OK, detail=asked)
+
+
+def findings_json(engine: str, findings: Iterable[Finding]) -> str:
+    """One JSON object for machines."""
+    findings = list(findings)
+    rows = [{"check": f.check, "verdict": f.verdict.value, "detail": f.detail} for f in findings]
+    return json.dumps({"engine": engine, "ok": not any_refused(findings), "findings": rows})

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from semblend.core.errors import SemBlendError, UnsupportedRotaryError
-from semblend.integration.findings import Finding, Verdict
+from semblend.integration.findings import (
+    Finding,
+    Verdict,
+    any_refused,
+    interfaces,
+    not_installed,
+)
 from semblend.integration.refusals import VERIFIED_ARCHITECTURES
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.plugin import BACKEND
@@ -34,7 +40,7 @@ class Question:
 def diagnose(question: Question) -> list[Finding]:
     """Every check, in the order in which a start would meet them."""
     findings = [*_installation(), *_options(question)]
-    if any(finding.verdict is Verdict.REFUSED for finding in findings):
+    if any_refused(findings):
         return findings
     findings += _contract()
     if question.arguments:
@@ -45,11 +51,7 @@ def diagnose(question: Question) -> list[Finding]:
 def _installation() -> Iterator[Finding]:
     verdict = installed()
     if verdict is None or importlib.util.find_spec("sglang") is None:
-        yield Finding(
-            check="SGLang",
-            verdict=Verdict.REFUSED,
-            detail="not installed in this environment; pip install 'semblend[sglang]'",
-        )
+        yield not_installed("SGLang", extra="sglang")
         return
     if not verdict.supported:
         known = ", ".join(SUPPORTED)
@@ -104,11 +106,7 @@ def _contract() -> Iterator[Finding]:
     # Asked of SGLang's sources, which takes seconds: it is imported for it.
     from semblend.integration.sglang.contract import contract_problems
 
-    problems = contract_problems()
-    for problem in problems:
-        yield Finding(check="interfaces", verdict=Verdict.REFUSED, detail=problem)
-    if not problems:
-        yield Finding(check="interfaces", verdict=Verdict.OK, detail="all that is relied on")
+    return interfaces(contract_problems(), asked="all that is relied on")
 
 
 def _engine(question: Question) -> Iterator[Finding]:

@@ -10,7 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from semblend.core.errors import SemBlendError
-from semblend.integration.findings import Finding, Verdict
+from semblend.integration.findings import (
+    Finding,
+    Verdict,
+    any_refused,
+    interfaces,
+    not_installed,
+)
 from semblend.integration.trtllm import namespaces, upstream
 from semblend.integration.trtllm.contract import contract_problems
 from semblend.integration.trtllm.engine_facts import EngineFacts
@@ -35,7 +41,7 @@ class Question:
 def diagnose(question: Question) -> list[Finding]:
     """Every check, in the order in which a start would meet them."""
     findings = [*_installation(), *_options(question)]
-    if question.model is not None and not _refused(findings, "options"):
+    if question.model is not None and not any_refused(findings, check="options"):
         findings += _engine(question, question.model)
     return findings
 
@@ -46,11 +52,7 @@ def _installation() -> Iterator[Finding]:
     except metadata.PackageNotFoundError:
         version = None
     if version is None or importlib.util.find_spec("tensorrt_llm") is None:
-        yield Finding(
-            check="TensorRT-LLM",
-            verdict=Verdict.REFUSED,
-            detail="not installed in this environment; pip install 'semblend[trtllm]'",
-        )
+        yield not_installed("TensorRT-LLM", extra="trtllm")
         return
     yield Finding(
         check="TensorRT-LLM",
@@ -62,11 +64,7 @@ def _installation() -> Iterator[Finding]:
         detail = f"none of {', '.join(upstream.CONNECTOR_MODULES)} can be imported"
         yield Finding(check="interfaces", verdict=Verdict.REFUSED, detail=detail)
         return
-    problems = contract_problems(module)
-    for problem in problems:
-        yield Finding(check="interfaces", verdict=Verdict.REFUSED, detail=problem)
-    if not problems:
-        yield Finding(check="interfaces", verdict=Verdict.OK, detail=module.__name__)
+    yield from interfaces(contract_problems(module), asked=module.__name__)
 
 
 def _options(question: Question) -> Iterator[Finding]:
@@ -133,7 +131,3 @@ def _certificate(facts: EngineFacts, options: ConnectorOptions) -> Iterator[Find
         yield Finding(check="certificate", verdict=Verdict.NOTE, detail=f"{detail}: no ladders")
     else:
         yield Finding(check="certificate", verdict=Verdict.OK, detail=standing.policy)
-
-
-def _refused(findings: list[Finding], check: str) -> bool:
-    return any(one.check == check and one.verdict is Verdict.REFUSED for one in findings)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from semblend.core.errors import SemBlendError, SettingsError
-from semblend.integration.findings import Finding, Verdict
+from semblend.integration.findings import Finding, Verdict, any_refused, not_installed
 from semblend.integration.vllm.modes import Execution, Mode
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.versions import SUPPORTED, VersionVerdict, judge
@@ -32,7 +31,7 @@ def diagnose(question: Question) -> list[Finding]:
     """Every check, in the order in which a start would meet them."""
     findings = list(_installation())
     options = _options(question, findings)
-    if any(finding.verdict is Verdict.REFUSED for finding in findings) or options is None:
+    if any_refused(findings) or options is None:
         return findings
     findings += _mode(options)
     if question.model is not None:
@@ -42,11 +41,7 @@ def diagnose(question: Question) -> list[Finding]:
 
 def _installation() -> Iterator[Finding]:
     if importlib.util.find_spec("vllm") is None:
-        yield Finding(
-            check="vLLM",
-            verdict=Verdict.REFUSED,
-            detail="not installed in this environment; pip install 'semblend[vllm]'",
-        )
+        yield not_installed("vLLM", extra="vllm")
         return
     verdict = judge(_vllm_version())
     yield _version_finding(verdict)
@@ -179,9 +174,3 @@ def _vllm_config(question: Question) -> Any:
         worker_cls=question.worker_cls,
         kv_transfer_config=KVTransferConfig(**question.transfer_config),
     ).create_engine_config()
-
-
-def findings_json(findings: list[Finding]) -> str:
-    """One JSON object for machines."""
-    rows = [{"check": f.check, "verdict": f.verdict.value, "detail": f.detail} for f in findings]
-    return json.dumps({"ok": all(r["verdict"] != "refused" for r in rows), "findings": rows})
