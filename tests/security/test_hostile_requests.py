@@ -94,6 +94,21 @@ def test_hostile_headers_do_no_harm(app: Any, headers: dict[str, Any]) -> None:
     assert "<" not in given
 
 
+@pytest.mark.parametrize("name", ["authorization", "x-tenant-id", "x-chat-template-id"])
+def test_a_header_that_decides_whose_request_it_is_is_said_once(name: str) -> None:
+    """A gateway that adds its own behind a caller's would have the caller's believed."""
+    engine = ScriptedEngine()
+    trusting = create_app(engine, ServeOptions(model_name=MODEL_NAME, trust_tenant_header=True))
+    headers = [("content-type", "application/json"), (name, "victim")]
+    assert call(trusting, "POST", "/v1/completions", content=body(), headers=headers).is_success
+    served = len(engine.handles)
+    headers.append((name, "mallory"))
+    reply = call(trusting, "POST", "/v1/completions", content=body(), headers=headers)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == name
+    assert len(engine.handles) == served
+
+
 @pytest.mark.parametrize(
     "path",
     [

@@ -30,6 +30,9 @@ _PUBLIC = frozenset(
 _WATCHED = _PUBLIC | {"/metrics", "/semblend/state"}
 """Routes that pages, probes and scrapers ask for all the time."""
 
+_SAID_ONCE = ("authorization", "x-tenant-id", "x-chat-template-id")
+"""Headers that decide whose request it is. Of two, a proxy in front may have checked the other."""
+
 _SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -141,6 +144,14 @@ class Gate:
         path = scope["path"]
         public = path in _PUBLIC or (path == "/metrics" and self._options.public_metrics)
         if not public:
+            for name in _SAID_ONCE:
+                if len(headers.getlist(name)) > 1:
+                    raise ApiError(
+                        400,
+                        f"{name}: sent more than once; one value expected",
+                        param=name,
+                        code="repeated_header",
+                    )
             scope["state"]["caller"] = self._authenticator.identify(headers)
 
     async def _with_body(
