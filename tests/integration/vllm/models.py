@@ -36,6 +36,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {}),
+    "mistral": ("Mistral", {"sliding_window": None}),
     "llama-linear": (
         "Llama",
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": _THETA}},

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
+import torch
 from vllm.engine.arg_utils import EngineArgs
 
-from semblend.core.errors import SettingsError
+from semblend.core.errors import SettingsError, UnsupportedModelError, UnsupportedRotaryError
 from semblend.integration.refusals import UnsupportedEngineError
 from semblend.integration.vllm.connector_v1 import SemBlendConnectorV1
+from semblend.integration.vllm.nested_pass import NestedPass
 from semblend.integration.vllm.options import ConnectorOptions
+from semblend.integration.vllm.rotary import table_from_model
 from semblend.integration.vllm.support import (
     cache_refusals,
     engine_refusals,
@@ -100,8 +104,33 @@ def test_an_engine_with_an_unproven_feature_is_refused_by_name(config, path, val
     assert any(named in str(refusal) for refusal in refusals), list(map(str, refusals))
 
 
+class Saying:
+    """A configuration that answers one question differently; those are properties in vLLM."""
+
+    def __init__(self, config, **answers):
+        self._config = config
+        self.__dict__.update(answers)
+
+    def __getattr__(self, name):
+        return getattr(self._config, name)
+
+
+@pytest.mark.parametrize(
+    ("question", "named"),
+    [
+        ("is_hybrid", "hybrid or state-space"),
+        ("use_mla", "multi-head latent attention"),
+        ("uses_alibi", "ALiBi"),
+        ("uses_mrope", "M-RoPE"),
+    ],
+)
+def test_a_model_of_an_unproven_kind_is_refused_by_name(config, question, named):
+    model = Saying(config.model_config, **{question: True})
+    refusals = engine_refusals(Saying(config, model_config=model), OPTIONS)
+    assert any(named in str(refusal) for refusal in refusals), list(map(str, refusals))
+
+
 def test_hybrid_caches_are_refused_by_name(config):
-    import torch
     from vllm.v1.kv_cache_interface import (
         FullAttentionSpec,
         KVCacheConfig,
@@ -133,6 +162,75 @@ def test_unproven_attention_layers_are_refused_by_name(make_engine):
     first.impl.sinks = object()
     first.impl.alibi_slopes = object()
     assert {str(r) for r in layer_refusals([first])} == {"attention sinks", "ALiBi positions"}
+
+
+def test_layers_that_share_k_v_or_cannot_be_written_are_refused_by_name(make_engine):
+    first = copy.copy(make_engine("llama").worker.access.layers[0])
+    first.impl = SimpleNamespace()
+    first.kv_sharing_target_layer_name = "model.layers.0.self_attn.attn"
+    assert {str(r) for r in layer_refusals([first])} == {
+        "cross-layer K/V sharing",
+        "an attention backend that does not write K/V separately",
+    }
+
+
+class Rotary(torch.nn.Module):
+    """What vLLM's rotary modules look like from outside."""
+
+    is_neox_style = True
+
+    def __init__(self, factor):
+        super().__init__()
+        self.cos_sin_cache = torch.full((8, 4), factor)
+
+
+def test_rotary_modules_that_k_cannot_follow_are_refused_by_name():
+    with pytest.raises(UnsupportedRotaryError, match="no rotary module"):
+        table_from_model(torch.nn.ModuleList())
+    with pytest.raises(UnsupportedRotaryError, match="several rotary modules that differ"):
+        table_from_model(torch.nn.ModuleList([Rotary(0.5), Rotary(0.25)]))
+    with pytest.raises(UnsupportedRotaryError, match="rotary module Rotary: known to be movable"):
+        table_from_model(torch.nn.ModuleList([Rotary(0.5), Rotary(0.5)]))
+
+
+@pytest.mark.parametrize(
+    ("groups", "named"),
+    [
+        ([[SimpleNamespace(kernel_block_size=16)]], "kernel blocks smaller"),
+        ([[SimpleNamespace()], [SimpleNamespace()]], "2 attention groups"),
+    ],
+)
+def test_attention_the_nested_pass_was_not_proven_with_is_refused_by_name(config, groups, named):
+    with pytest.raises(UnsupportedModelError, match=named):
+        NestedPass(SimpleNamespace(attn_groups=groups), config)
+
+
+def test_an_engine_whose_k_we_would_move_wrongly_does_not_start(engines, monkeypatch):
+    """The start-up proof on the real model, with a table whose angles are a little too large."""
+    from semblend.integration.vllm import rotary
+
+    engines.close()
+    proper = rotary.table_from_model
+
+    def wrong(model):
+        (found,) = {id(m): m for m in model.modules() if hasattr(m, "cos_sin_cache")}.values()
+        rows = found.cos_sin_cache.clone()
+        found.cos_sin_cache.copy_(torch.cat([rows[:1], rows[2:], rows[-1:]]))
+        try:
+            return proper(model)
+        finally:
+            found.cos_sin_cache.copy_(rows)
+
+    monkeypatch.setattr(rotary, "table_from_model", wrong)
+    with pytest.raises(UnsupportedRotaryError, match="self-test: K of layer"):
+        Engine("llama")
+
+
+def test_a_ladder_without_prefix_caching_is_refused_by_name(engines):
+    engines.close()
+    without = {"worker_cls": "auto", "enable_prefix_caching": False}
+    with pytest.raises(UnsupportedEngineError, match="prefix caching off"):
+        Engine("llama", execution="staged", engine=without)
 
 
 def test_unknown_versions_are_refused_by_name():
