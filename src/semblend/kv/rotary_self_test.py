@@ -21,6 +21,33 @@ _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 1e-2, tor
 """Largest error allowed, relative to the largest number in K. A wrong pairing errs by about 1."""
 
 
+def positions_to_prove(rows: int) -> list[int]:
+    """The first, two in the middle and the last of so many."""
+    last = rows - 1
+    return sorted({0, min(1, last), last // 3, last})
+
+
+def prove_moves(
+    table: RotaryTable, positions: Sequence[int], computed: Sequence[torch.Tensor]
+) -> None:
+    """Move K of each position to each other one and compare with what was computed there.
+
+    Parameters
+    ----------
+    computed
+        K of one token at each position, [layers, 1, kv_heads, head_dim].
+
+    Raises
+    ------
+    UnsupportedRotaryError
+        Naming the layer and the two positions where the results differ.
+    """
+    for source, keys in zip(positions, computed, strict=True):
+        for target, expected in zip(positions, computed, strict=True):
+            moved = table.rerotate(keys, torch.tensor([source]), torch.tensor([target]))
+            _compare(moved, expected, source, target)
+
+
 @torch.no_grad()
 def self_test(
     model: Any,
@@ -43,13 +70,8 @@ def self_test(
     UnsupportedRotaryError
         Naming the layer and the two positions where the results differ.
     """
-    last = table.positions - 1
-    chosen = sorted({0, min(1, last), last // 3, last} if positions is None else set(positions))
-    computed = [_keys_at(model, position, token_id) for position in chosen]
-    for source, keys in zip(chosen, computed, strict=True):
-        for target, expected in zip(chosen, computed, strict=True):
-            moved = table.rerotate(keys, torch.tensor([source]), torch.tensor([target]))
-            _compare(moved, expected, source, target)
+    chosen = positions_to_prove(table.positions) if positions is None else sorted(set(positions))
+    prove_moves(table, chosen, [_keys_at(model, position, token_id) for position in chosen])
 
 
 @torch.no_grad()

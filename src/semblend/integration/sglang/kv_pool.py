@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from semblend.core.faults import FaultPoint, fault_point
-from semblend.kv.rotary_table import RotaryTable, full_rows, swap_pairs
+from semblend.integration.key_turns import KeyTurn
+from semblend.kv.rotary_table import RotaryTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,28 +75,15 @@ class KvPool:
 
     @fault_point(FaultPoint.COPY, after=True)
     def _copy(self, copy: SlotCopy) -> None:
-        moves = copy.donor_start != copy.target_start
-        if moves:
-            table, count = self._table, copy.tokens
-            table.check_positions(0, max(copy.donor_start, copy.target_start) + count - 1)
-            offsets = torch.arange(count, device=self._device)
-            cos, sin = table.differences(copy.donor_start + offsets, copy.target_start + offsets)
-            cos, sin = full_rows(cos[:, None], sin[:, None], table.pairing)
+        turn = KeyTurn(
+            self._table,
+            donor_start=copy.donor_start,
+            target_start=copy.target_start,
+            tokens=copy.tokens,
+        )
         for keys, values in zip(self._keys, self._values, strict=True):
-            moved = keys[copy.source]
-            if moves:
-                moved = self._turned(moved, cos, sin)
-            keys[copy.target] = moved
+            keys[copy.target] = turn(keys[copy.source])
             values[copy.target] = values[copy.source]
-
-    def _turned(self, keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Keys [tokens, kv_heads, head_dim] turned by rows [tokens, 1, rotary_dim], in fp32."""
-        width = self._table.rotary_dim
-        rotating = keys[..., :width].float()
-        turned = (rotating * cos).addcmul_(swap_pairs(rotating, self._table.pairing), sin)
-        if width == keys.shape[-1]:
-            return turned.to(keys.dtype)
-        return torch.cat((turned.to(keys.dtype), keys[..., width:]), dim=-1)
 
     def _on_forward_stream(self, copies: Sequence[SlotCopy]) -> AbstractContextManager[Any]:
         if self._stream is None:

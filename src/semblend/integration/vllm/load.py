@@ -11,10 +11,11 @@ import torch
 from semblend.core.errors import DonorError
 from semblend.core.faults import FaultPoint, fault_point
 from semblend.core.plan import Span
+from semblend.integration.key_turns import KeyTurn
 from semblend.integration.vllm.donors import DonorKv, WorkerDonors
 from semblend.integration.vllm.metadata import LoadCommand
 from semblend.integration.vllm.paged_access import PagedAccess
-from semblend.kv.rotary_table import RotaryTable, full_rows, swap_pairs
+from semblend.kv.rotary_table import RotaryTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,30 +73,12 @@ class SpanLoader:
 
     @fault_point(FaultPoint.COPY, after=True)
     def _copy(self, copy: _Copy, block_ids: Sequence[int]) -> None:
-        access, table = self._access, self._table
-        count, target = copy.tokens, copy.target_start
+        access, count, target = self._access, copy.tokens, copy.target_start
         slots = access.slots(block_ids, target, target + count)
         source = copy.kv.to(access.device, non_blocking=True)
-        moves = copy.donor_start != target
-        if moves:
-            table.check_positions(0, max(copy.donor_start, target) + count - 1)
-            offsets = torch.arange(count, device=access.device)
-            cos, sin = table.differences(copy.donor_start + offsets, target + offsets)
-            cos, sin = full_rows(cos[:, None], sin[:, None], table.pairing)
+        turn = KeyTurn(self._table, donor_start=copy.donor_start, target_start=target, tokens=count)
         for layer in range(len(access.layers)):
-            keys, values = source[layer, 0], source[layer, 1]
-            if moves:
-                keys = self._turned(keys, cos, sin)
-            access.write(layer, keys, values, slots)
-
-    def _turned(self, keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Keys [tokens, kv_heads, head_dim] turned by rows [tokens, 1, rotary_dim], in fp32."""
-        width = self._table.rotary_dim
-        rotating = keys[..., :width].float()
-        turned = (rotating * cos).addcmul_(swap_pairs(rotating, self._table.pairing), sin)
-        if width == keys.shape[-1]:
-            return turned.to(keys.dtype)
-        return torch.cat((turned.to(keys.dtype), keys[..., width:]), dim=-1)
+            access.write(layer, turn(source[layer, 0]), source[layer, 1], slots)
 
 
 class DonorLostError(DonorError):

@@ -6,19 +6,8 @@ from typing import Any
 
 import torch
 
-from semblend.core.errors import UnsupportedRotaryError
-from semblend.kv.rotary_spec import Pairing
+from semblend.integration.rotary import rotary_module, table_of
 from semblend.kv.rotary_table import RotaryTable
-
-MOVABLE = frozenset(
-    {
-        "RotaryEmbedding",
-        "LinearScalingRotaryEmbedding",
-        "Llama3RotaryEmbedding",
-        "YaRNScalingRotaryEmbedding",
-    }
-)
-"""Classes whose angle is a fixed multiple of the position."""
 
 
 def table_from_model(model: torch.nn.Module) -> RotaryTable:
@@ -29,20 +18,7 @@ def table_from_model(model: torch.nn.Module) -> RotaryTable:
     UnsupportedRotaryError
         If there is none, several that differ, or one of a kind that K cannot follow.
     """
-    found: dict[int, Any] = {
-        id(module): module
-        for module in model.modules()
-        if hasattr(module, "cos_sin_cache") and hasattr(module, "is_neox_style")
-    }
-    if not found:
-        raise UnsupportedRotaryError("the model has no rotary module with a cos_sin_cache")
-    modules = list(found.values())
-    for module in modules[1:]:
-        if module.cos_sin_cache.shape != modules[0].cos_sin_cache.shape or not torch.equal(
-            module.cos_sin_cache, modules[0].cos_sin_cache
-        ):
-            raise UnsupportedRotaryError("the model has several rotary modules that differ")
-    return _table(modules[0])
+    return table_of(rotary_module(model)).to("cpu")
 
 
 def table_from_config(vllm_config: Any) -> RotaryTable:
@@ -64,14 +40,4 @@ def table_from_config(vllm_config: Any) -> RotaryTable:
             rope_parameters=text.rope_parameters,
             dtype=model.dtype,
         )
-    return _table(module)
-
-
-def _table(module: Any) -> RotaryTable:
-    name = type(module).__name__
-    if name not in MOVABLE:
-        raise UnsupportedRotaryError(
-            f"rotary module {name}: known to be movable are {', '.join(sorted(MOVABLE))}"
-        )
-    pairing = Pairing.NEOX if module.is_neox_style else Pairing.INTERLEAVED
-    return RotaryTable.from_cos_sin_cache(module.cos_sin_cache.detach().cpu(), pairing=pairing)
+    return table_of(module).to("cpu")

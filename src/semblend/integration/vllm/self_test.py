@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import torch
 
-from semblend.core.errors import UnsupportedRotaryError
 from semblend.integration.vllm.nested_pass import NestedPass, VirtualSequence
 from semblend.integration.vllm.paged_access import PagedAccess
+from semblend.kv.rotary_self_test import positions_to_prove, prove_moves
 from semblend.kv.rotary_table import RotaryTable
 
-_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-"""Of K's largest number. A wrong pairing or a missing rotation errs by about 1."""
 _TOKEN = 1
 _SCRATCH_BLOCK = 1
 """Block 0 is vLLM's null block. Nothing is cached yet when this runs."""
@@ -33,13 +31,8 @@ def prove_rotation(
     UnsupportedRotaryError
         Naming the layer and the positions where they differ.
     """
-    last = min(table.positions, max_positions) - 1
-    positions = sorted({0, min(1, last), last // 3, last})
-    computed = [_keys_at(nested, access, position) for position in positions]
-    for source, keys in zip(positions, computed, strict=True):
-        for target, expected in zip(positions, computed, strict=True):
-            moved = table.rerotate(keys, torch.tensor([source]), torch.tensor([target]))
-            _compare(moved, expected, source, target)
+    positions = positions_to_prove(min(table.positions, max_positions))
+    prove_moves(table, positions, [_keys_at(nested, access, position) for position in positions])
 
 
 def _keys_at(nested: NestedPass, access: PagedAccess, position: int) -> torch.Tensor:
@@ -56,16 +49,3 @@ def _keys_at(nested: NestedPass, access: PagedAccess, position: int) -> torch.Te
         ]
     )
     return access.read((_SCRATCH_BLOCK,), 0, 1)[:, 0].cpu()
-
-
-def _compare(moved: torch.Tensor, expected: torch.Tensor, source: int, target: int) -> None:
-    error = (moved.double() - expected.double()).abs().flatten(1).amax(dim=1)
-    scale = float(expected.double().abs().max().clamp(min=1e-12))
-    worst = int(error.argmax())
-    relative = float(error[worst]) / scale
-    # Written so that a NaN fails.
-    if not relative <= _TOLERANCE.get(expected.dtype, 4e-2):
-        raise UnsupportedRotaryError(
-            f"start-up self-test: K of layer {worst} moved from position {source} to {target} "
-            f"differs from the model's own by {relative:.2e} of its largest value"
-        )
