@@ -11,7 +11,7 @@ from semblend.fleet.directory.follower import LogFollower
 from semblend.fleet.directory.index import SketchIndex
 from semblend.fleet.placement.chooser import Choice, WorkerLoad, choose
 from semblend.fleet.publish.nats_link import LogOptions
-from semblend.integration.vllm.namespaces import isolation_of
+from semblend.integration.isolation import by_salt
 from tests.fleet.engines import MODEL, SLOW_PREFILL
 from tests.fleet.line_workers import ROOT, found_by_a_gateway, line_worker
 from tests.fleet.support import need_environment, slow, until
@@ -61,7 +61,7 @@ def held(nats_server):
 
 def found(held, tokens):
     """What the directory says of a prompt that vLLM workers would be sent."""
-    return found_by_a_gateway(held, tokens, cache_salt=isolation_of(None))
+    return found_by_a_gateway(held, tokens, cache_salt=by_salt(None))
 
 
 def test_a_vllm_worker_announces_its_donors_and_reuses_them_when_placed_to(

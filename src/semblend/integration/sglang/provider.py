@@ -20,7 +20,6 @@ True
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import threading
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray, TokenIds, as_token_array
+from semblend.integration.held_contents import HeldContents
 from semblend.integration.plan_cuts import within_hole_budget
 from semblend.integration.probing import can_probe, declined_unprobed, pass_tokens
 from semblend.integration.sglang import namespaces
@@ -82,7 +82,7 @@ class SemBlendProvider:
         self._page_size = page_size
         self._numbers = itertools.count(1)
         self._donors: dict[str, DonorRecord] = {}
-        self._contents: dict[bytes, str] = {}
+        self._contents = HeldContents()
         self._lock = threading.RLock()
         self.generation = 0
         """Changes whenever the set of donors does; plans are remembered against it."""
@@ -122,17 +122,15 @@ class SemBlendProvider:
             return None
         array = array[:whole].copy()
         namespace = self.namespace_of(extra_key, cache_salt)
-        content = _content(array, namespace)
         record = DonorRecord(
             donor_id=f"{request_id}#{next(self._numbers)}",
             tokens=array,
             extra_key=extra_key,
             cache_salt=cache_salt,
         )
+        if not self._contents.reserve(record.donor_id, array, namespace):
+            return None
         with self._lock:
-            if content in self._contents:
-                return None
-            self._contents[content] = record.donor_id
             self._donors[record.donor_id] = record
         # Outside the lock: fingerprinting takes milliseconds, and matching must not wait.
         if not self.pipeline.register_donor(record.donor_id, array, namespace, text=text):
@@ -219,10 +217,5 @@ class SemBlendProvider:
             record = self._donors.pop(donor_id, None)
             if record is None:
                 return
-            namespace = self.namespace_of(record.extra_key, record.cache_salt)
-            self._contents.pop(_content(record.tokens, namespace), None)
+            self._contents.release(donor_id)
             self.generation += 1
-
-
-def _content(tokens: TokenArray, namespace: Namespace) -> bytes:
-    return hashlib.blake2b(tokens.tobytes(), key=namespace.key(), digest_size=16).digest()

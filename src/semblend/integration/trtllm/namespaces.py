@@ -14,11 +14,11 @@ from typing import Any
 from semblend.core.namespace import NONE, Namespace
 from semblend.core.settings import Settings
 from semblend.integration import model_identity
+from semblend.integration.isolation import UNSALTED
 from semblend.integration.trtllm.engine_facts import EngineFacts, files_of
 from semblend.integration.trtllm.options import ConnectorOptions
 
 LAYOUT = "trtllm:blocks,layers,2,kv_heads,tokens,head_dim"
-_UNSALTED = "semblend:ns:no-cache-salt"
 _UNKNOWN = f"unknown:{secrets.token_hex(16)}"
 """Equal to itself, in this process only."""
 
@@ -45,7 +45,7 @@ def engine_namespace(
         cache_layout=LAYOUT,
         tenant=settings.donor_tenant,
         template=settings.donor_template,
-        cache_salt=_UNSALTED,
+        cache_salt=UNSALTED,
     )
 
 
@@ -63,16 +63,9 @@ def of_request(engine: Namespace, isolation: str) -> Namespace:
     return engine.with_parts(cache_salt=isolation)
 
 
-def isolation_by_text(cache_salt: str | None) -> str:
-    """A salt's name in namespaces, which does not reveal the salt."""
-    if cache_salt is None or not cache_salt.strip():
-        return _UNSALTED
-    return "semblend:ns:salt:" + hashlib.sha256(cache_salt.strip().encode()).hexdigest()[:32]
-
-
 def isolation_by_number(cache_salt_id: int | None) -> str:
-    """The same for engines that tell a connector the salt's number alone."""
-    return _UNSALTED if cache_salt_id is None else f"semblend:ns:salt-id:{cache_salt_id:016x}"
+    """A salt's name in namespaces, for engines that tell a connector its number alone."""
+    return UNSALTED if cache_salt_id is None else f"semblend:ns:salt-id:{cache_salt_id:016x}"
 
 
 def shown(namespace: Namespace) -> str:

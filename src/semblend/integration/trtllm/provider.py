@@ -6,15 +6,15 @@ asks it from the executor's loop, so nothing here embeds text or waits.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import threading
 from collections.abc import Callable
 
 from semblend.core.namespace import Namespace
 from semblend.core.plan import Plan
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray, as_token_array
+from semblend.integration.held_contents import HeldContents
+from semblend.integration.isolation import by_salt
 from semblend.integration.plan_cuts import exact_part
 from semblend.integration.probing import declined_unprobed, is_dynamic
 from semblend.integration.trtllm import namespaces
@@ -54,15 +54,13 @@ class SemBlendKvProvider:
         )
         self._block_size = block_size
         self._numbers = itertools.count(1)
-        self._contents: dict[bytes, str] = {}
-        self._content_of: dict[str, bytes] = {}
-        self._lock = threading.RLock()
+        self._contents = HeldContents()
         self._listeners: list[Callable[[str], None]] = []
         self.pipeline.add_eviction_listener(self._forgotten)
 
     def namespace_of(self, cache_salt: str | None) -> Namespace:
         """Where a request with this salt may look for donors."""
-        return namespaces.of_request(self.namespace, namespaces.isolation_by_text(cache_salt))
+        return namespaces.of_request(self.namespace, by_salt(cache_salt))
 
     # -- looking ---------------------------------------------------------------------
 
@@ -102,14 +100,8 @@ class SemBlendKvProvider:
 
     def reserve(self, tokens: TokenArray, namespace: Namespace, request_id: str) -> str | None:
         """An id for a donor that is on its way; None if its content is held already."""
-        content = _content(tokens, self.pipeline.share_key(namespace))
-        with self._lock:
-            if content in self._contents:
-                return None
-            donor_id = f"{request_id}.{next(self._numbers)}"
-            self._contents[content] = donor_id
-            self._content_of[donor_id] = content
-        return donor_id
+        donor_id = f"{request_id}.{next(self._numbers)}"
+        return donor_id if self._contents.reserve(donor_id, tokens, namespace) else None
 
     def register(self, donor_id: str, tokens: TokenArray, namespace: Namespace) -> bool:
         """Every rank holds a reserved donor: it can be found from now on."""
@@ -121,7 +113,7 @@ class SemBlendKvProvider:
     def forget(self, donor_id: str) -> None:
         """A donor is no longer to be found."""
         self.pipeline.evict(donor_id)
-        self._release(donor_id)
+        self._contents.release(donor_id)
 
     def add_eviction_listener(self, listener: Callable[[str], None]) -> None:
         """Have `listener(donor_id)` called when the index had to make room."""
@@ -132,16 +124,6 @@ class SemBlendKvProvider:
         self.pipeline.close()
 
     def _forgotten(self, donor_id: str) -> None:
-        self._release(donor_id)
+        self._contents.release(donor_id)
         for listener in self._listeners:
             listener(donor_id)
-
-    def _release(self, donor_id: str) -> None:
-        with self._lock:
-            content = self._content_of.pop(donor_id, None)
-            if content is not None and self._contents.get(content) == donor_id:
-                del self._contents[content]
-
-
-def _content(tokens: TokenArray, share_key: bytes) -> bytes:
-    return hashlib.blake2b(tokens.tobytes(), key=share_key, digest_size=16).digest()

@@ -21,6 +21,7 @@ from semblend.core.errors import SemBlendError
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.integration.audit import AuditStream
+from semblend.integration.isolation import by_salt
 from semblend.integration.ladder import split_salt
 from semblend.integration.trtllm import namespaces
 from semblend.integration.trtllm.captures import Captures
@@ -187,7 +188,7 @@ class SchedulerSide:
         isolation = (
             namespaces.isolation_by_number(question.user_salt_id)
             if by_number
-            else namespaces.isolation_by_text(question.user_salt)
+            else by_salt(question.user_salt)
         )
         if by_number and question.salt_id is None:
             objection = objection or "this engine knows salts by numbers the client cannot compute"
@@ -233,7 +234,7 @@ class SchedulerSide:
             isolation = namespaces.isolation_by_number(salt.number)
         else:
             user_salt, ladder_id = split_salt(salt.text)
-            isolation = namespaces.isolation_by_text(user_salt)
+            isolation = by_salt(user_salt)
         if ladder_id is not None:
             return ladder_id, self._ladders.namespace_of(ladder_id)
         return None, namespaces.of_request(self.setup.namespace, isolation)

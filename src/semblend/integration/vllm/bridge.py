@@ -7,7 +7,6 @@ held donors are in the index, so a donor that can be found can be loaded.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray
+from semblend.integration.held_contents import HeldContents
 from semblend.integration.plan_cuts import exact_part, leading_part
 from semblend.integration.probing import can_probe, declined_unprobed, is_dynamic
 from semblend.integration.vllm.modes import Mode
@@ -77,8 +77,7 @@ class PlannerBridge:
         self._settings = settings
         self._offers: dict[str, Offer] = {}
         self._acknowledged: dict[str, int] = {}
-        self._contents: dict[bytes, str] = {}
-        self._content_of: dict[str, bytes] = {}
+        self._contents = HeldContents()
         self._dropped: list[str] = []
         self.pipeline.add_eviction_listener(self._forgotten)
 
@@ -140,14 +139,12 @@ class PlannerBridge:
 
     def is_held(self, tokens: TokenArray, namespace: Namespace) -> bool:
         """Whether a donor with exactly this prompt exists or is on its way."""
-        return _content(tokens, namespace) in self._contents
+        return self._contents.holds(tokens, namespace)
 
     def offer(self, offer: Offer) -> None:
         """A capture was ordered."""
-        content = _content(offer.tokens, offer.namespace)
         self._offers[offer.donor_id] = offer
-        self._contents[content] = offer.donor_id
-        self._content_of[offer.donor_id] = content
+        self._contents.reserve(offer.donor_id, offer.tokens, offer.namespace)
 
     def register_at_once(self, offer: Offer) -> bool:
         """For discovery: a donor whose tokens matter and whose K/V nobody keeps."""
@@ -179,7 +176,7 @@ class PlannerBridge:
     def clear(self) -> None:
         """Forget every donor."""
         self.pipeline.clear()
-        for table in (self._offers, self._acknowledged, self._contents, self._content_of):
+        for table in (self._offers, self._acknowledged, self._contents):
             table.clear()
         self._dropped.clear()
         self.generation += 1
@@ -211,12 +208,6 @@ class PlannerBridge:
         self._acknowledged.pop(donor_id, None)
 
     def _forgotten(self, donor_id: str) -> None:
-        content = self._content_of.pop(donor_id, None)
-        if content is not None and self._contents.get(content) == donor_id:
-            del self._contents[content]
+        self._contents.release(donor_id)
         self._dropped.append(donor_id)
         self.generation += 1
-
-
-def _content(tokens: TokenArray, namespace: Namespace) -> bytes:
-    return hashlib.blake2b(tokens.tobytes(), key=namespace.key(), digest_size=16).digest()

@@ -6,15 +6,12 @@ donors of one salt are never found under another, nor without one.
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 from semblend.core.namespace import NONE, Namespace
 from semblend.core.settings import Settings
-from semblend.integration import model_identity
+from semblend.integration import isolation, model_identity
 from semblend.integration.vllm.options import ConnectorOptions
-
-_UNSALTED = "semblend:ns:no-cache-salt"
 
 
 def engine_namespace(config: Any, options: ConnectorOptions, settings: Settings) -> Namespace:
@@ -50,14 +47,7 @@ def engine_namespace(config: Any, options: ConnectorOptions, settings: Settings)
 
 def of_request(engine: Namespace, cache_salt: str | None) -> Namespace:
     """The namespace of one request under this engine."""
-    return engine.with_parts(cache_salt=isolation_of(cache_salt))
-
-
-def isolation_of(cache_salt: str | None) -> str:
-    """A salt's name in namespaces, which does not reveal the salt."""
-    if cache_salt is None or not cache_salt.strip():
-        return _UNSALTED
-    return "semblend:ns:salt:" + hashlib.sha256(cache_salt.strip().encode()).hexdigest()[:32]
+    return engine.with_parts(cache_salt=isolation.by_salt(cache_salt))
 
 
 def shown(namespace: Namespace) -> str:

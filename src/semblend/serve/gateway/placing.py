@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from semblend.core.errors import RequestError, SemBlendError
@@ -14,11 +14,13 @@ from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray
 from semblend.fleet.directory.answers import Found
 from semblend.fleet.directory.directory import Directory
+from semblend.fleet.directory.ranks import RankName
 from semblend.fleet.keys import FleetKeys
-from semblend.fleet.placement.chooser import Placement, choose
+from semblend.fleet.placement.chooser import Placement, WorkerLoad, choose
+from semblend.fleet.residency.live_donors import LiveDonors
 from semblend.fleet.sketch import sketch
+from semblend.integration.isolation import by_salt
 from semblend.integration.sglang import namespaces as sglang_namespaces
-from semblend.integration.vllm.namespaces import isolation_of
 from semblend.serve.gateway.options import GatewayOptions
 from semblend.serve.gateway.pool import WorkerPool
 from semblend.serve.logs import log
@@ -50,13 +52,16 @@ class Placer:
         options: GatewayOptions,
         settings: Settings,
         secret: bytes,
+        caches: LiveDonors | None = None,
     ) -> None:
+        """`caches` knows what engines' own caches hold, where their K/V events are followed."""
         self._directory = directory
         self._pool = pool
         self._encoder = encoder
         self._options = options
         self._settings = settings
         self._secret = secret
+        self._caches = caches
 
     async def place(
         self, body: Mapping[str, Any], headers: Mapping[str, str], *, tenant: str | None
@@ -67,12 +72,14 @@ class Placer:
         """
         started = time.perf_counter()
         found, size = Found(), 1
+        resident: Mapping[RankName, int] = {}
         try:
             tokens = await self._tokens(body)
             size = len(tokens)
             started = time.perf_counter()
             namespaces = self._namespaces(body, headers, tenant)
             found = await asyncio.to_thread(self._look_up, tokens, namespaces)
+            resident = await asyncio.to_thread(self._resident, tokens, body, tenant)
         except SemBlendError:
             pass  # The worker says what is wrong with it, in its own words.
         except Exception as error:
@@ -80,7 +87,7 @@ class Placer:
         placement = choose(
             max(1, size),
             found,
-            self._pool.loads(),
+            [self._with_cache(load, resident) for load in self._pool.loads()],
             self._options.cost,
             can_reuse=self._options.can_reuse,
             can_transfer=self._options.can_transfer,
@@ -88,6 +95,27 @@ class Placer:
         return Placed(
             placement=placement, prompt_tokens=size, lookup_s=time.perf_counter() - started
         )
+
+    def _resident(
+        self, tokens: TokenArray, body: Mapping[str, Any], tenant: str | None
+    ) -> Mapping[RankName, int]:
+        """Exact prefixes by the engines' own events.
+
+        An engine knows no tenants, only salts: without one, what it holds may be another
+        tenant's, who must not be betrayed by where a request is sent.
+        """
+        salt = _text(body, "cache_salt")
+        if self._caches is None or (tenant is not None and salt is None):
+            return {}
+        return self._caches.resident(tokens, salt=salt, model=_text(body, "model") or "")
+
+    def _with_cache(self, load: WorkerLoad, resident: Mapping[RankName, int]) -> WorkerLoad:
+        tokens = resident.get((load.worker_id, load.dp_rank))
+        if tokens is None:
+            return load
+        # Dynamo's router follows the same events: what it would do anyhow needs no pin.
+        known = tokens if self._options.pin_header else load.prefix_tokens
+        return replace(load, resident_tokens=tokens, prefix_tokens=known)
 
     async def _tokens(self, body: Mapping[str, Any]) -> TokenArray:
         if "messages" in body:
@@ -143,7 +171,7 @@ def _salt_part(salt: str | None, extra_key: str | None, cache_layout: str) -> st
     Adapters hide it, each in its way; the embedded engine does not.
     """
     if cache_layout.startswith("segments:"):
-        return isolation_of(salt)
+        return by_salt(salt)
     if cache_layout.startswith("slots:"):
         return sglang_namespaces.isolation_of(extra_key, salt)
     return salt or NONE

@@ -1,0 +1,49 @@
+"""Which prompts are donors already: the same tokens are kept once."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+
+from semblend.core.namespace import Namespace
+from semblend.core.tokens import TokenArray
+
+
+class HeldContents:
+    """One donor for each content, a namespace's tokens. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._donors: dict[bytes, str] = {}
+        self._contents: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def holds(self, tokens: TokenArray, namespace: Namespace) -> bool:
+        """Whether a donor with exactly these tokens exists or is on its way."""
+        return _content(tokens, namespace) in self._donors
+
+    def reserve(self, donor_id: str, tokens: TokenArray, namespace: Namespace) -> bool:
+        """Have a donor stand for these tokens; False if another one does."""
+        content = _content(tokens, namespace)
+        with self._lock:
+            if content in self._donors:
+                return False
+            self._donors[content] = donor_id
+            self._contents[donor_id] = content
+            return True
+
+    def release(self, donor_id: str) -> None:
+        """The donor is no more; nothing happens if it never was."""
+        with self._lock:
+            content = self._contents.pop(donor_id, None)
+            if content is not None:
+                del self._donors[content]
+
+    def clear(self) -> None:
+        """Forget every donor."""
+        with self._lock:
+            self._donors.clear()
+            self._contents.clear()
+
+
+def _content(tokens: TokenArray, namespace: Namespace) -> bytes:
+    return hashlib.blake2b(tokens.tobytes(), key=namespace.key(), digest_size=16).digest()
