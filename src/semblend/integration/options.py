@@ -54,10 +54,7 @@ class AdapterOptions(BaseModel):
     )
     unverified_architectures: bool = Field(
         False,
-        description=(
-            "Also try model architectures that were never seen to work; start-up self-tests "
-            "still apply."
-        ),
+        description="Also try model architectures that were never seen to work.",
     )
 
     @classmethod
