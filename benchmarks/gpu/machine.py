@@ -84,7 +84,12 @@ def kernel_s(run: Callable[[], object], rep: int = 100, warm: int = 25) -> float
 
 
 def wall_s(run: Callable[[], object], repeats: int = 5, warm_s: float = 0.15) -> float:
-    """Median seconds from call to finished work, what the host does included.
+    """Median seconds from call to finished work, what the host does included."""
+    return float(np.median(wall_times(run, repeats, warm_s)))
+
+
+def wall_times(run: Callable[[], object], repeats: int, warm_s: float = 0.15) -> list[float]:
+    """Seconds of some calls, after warm ones.
 
     Warm runs go on for a while and are at least three: a card that was idle takes time
     to reach its clocks, and a graph is recorded when its size is seen again.
@@ -100,7 +105,7 @@ def wall_s(run: Callable[[], object], repeats: int = 5, warm_s: float = 0.15) ->
         run()
         torch.cuda.synchronize()
         times.append(time.perf_counter() - started)
-    return float(np.median(times))
+    return times
 
 
 def profile(run: Callable[[], object], top: int = 14) -> list[dict[str, Any]]:
