@@ -49,6 +49,22 @@ def test_a_lookup_that_raises_is_a_cold_request(
     assert_cold(driver, DeclineReason.INTERNAL_ERROR, Outcome.DECLINED)
 
 
+def test_exact_prefixes_that_cannot_be_looked_up_are_computed(
+    make_engine: EngineMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = make_engine()
+    prompt = random_tokens(60, 3)
+    cold = driver.run(prompt)
+
+    def broken(*args: Any) -> None:
+        raise RuntimeError("table on fire")
+
+    monkeypatch.setattr(driver.engine._prefixes, "match", broken)
+    again = driver.run(prompt)
+    assert (again.reason, again.report.exact_tokens) == (FinishReason.LENGTH, 0)
+    assert same(again, cold)
+
+
 def test_a_flipped_bit_in_a_donor_is_a_cold_request(make_engine: EngineMaker) -> None:
     driver = make_engine()
     donor = driver.run(behind(1)).report.request_id

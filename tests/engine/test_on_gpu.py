@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -12,10 +13,12 @@ import torch
 
 from semblend.core.plan import Hole, Span
 from semblend.engine.batch import ComputeRun
+from semblend.engine.layerwise import LayerwiseLoad
 from semblend.engine.materialise import layerwise_spans, load_spans
 from semblend.engine.model import LoadedModel, wrap_model
 from semblend.engine.segmented import compute, runs_of_plan
 from semblend.engine.streams import SideStream
+from semblend.kv.span_batch import SpanCopy
 from tests.engine.donors import DonorShelf, cold_kv, hand_plan, make_pool, make_table
 from tests.engine.models import ARCHITECTURES, plain_model, random_tokens
 
@@ -118,6 +121,34 @@ def test_layers_from_pinned_memory_are_those_of_the_device() -> None:
                 compute(model, pool, runs)
         pools.append(pool.read(table, 0, 80))
     assert torch.equal(pools[0], pools[1])
+
+
+def test_a_load_that_is_given_up_writes_into_nobodys_memory() -> None:
+    """Cancelled before its pass: the copies it has started arrive after it is gone."""
+    model, _ = on_gpu("llama-gqa")
+    pool = make_pool(model)
+    layers, _, _, heads, dim = pool.by_slot.shape
+    source = torch.ones((layers, 2, 60, heads, dim), dtype=pool.data.dtype).pin_memory()
+    copy = SpanCopy(
+        source=source,
+        source_slots=np.arange(60),
+        target_slots=np.arange(60),
+        source_start=0,
+        target_start=5,
+    )
+    side = torch.cuda.Stream()
+    LayerwiseLoad(pool.data, [copy], model.rotary, stream=side)  # whatever is made only once
+    gc.collect()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(500_000_000)
+    load = LayerwiseLoad(pool.data, [copy], model.rotary, stream=side)
+    elements = load._staged[0][0]._base.numel()
+    del load
+    gc.collect()
+    theirs = [torch.zeros(elements, dtype=pool.data.dtype, device="cuda") for _ in range(8)]
+    torch.cuda.synchronize()
+    assert not any(bool(tensor.any()) for tensor in theirs)
 
 
 def test_capture_waits_for_the_passes_before_its_mark() -> None:

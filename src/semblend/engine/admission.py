@@ -130,7 +130,15 @@ class Admission:
     def _match(self, sequence: Sequence) -> PageIds:
         if self._prefixes is None or sequence.share_key is None or not sequence.request.reuse:
             return np.empty(0, dtype=np.int32)
-        return self._prefixes.match(sequence.share_key, sequence.request.tokens)
+        try:
+            return self._prefixes.match(sequence.share_key, sequence.request.tokens)
+        except Exception:
+            logger.warning(
+                "request %s: exact prefixes were not looked up; computing them",
+                sequence.request.request_id,
+                exc_info=True,
+            )
+            return np.empty(0, dtype=np.int32)
 
     def _plan(self, sequence: Sequence) -> Plan | None:
         """Ask for a plan; the ledger has the request open afterwards."""

@@ -118,6 +118,9 @@ class LayerwiseLoad:
         ring = torch.empty(
             (self._ring, sum(sizes)), dtype=self._pool.dtype, device=self._pool.device
         )
+        if self._stream is not None:
+            # A load that is given up has copies under way: nobody else may have their memory yet.
+            ring.record_stream(self._stream)
         ends = np.cumsum(sizes).tolist()
         self._staged = [
             [
