@@ -57,6 +57,13 @@ def route(
             "(consistent_hash) or sglang-router (manual)."
         ),
     ] = "",
+    kv_events: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Where a worker's engine (vLLM, SGLang) publishes its K/V events: "
+            "id=tcp://host:port,tcp://host:replay-port."
+        ),
+    ] = None,
     exact_only: Annotated[
         bool, typer.Option(help="The workers materialise no donors: place by exact prefix only.")
     ] = False,
@@ -90,6 +97,7 @@ def route(
                 "exact_only": exact_only,
                 "dynamo": dynamo,
                 "router": router,
+                "kv_events": kv_events or [],
                 "seconds_per_token": prefill_us_per_token / 1e6,
                 "kv_bytes_per_token": kv_bytes_per_token,
                 "max_bytes": max_donor_mib * 2**20,
@@ -111,11 +119,13 @@ def _run(settings: Settings, tokenizer: str, flags: dict[str, Any], console: Con
         from semblend.fleet.directory.directory import DEFAULT_POSTINGS_PER_DONOR, Directory
         from semblend.fleet.directory.follower import LogFollower
         from semblend.fleet.directory.index import SketchIndex
+        from semblend.fleet.keys import fleet_secret
         from semblend.fleet.placement.cost import FleetCost
         from semblend.fleet.publish.nats_link import LogOptions
+        from semblend.fleet.residency.caches import FollowedCaches
         from semblend.integration.dynamo.pinning import PIN_HEADER
         from semblend.serve.gateway.app import create_gateway
-        from semblend.serve.gateway.options import GatewayOptions, parse_worker
+        from semblend.serve.gateway.options import GatewayOptions, parse_feed, parse_worker
         from semblend.serve.logs import configure
     except ModuleNotFoundError as error:
         raise MissingExtraError(
@@ -134,6 +144,7 @@ def _run(settings: Settings, tokenizer: str, flags: dict[str, Any], console: Con
         can_reuse=not flags["exact_only"],
         pin_header=PIN_HEADER if flags["dynamo"] else "",
         router=flags["router"],
+        feeds=tuple(parse_feed(text) for text in flags["kv_events"]),
         can_transfer=bool(settings.transport),
         cost=FleetCost(
             seconds_per_token=flags["seconds_per_token"],
@@ -148,9 +159,13 @@ def _run(settings: Settings, tokenizer: str, flags: dict[str, Any], console: Con
     path: Path | None = flags["snapshot"]
     position = _restored(directory, path, console)
     log = LogOptions(url=settings.nats_url, subject=settings.nats_subject)
-    app = create_gateway(directory, AutoTokenizer.from_pretrained(tokenizer), options, settings)
+    spoken = AutoTokenizer.from_pretrained(tokenizer)
     with ExitStack() as leaving:
-        follower = LogFollower(directory, log, position=position)
+        secret = fleet_secret(settings.namespace_secret)
+        caches = FollowedCaches(directory, options.feeds, secret=secret)
+        leaving.callback(caches.close)
+        app = create_gateway(directory, spoken, options, settings, caches=caches)
+        follower = LogFollower(directory, log, apply=caches.donors.apply, position=position)
         if path is not None:
             leaving.callback(lambda: directory.save(path, position=follower.position))
         leaving.callback(follower.close)

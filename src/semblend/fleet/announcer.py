@@ -13,6 +13,7 @@ import numpy as np
 from semblend.core.errors import SemBlendError
 from semblend.core.namespace import Namespace
 from semblend.core.tokens import TokenArray
+from semblend.fleet.blocks import seal_blocks
 from semblend.fleet.events.model import (
     DonorEvicted,
     DonorRegistered,
@@ -27,6 +28,8 @@ from semblend.fleet.sketch import DEFAULT_SAMPLING, MARK_TOKENS, check_sampling,
 
 HeldDonor: TypeAlias = tuple[str, TokenArray, Namespace | bytes]
 """(donor id, tokens, namespace); a namespace may be given by its secret key alone."""
+BlockNames: TypeAlias = Callable[[str], Sequence[int]]
+"""The engine's names of the blocks a donor consists of, by the donor's id; none if it is gone."""
 _PRIVATE_PARTS = ("tenant", "template", "cache_salt")
 
 
@@ -59,6 +62,7 @@ class DonorAnnouncer:
         sampling: int = DEFAULT_SAMPLING,
         tier: str = "host",
         embed: Callable[[TokenArray], Sequence[float]] | None = None,
+        blocks: BlockNames | None = None,
         options: PublisherOptions | None = None,
     ) -> None:
         """Begin to announce.
@@ -70,12 +74,16 @@ class DonorAnnouncer:
         embed
             Makes a vector of a prompt's meaning, to be published with it. Vectors tell
             something of a text; without this, none leaves the worker.
+        blocks
+            Names the engine's blocks of a donor that is the engine's own cache, as its K/V
+            events do; they are published for whoever follows those and has the secret.
         """
         self._library = library
         self._secret = secret
         self._sampling = check_sampling(sampling)
         self._here = Location(kind="worker", worker_id=worker_id, dp_rank=dp_rank, tier=tier)
         self._embed = embed
+        self._blocks = blocks
         # Donors in a shared store: where, and what they are, also once the worker lost them.
         self._shared: dict[str, tuple[Location, HeldDonor]] = {}
         self._lock = threading.Lock()
@@ -151,6 +159,9 @@ class DonorAnnouncer:
                 keys = FleetKeys.of_root(namespace)
         except SemBlendError:
             return None  # An incomplete namespace matches nothing.
+        names = () if self._blocks is None else self._blocks(donor_id)
+        if self._blocks is not None and not names:
+            return None  # The engine has let go of it; that is said next.
         drawn = sketch(tokens, keys, sampling=self._sampling)
         ends = np.arange(1, drawn.marks.size + 1) * MARK_TOKENS
         return DonorRegistered(
@@ -167,6 +178,7 @@ class DonorAnnouncer:
             sampling=self._sampling,
             hashes=drawn.hashes,
             embedding=() if self._embed is None else tuple(self._embed(tokens)),
+            blocks=seal_blocks(names, self._secret) if names else None,
         )
 
 

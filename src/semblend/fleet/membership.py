@@ -14,7 +14,7 @@ from typing import Any
 from semblend.core.namespace import Namespace
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray
-from semblend.fleet.announcer import DonorAnnouncer, HeldDonor
+from semblend.fleet.announcer import BlockNames, DonorAnnouncer, HeldDonor
 from semblend.fleet.keys import fleet_secret
 from semblend.fleet.publish.jetstream import JetStreamSink
 from semblend.fleet.publish.nats_link import LogOptions
@@ -64,9 +64,16 @@ def worker_name(settings: Settings) -> str:
 
 
 def join(
-    pipeline: SemBlendPipeline, settings: Settings, namespace: Namespace, *, dp_rank: int = 0
+    pipeline: SemBlendPipeline,
+    settings: Settings,
+    namespace: Namespace,
+    *,
+    dp_rank: int = 0,
+    blocks: BlockNames | None = None,
 ) -> DonorAnnouncer | None:
     """Announce a pipeline's donors, if SEMBLEND_NATS_URL says where.
+
+    `blocks` names a donor's blocks where donors are the engine's own cache.
 
     Raises
     ------
@@ -85,4 +92,5 @@ def join(
         secret=fleet_secret(settings.namespace_secret),
         namespace=namespace,
         sampling=settings.fleet_sampling,
+        blocks=blocks,
     )

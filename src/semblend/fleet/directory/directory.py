@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from semblend.core.errors import SerialisationError
 from semblend.fleet.directory.answers import DirectoryStats, Found, WorkerHolding
-from semblend.fleet.directory.donor_rows import HIDDEN, LOCAL, SHARED
+from semblend.fleet.directory.donor_rows import HIDDEN, places_of
 from semblend.fleet.directory.index import Holding, NewDonor, SketchIndex
 from semblend.fleet.directory.ranks import NamespaceKinds, Rank, RankBook, RankName, Standing
 from semblend.fleet.directory.snapshot import read_snapshot, snapshot_meta, write_snapshot
@@ -30,7 +31,6 @@ from semblend.fleet.events.model import (
     Event,
     GenerationReset,
     Heartbeat,
-    Location,
 )
 from semblend.fleet.keys import donor_key
 from semblend.fleet.sketch import Sketch
@@ -79,6 +79,12 @@ class Directory:
     def on_doubt(self, listener: Callable[[RankName], None]) -> None:
         """Have `listener` told of every rank that should start anew."""
         self._resync_listeners.append(listener)
+
+    @contextmanager
+    def as_one(self) -> Iterator[None]:
+        """Lookups see everything that is said meanwhile on this thread, or nothing."""
+        with self._lock:
+            yield
 
     # -- hearing -------------------------------------------------------------------
 
@@ -151,19 +157,21 @@ class Directory:
                     rank.in_doubt = True
             return lost
 
-    def drop_rank(self, name: RankName) -> int:
-        """Drop a rank's donors (its engine's cache was cleared, or could not be followed)."""
+    def doubt(self, name: RankName) -> None:
+        """Drop a rank's donors and ask it to tell everything anew."""
         with self._lock:
             rank = self.ranks.get(name)
-            self._flush()
-            return 0 if rank is None else self._forget(rank)
+            if rank is None:
+                return
+            self._forget(rank)
+            rank.in_doubt = True
+        self._tell([name])
 
-    def drop_donor(self, name: RankName, donor_id: str) -> bool:
-        """Drop one donor (a block of it was evicted)."""
+    def generation(self, name: RankName) -> int:
+        """The generation a rank's events are read in; -1 if it was never heard of."""
         with self._lock:
-            self._flush()
-            key = np.array([donor_key(*name, donor_id)], dtype=np.uint64)
-            return self._index.remove(key) > 0
+            rank = self.ranks.get(name)
+            return -1 if rank is None else rank.generation
 
     def hide_donor(self, name: RankName, donor_id: str, *, hidden: bool = True) -> None:
         """Do not speak of a donor for now (its blocks have not been seen), or do again."""
@@ -276,6 +284,7 @@ class Directory:
             book = RankBook()
             book.restore(ranks, self._clock())
             self._index.restore(arrays, ranks=len(book))
+            self._index.rows.places &= ~np.uint8(HIDDEN)  # Engines are asked, not files.
             self.ranks = book
             for rank in book:
                 self._kinds.add(rank.namespace)
@@ -341,7 +350,7 @@ class Directory:
             rank=rank.number,
             namespace=number,
             token_count=min(data.token_count, 2**32 - 1),
-            places=_places(data.location),
+            places=places_of(data.location),
             hashes=np.concatenate((data.hashes, marks)),
         )
 
@@ -358,7 +367,8 @@ class Directory:
     def _relocate(self, rank: Rank, data: DonorRelocated) -> None:
         key = np.array([donor_key(*rank.name, data.donor_id)], dtype=np.uint64)
         rows = self._index.rows_of(key)
-        self._index.rows.places[rows] = _places(data.new_location)
+        places = self._index.rows.places
+        places[rows] = (places[rows] & HIDDEN) | places_of(data.new_location)
 
     def _forget(self, rank: Rank) -> int:
         self._flush()
@@ -388,9 +398,3 @@ class Directory:
         for name in doubted:
             for listener in self._resync_listeners:
                 listener(name)
-
-
-def _places(location: Location) -> int:
-    """Whether K/V is with its worker, in a shared store, or both."""
-    local = LOCAL if location.kind == "worker" else 0
-    return local | (SHARED if location.locator else 0)

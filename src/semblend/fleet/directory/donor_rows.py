@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from semblend.core.errors import CapacityError
 from semblend.discovery.fingerprints import HashArray, IndexArray
+from semblend.fleet.events.model import Location
 
 LOCAL, SHARED, HIDDEN = 1, 2, 4
 """Where a donor's K/V is, as bits: with its rank, in a shared store; and whether it is not to
@@ -20,6 +21,12 @@ be spoken of although it is registered."""
 DEAD = 0
 """The epoch no rank ever has."""
 ROW_BYTES = 8 + 4 + 4 + 4 + 4 + 1
+
+
+def places_of(location: Location) -> int:
+    """Whether K/V is with its worker, in a shared store, or both."""
+    local = LOCAL if location.kind == "worker" else 0
+    return local | (SHARED if location.locator else 0)
 
 
 class DonorRows:

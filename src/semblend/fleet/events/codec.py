@@ -2,6 +2,9 @@
 
 What is ours alone (fingerprints, the namespace's published name) stands in fields of
 its own that other readers pass over.
+
+The version rises when a reader of the old one would misread an event. Fields that may be absent
+and may be passed over (`blocks`) do not raise it: events without them are read as ever.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from semblend.fleet.events.model import (
     GenerationReset,
     Heartbeat,
     Location,
+    SealedBlocks,
 )
 from semblend.fleet.events.seal import require_seal, sealed
 from semblend.fleet.sketch import SCHEME
@@ -140,6 +144,7 @@ def _registered(data: DonorRegistered) -> dict[str, Any]:
     vector = np.asarray(data.embedding, dtype="<f4").tobytes()
     namespace = {**data.namespace}
     namespace["extra"] = {**namespace.get("extra", {}), "semblend_namespace": data.namespace_id}
+    blocks = data.blocks
     return {
         "kind": "donor_registered",
         "donor_id": data.donor_id,
@@ -163,6 +168,15 @@ def _registered(data: DonorRegistered) -> dict[str, Any]:
             "sampling": data.sampling,
             "hashes": base64.b64encode(data.hashes.astype("<u8").tobytes()).decode(),
         },
+        **({} if blocks is None else {"blocks": _sealed_blocks(blocks)}),
+    }
+
+
+def _sealed_blocks(blocks: SealedBlocks) -> dict[str, str]:
+    return {
+        "scheme": blocks.scheme,
+        "nonce": base64.b64encode(blocks.nonce).decode(),
+        "names": base64.b64encode(blocks.names).decode(),
     }
 
 
@@ -216,6 +230,16 @@ def _read_registered(data: Mapping[str, Any]) -> DonorRegistered:
         sampling=max(1, _integer(sketch, "sampling")),
         hashes=_words(sketch.get("hashes")),
         embedding=_vector(listed),
+        blocks=_read_blocks(data) if "blocks" in data else None,
+    )
+
+
+def _read_blocks(data: Mapping[str, Any]) -> SealedBlocks:
+    blocks = _mapping(data, "blocks")
+    return SealedBlocks(
+        scheme=_text(blocks, "scheme"),
+        nonce=_bytes(blocks.get("nonce"), "blocks.nonce"),
+        names=_bytes(blocks.get("names"), "blocks.names"),
     )
 
 
@@ -341,11 +365,15 @@ def _integer(record: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def _words(text: object) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def _bytes(text: object, name: str) -> bytes:
     try:
-        raw = base64.b64decode(text if isinstance(text, str) else "?", validate=True)
+        return base64.b64decode(text if isinstance(text, str) else "?", validate=True)
     except (binascii.Error, ValueError) as error:
-        raise SerialisationError(f"event fingerprints.hashes: not base64 ({error})") from error
+        raise SerialisationError(f"event {name}: not base64 ({error})") from error
+
+
+def _words(text: object) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    raw = _bytes(text, "fingerprints.hashes")
     if len(raw) % 8:
         raise SerialisationError("event fingerprints.hashes: not whole 64-bit words")
     return np.frombuffer(raw, dtype="<u8").astype(np.uint64, copy=False)

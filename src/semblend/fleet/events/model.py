@@ -44,6 +44,15 @@ class EventSegment:
     """The engine's own names of the blocks that hold it; empty where it holds none."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedBlocks:
+    """The engine's names of all blocks of a donor, for whoever has the fleet's secret."""
+
+    scheme: str
+    nonce: bytes
+    names: bytes = field(repr=False)
+
+
 def _no_hashes() -> HashArray:
     return np.empty(0, dtype=np.uint64)
 
@@ -65,6 +74,8 @@ class DonorRegistered:
     """Sampled keyed fingerprints, shape [kept]."""
     embedding: tuple[float, ...] = ()
     """A vector of the prompt's meaning, where the worker was told to publish one."""
+    blocks: SealedBlocks | None = None
+    """Where the donor is the engine's own cache: the blocks it consists of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,9 @@ class WorkerLoad:
     healthy: bool = True
     prefix_tokens: int = 0
     """Exact prefix the engine's own router knows of."""
+    resident_tokens: int | None = None
+    """Exact prefix in the engine's own cache, by its K/V events; None where nobody follows them,
+    and the worker's donors are the best there is to go by."""
     speed: float = 1.0
     """Against the fleet's usual worker."""
 
@@ -176,7 +179,8 @@ def _worth_a_look(
     others: list[WorkerLoad] = []
     for worker in workers:
         name = (worker.worker_id, worker.dp_rank)
-        notable = name in holdings or worker.prefix_tokens or name == router_worker
+        resident = worker.prefix_tokens or worker.resident_tokens
+        notable = name in holdings or resident or name == router_worker
         (special if notable else others).append(worker)
     if others:
         # By queue, then by speed: of two idle ones the faster.
@@ -207,9 +211,10 @@ def _options(
     can_reuse: bool,
     can_transfer: bool,
 ) -> list[Option]:
-    prefix = min(
-        max(worker.prefix_tokens, 0 if held is None else held.prefix_tokens), prompt_tokens - 1
-    )
+    exact = worker.resident_tokens
+    if exact is None:
+        exact = 0 if held is None else held.prefix_tokens
+    prefix = min(max(worker.prefix_tokens, exact), prompt_tokens - 1)
 
     def option(choice: Choice, covered: int, donor: int | None, transfer_s: float = 0.0) -> Option:
         return Option(

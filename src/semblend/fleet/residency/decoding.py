@@ -7,13 +7,32 @@ A batch is a MessagePack array [time, events, rank]. An event is a map with a "t
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from semblend.core.errors import MissingExtraError, SerialisationError
 
 BlockHash: TypeAlias = int | bytes
+"""An engine's name of a block: 64 bits without a sign, or whole digests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTokens:
+    """What stored blocks are made of, where the engine says all of it.
+
+    An engine that does not say under which keys (salt, adapter, images) it stored a block has
+    not said what the block can be used for.
+    """
+
+    parent: BlockHash | None
+    """The block before the first; None at a prompt's beginning."""
+    token_ids: list[int] = field(repr=False)
+    block_size: int
+    keys: tuple[str, ...]
+    """By block, what else its hash is made of: a canonical text, empty for nothing."""
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +42,7 @@ class BlocksStored:
     hashes: tuple[BlockHash, ...]
     medium: str = "GPU"
     group: int = 0
+    content: StoredTokens | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +69,8 @@ class CacheBatch:
 
     events: tuple[CacheEvent, ...]
     dp_rank: int | None
+    time: float = 0.0
+    """By the engine's clock."""
 
 
 # Positions in the array encoding, after the type.
@@ -89,8 +111,24 @@ def decode_batch(payload: bytes) -> CacheBatch:
     rank = batch[2] if len(batch) > 2 else None
     if rank is not None and not isinstance(rank, int):
         raise SerialisationError(f"K/V events: rank {rank!r}, a whole number expected")
+    time = batch[0]
+    if not isinstance(time, (int, float)):
+        raise SerialisationError(f"K/V events: time {time!r}, a number expected")
     decoded = (_event(item) for item in batch[1])
-    return CacheBatch(events=tuple(event for event in decoded if event), dp_rank=rank)
+    events = tuple(event for event in decoded if event)
+    return CacheBatch(events=events, dp_rank=rank, time=float(time))
+
+
+def keys_text(*keys: object) -> str:
+    """What a block's hash is made of besides its tokens, as :class:`StoredTokens` has it."""
+    return json.dumps(keys, default=repr) if keys else ""
+
+
+def block_name(value: int | str | bytes) -> BlockHash:
+    """A block's name in one form: engines differ in signs, and bytes travel as hex in JSON."""
+    if isinstance(value, str):
+        return bytes.fromhex(value)
+    return value & 0xFFFF_FFFF_FFFF_FFFF if isinstance(value, int) else value
 
 
 def _event(item: object) -> CacheEvent | None:
@@ -105,9 +143,10 @@ def _event(item: object) -> CacheEvent | None:
     match kind:
         case "BlockStored":
             return BlocksStored(
-                hashes=_hashes(fields),
+                hashes=(hashes := _hashes(fields)),
                 medium=_medium(fields) or "GPU",
                 group=_group(fields) or 0,
+                content=_content(fields, len(hashes)),
             )
         case "BlockRemoved":
             return BlocksRemoved(
@@ -127,7 +166,26 @@ def _hashes(fields: dict[str, Any]) -> tuple[BlockHash, ...]:
         raise SerialisationError("K/V events: block_hashes, an array expected")
     if not all(isinstance(value, (int, bytes)) for value in hashes):
         raise SerialisationError("K/V events: block_hashes of integers or bytes expected")
-    return tuple(hashes)
+    return tuple(block_name(value) for value in hashes)
+
+
+def _content(fields: dict[str, Any], blocks: int) -> StoredTokens | None:
+    tokens, keys = fields.get("token_ids"), fields.get("extra_keys")
+    size, parent = fields.get("block_size"), fields.get("parent_block_hash")
+    adapter = fields.get("lora_name")
+    if not isinstance(tokens, list) or not isinstance(keys, list) or not isinstance(size, int):
+        return None
+    if len(tokens) != size * blocks or len(keys) != blocks:
+        return None  # Blocks were left out: which tokens are whose cannot be told.
+    if not all(isinstance(token, int) for token in tokens):
+        return None
+    return StoredTokens(
+        parent=block_name(parent) if isinstance(parent, (int, bytes)) else None,
+        token_ids=tokens,
+        block_size=size,
+        keys=tuple(keys_text(*each) if isinstance(each, list) else "" for each in keys),
+        adapter=adapter if isinstance(adapter, str) else "",
+    )
 
 
 def _group(fields: dict[str, Any]) -> int | None:

@@ -1,8 +1,9 @@
 """Subscribes to an engine's K/V events over ZeroMQ and fetches what it missed.
 
-Batches are numbered by the engine. A number that is missing is asked for at the
-engine's replay socket; if it has forgotten them, nothing is certain and the rank's
-blocks are dropped. A subscriber that starts late starts with nothing.
+Batches are numbered by the engine. A number that is missing is asked for at the engine's replay
+socket; if it has forgotten them, nothing is certain and the rank's blocks are dropped. While
+there is silence the replay socket is asked now and then whether that is all: a last batch that
+was lost, or an engine that has started again, is noticed by that and by nothing else.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import importlib
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from semblend.core.errors import MissingExtraError, SerialisationError
+from semblend.core.errors import MissingExtraError
 from semblend.fleet.directory.ranks import RankName
 from semblend.fleet.residency.decoding import CacheBatch, decode_batch
 
@@ -34,7 +36,9 @@ class CacheFeed:
     replay_endpoint: str = ""
     topic: str = ""
     bind: bool = False
-    replay_timeout_s: float = 2.0
+    replay_timeout_s: float = 5.0
+    check_s: float = 1.0
+    """Seconds of silence after which the replay socket is asked."""
 
     @property
     def name(self) -> RankName:
@@ -49,6 +53,8 @@ class CacheFollower:
     ----------
     apply
         Takes a batch.
+    started
+        Told before the engine's very first batch is handed on: its cache was empty.
     missed
         Told when batches are lost for good; what came before no longer counts.
     """
@@ -59,6 +65,7 @@ class CacheFollower:
         *,
         apply: Callable[[RankName, CacheBatch], object],
         missed: Callable[[RankName], object],
+        started: Callable[[RankName], object] = lambda _: None,
     ) -> None:
         try:
             zmq = importlib.import_module("zmq")
@@ -67,13 +74,20 @@ class CacheFollower:
                 package="pyzmq", extra="fleet", purpose="following an engine's K/V events"
             ) from error
         self._zmq = zmq
-        self._feed = feed
+        self.feed = feed
         self._apply = apply
         self._missed = missed
+        self._started = started
         self.position = -1
         """Number of the last batch handed on."""
         self.replayed = 0
         self.gaps = 0
+        self.unanswered = 0
+        """Times the replay socket did not answer."""
+        self._last: tuple[float, bytes] = (0.0, b"")
+        """Time and payload of the last batch."""
+        self._asked_at = float("-inf")
+        self._answered = False
         self._stop = threading.Event()
         self._context: Any = zmq.Context()
         self._socket: Any = self._context.socket(zmq.SUB)
@@ -95,56 +109,94 @@ class CacheFollower:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                if not self._socket.poll(100):
-                    continue
-                frames = self._socket.recv_multipart()
-                self._take(int.from_bytes(frames[-2], "big"), frames[-1])
-            except SerialisationError as error:
-                logger.warning("K/V events of %s: %s", self._feed.worker_id, error)
-                self._lose()
+                if self._socket.poll(100):
+                    frames = self._socket.recv_multipart()
+                    self._take(int.from_bytes(frames[-2], "big"), frames[-1])
+                elif time.monotonic() - self._asked_at > self.feed.check_s:
+                    self._check()
             except Exception as error:
-                logger.warning("following K/V events of %s: %s", self._feed.worker_id, error)
+                # Not a batch, or whatever a socket raises: what was in it is not known.
+                logger.warning("following K/V events of %s: %s", self.feed.worker_id, error)
                 self._lose()
 
     def _take(self, number: int, payload: bytes) -> None:
         if number <= self.position:
-            if number > 0:
-                return  # Replayed already.
-            # An engine that counts from 0 again has started again.
-            self._lose()
-            self.position = -1
-        if number > self.position + 1 and not self._replay(self.position + 1, number):
-            self._lose()
+            # Replayed already, unless it is newer than all we have: then the engine has started
+            # again, and counts from 0.
+            if decode_batch(payload).time <= self._last[0]:
+                return
+            self._lose(forget_position=True)
+        if number > self.position + 1:
+            self._replay(self.position + 1, before=number)
         self._hand_on(number, payload)
 
+    def _check(self) -> None:
+        """Ask for the last batch we have: whether it still is the engine's last one."""
+        self._asked_at = time.monotonic()
+        if self.position >= 0:
+            batches = self._ask(self.position)
+            first = next(batches, None)
+            if first == (self.position, self._last[1]):
+                for number, payload in batches:
+                    self.replayed += 1
+                    self._hand_on(number, payload)
+                return
+            if first is None and not self._answered:
+                return
+            for _ in batches:
+                pass  # To the end: the next question is asked of a quiet socket.
+            self._lose(forget_position=True)
+        self._replay(0)
+
+    def _replay(self, start: int, *, before: int | None = None) -> None:
+        """Hand on what the engine kept of batches [start, before)."""
+        for number, payload in self._ask(start):
+            if number > self.position and (before is None or number < before):
+                self.replayed += 1
+                self._hand_on(number, payload)
+
     def _hand_on(self, number: int, payload: bytes) -> None:
+        if number > self.position + 1:
+            self._lose()
+        # Also if it cannot be read: it would not be better the next time.
+        self.position, self._last = number, (self._last[0], payload)
         batch = decode_batch(payload)
-        self.position = number
-        self._apply(self._feed.name, batch)
+        self._last = (batch.time, payload)
+        if number == 0:
+            self._started(self.feed.name)
+        self._apply(self.feed.name, batch)
 
-    def _lose(self) -> None:
+    def _lose(self, *, forget_position: bool = False) -> None:
+        if forget_position:
+            self.position, self._last = -1, (0.0, b"")
         self.gaps += 1
-        self._missed(self._feed.name)
+        self._missed(self.feed.name)
 
-    def _replay(self, start: int, end: int) -> bool:
-        """Ask for batches [start, end); whether all of them came."""
-        if not self._feed.replay_endpoint:
-            return False
+    def _ask(self, start: int) -> Iterator[tuple[int, bytes]]:
+        """Batches from `start` on, as far as the engine has kept them."""
+        self._answered = False
+        if not self.feed.replay_endpoint:
+            return
         socket = self._context.socket(self._zmq.DEALER)
         try:
-            socket.connect(self._feed.replay_endpoint)
+            socket.connect(self.feed.replay_endpoint)
             socket.send_multipart([b"", start.to_bytes(8, "big")])
-            while socket.poll(int(self._feed.replay_timeout_s * 1000)):
+            while self._has_come(socket):
                 # With a topic or without one: number and payload are the last two.
                 frames = socket.recv_multipart()
+                self._answered = True
                 number = int.from_bytes(frames[-2], "big", signed=True)
                 if number == _END:
-                    break
-                if self.position < number < end:
-                    if number != self.position + 1:
-                        return False
-                    self._hand_on(number, frames[-1])
-                    self.replayed += 1
-            return self.position == end - 1
+                    return
+                yield number, frames[-1]
+            self.unanswered += 1
         finally:
             socket.close(linger=0)
+
+    def _has_come(self, socket: Any) -> bool:
+        """Wait for an answer, as long as one may take and nobody wants us to stop."""
+        deadline = time.monotonic() + self.feed.replay_timeout_s
+        while not socket.poll(100):
+            if self._stop.is_set() or time.monotonic() > deadline:
+                return False
+        return True

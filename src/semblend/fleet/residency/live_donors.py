@@ -1,73 +1,131 @@
-"""Ties engines' caches to a directory: a donor with block hashes is known only while they stay."""
+"""Ties engines' caches to a directory: what workers say counts while their engines' blocks do.
+
+Of a rank whose K/V events are followed, a donor that names blocks is spoken of exactly while the
+worker says it holds it and all its blocks are resident. Donors that name none are copies outside
+the engine's cache and not its business; ranks nobody follows are taken at their word.
+
+When we have not heard all a cache said, because we came late or events were lost for good, the
+rank is asked to tell everything anew, and what it names then counts as resident: it has looked
+after the loss, which nobody else can. What is removed after that is heard.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
 
+from semblend.core.tokens import TokenArray
+from semblend.fleet.blocks import open_blocks
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.ranks import RankName
-from semblend.fleet.events.model import DonorEvicted, DonorRegistered, Event, GenerationReset
-from semblend.fleet.residency.decoding import BlockHash, CacheBatch
+from semblend.fleet.events.model import (
+    DonorEvicted,
+    DonorRegistered,
+    DonorsPurged,
+    Event,
+    GenerationReset,
+)
+from semblend.fleet.residency.decoding import BlockHash, BlocksStored, CacheBatch, block_name
+from semblend.fleet.residency.prefixes import PrefixResidency
 from semblend.fleet.residency.tracker import ResidencyTracker
+
+_COMPLETE = -2
+"""In place of a generation: everything the cache said was heard, nobody's word is needed."""
 
 
 class LiveDonors:
-    """Stands between the log and a directory.
+    """Stands between the log and a directory, and hears followed ranks' caches. Thread-safe.
 
-    A registration that names blocks is held back until all of them are resident, and
-    taken out of the directory as soon as one is not.
+    Parameters
+    ----------
+    followed
+        Ranks whose K/V events will be handed to :meth:`blocks`.
+    secret
+        The fleet's: block names are read with it.
     """
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(
+        self, directory: Directory, *, followed: Iterable[RankName], secret: bytes
+    ) -> None:
         self._directory = directory
-        self._waiting: dict[RankName, dict[str, frozenset[BlockHash]]] = {}
+        self._secret = secret
         self._lock = threading.RLock()
-        self.tracker = ResidencyTracker(lost=self._lost, cleared=self._cleared)
+        self._prefixes = PrefixResidency()
+        self.tracker = ResidencyTracker(changed=self._changed, gone=self._prefixes.gone)
+        self._believed: dict[RankName, int] = {}
+        """By followed rank: registrations of generations above this one count as a look."""
+        for name in followed:
+            self._believed[name] = -1
+            # A snapshot knows donors but not their blocks.
+            directory.doubt(name)
 
     def apply(self, events: Iterable[Event]) -> None:
         """Take events of the log."""
         listed = list(events)
-        with self._lock:
+        with self._lock, self._directory.as_one():
             self._directory.apply(listed)
             for event in listed:
                 name = (event.worker_id, event.dp_rank)
-                match event.data:
-                    case DonorRegistered() as data:
-                        blocks = frozenset(
-                            _hash(value) for part in data.segments for value in part.block_hashes
-                        )
-                        if blocks and not self.tracker.track(name, data.donor_id, blocks):
-                            self._directory.hide_donor(name, data.donor_id)
-                            self._waiting.setdefault(name, {})[data.donor_id] = blocks
-                    case DonorEvicted() as data:
-                        self.tracker.forget(name, data.donor_id)
-                        self._waiting.get(name, {}).pop(data.donor_id, None)
-                    case GenerationReset():
-                        self._waiting.pop(name, None)
+                if name in self._believed:
+                    self._note(name, event)
+
+    def _note(self, name: RankName, event: Event) -> None:
+        match event.data:
+            case DonorRegistered() as data:
+                self._registered(name, data)
+            case DonorEvicted() as data:
+                self.tracker.forget(name, data.donor_id)
+            case GenerationReset() | DonorsPurged(namespace_id=None):
+                self.tracker.forget_donors(name)
+
+    def _registered(self, name: RankName, data: DonorRegistered) -> None:
+        names: set[BlockHash] = {
+            block_name(value) for part in data.segments for value in part.block_hashes
+        }
+        readable: tuple[int, ...] | None = ()
+        if data.blocks is not None:
+            readable = open_blocks(data.blocks, self._secret)
+            names.update(readable or ())
+        if readable is None:
+            # Blocks of a kind we cannot follow: that they are there is not known.
+            self._directory.hide_donor(name, data.donor_id)
+        elif names:
+            believed = self._believed[name]
+            vouched = believed != _COMPLETE and data.generation > believed
+            whole = self.tracker.track(name, data.donor_id, names, vouched=vouched)
+            self._directory.hide_donor(name, data.donor_id, hidden=not whole)
+
+    # -- what caches say -----------------------------------------------------------------
 
     def blocks(self, name: RankName, batch: CacheBatch) -> None:
-        """Take a batch of an engine's cache events."""
+        """Take a batch of a rank's cache events."""
         with self._lock:
-            self.tracker.apply(name, batch.events)
-            for donor_id, wanted in list(self._waiting.get(name, {}).items()):
-                if self.tracker.track(name, donor_id, wanted):
-                    del self._waiting[name][donor_id]
-                    self._directory.hide_donor(name, donor_id, hidden=False)
+            for event in batch.events:
+                self.tracker.apply(name, event)
+                if isinstance(event, BlocksStored):
+                    self._prefixes.stored(name, event)
+
+    def started(self, name: RankName) -> None:
+        """A rank's cache begins empty, and every batch of it comes."""
+        with self._lock:
+            self._believed[name] = _COMPLETE
+            self.tracker.reset(name)
 
     def missed(self, name: RankName) -> None:
         """Cache events were lost for good."""
-        self.tracker.reset(name)
-
-    def _lost(self, name: RankName, donor_id: str) -> None:
-        self._directory.drop_donor(name, donor_id)
-
-    def _cleared(self, name: RankName) -> None:
         with self._lock:
-            self._waiting.pop(name, None)
-            self._directory.drop_rank(name)
+            self._believed[name] = self._directory.generation(name)
+            self.tracker.reset(name)
+            if self.tracker.follows(name):
+                self._directory.doubt(name)
 
+    # -- answering -------------------------------------------------------------------------
 
-def _hash(value: int | str) -> BlockHash:
-    """Hashes of bytes travel as hex in JSON."""
-    return bytes.fromhex(value) if isinstance(value, str) else value
+    def resident(
+        self, tokens: TokenArray, *, salt: str | None = None, model: str = ""
+    ) -> dict[RankName, int]:
+        """Exact prefixes in the engines' caches; see :meth:`PrefixResidency.resident`."""
+        return self._prefixes.resident(tokens, salt=salt, model=model)
+
+    def _changed(self, name: RankName, donor_id: str, whole: bool) -> None:
+        self._directory.hide_donor(name, donor_id, hidden=not whole)

@@ -42,7 +42,7 @@ def problems() -> tuple[str, ...]:
 
 
 def when_built(follower: Callable[[Any], object]) -> None:
-    """Have `follower` called with the provider of a backend that is built in this process."""
+    """Have `follower` called with a radix cache that is built in this process."""
     if follower not in _followers:
         _followers.append(follower)
 
@@ -53,5 +53,5 @@ def build(context: Any) -> Any:
     setup = importlib.import_module("semblend.integration.sglang.setup")
     cache = setup.build_cache(context)
     for follower in _followers:
-        follower(cache.semblend.provider)
+        follower(cache)
     return cache

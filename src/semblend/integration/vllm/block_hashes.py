@@ -5,15 +5,15 @@ allocated, before the connector hears of it. So the private chain is put in plac
 when the tokens are claimed: from the first approximate block on, random hashes
 that no other request can ever compute. Blocks before it are exact and stay
 public; later blocks (tail and decode) chain off the last hash and so are private
-by themselves.
+by themselves. Published as K/V events they carry a mark, so that nobody who
+follows those takes them for an exact prefix.
 """
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
-HASH_BYTES = 32
+from semblend.core.private_hashes import private_hash
 
 
 class PrivateChain:
@@ -30,7 +30,7 @@ class PrivateChain:
         self._original: list[Any] | None = list(hashes)
         self.first_private = min(first_approximate_token // hash_block_size, len(hashes))
         for index in range(self.first_private, len(hashes)):
-            hashes[index] = secrets.token_bytes(HASH_BYTES)
+            hashes[index] = private_hash()
 
     def keep(self) -> None:
         """The claim was admitted: the chain stays for the request's whole life."""

@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse
 from semblend.core.settings import Settings
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.keys import fleet_secret
+from semblend.fleet.residency.caches import FollowedCaches
 from semblend.integration.dynamo.pinning import RouterAffinity
 from semblend.serve.auth import Authenticator, Caller, require_admin
 from semblend.serve.errors import ApiError
@@ -31,9 +32,14 @@ from semblend.serve.prompts import PromptEncoder
 
 
 def create_gateway(
-    directory: Directory, tokenizer: Any, options: GatewayOptions, settings: Settings
+    directory: Directory,
+    tokenizer: Any,
+    options: GatewayOptions,
+    settings: Settings,
+    *,
+    caches: FollowedCaches | None = None,
 ) -> FastAPI:
-    """A gateway over `directory`, which somebody else keeps fed.
+    """A gateway over `directory`, which somebody else keeps fed, as are `caches`.
 
     Raises
     ------
@@ -47,7 +53,7 @@ def create_gateway(
     # Proxies of the environment are for the outside world, not for the workers.
     client = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
     pool = WorkerPool(options, client)
-    metrics = GatewayMetrics(directory, pool)
+    metrics = GatewayMetrics(directory, pool, caches)
     encoder = PromptEncoder(tokenizer, max_prompt_tokens=options.max_prompt_tokens)
     placer = Placer(
         directory,
@@ -56,6 +62,7 @@ def create_gateway(
         options=options,
         settings=settings,
         secret=fleet_secret(settings.namespace_secret),
+        caches=None if caches is None else caches.donors,
     )
     forwarder = Forwarder(
         client,

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from semblend.core.outcomes import Outcome
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.placement.chooser import Choice
+from semblend.fleet.residency.caches import FollowedCaches
 from semblend.serve.gateway.pool import WorkerPool
 
 _LOOKUP_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 1.0)
@@ -20,7 +21,9 @@ _LOOKUP_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.
 class GatewayMetrics:
     """Everything a gateway's `/metrics` says."""
 
-    def __init__(self, directory: Directory, pool: WorkerPool) -> None:
+    def __init__(
+        self, directory: Directory, pool: WorkerPool, caches: FollowedCaches | None = None
+    ) -> None:
         self.registry = CollectorRegistry()
         self.placements = Counter(
             "semblend:placements",
@@ -61,7 +64,7 @@ class GatewayMetrics:
             self.placements.labels(choice.value)
         for outcome in Outcome:
             self.confirmed.labels(outcome.value)
-        self.registry.register(_FleetCollector(directory, pool))
+        self.registry.register(_FleetCollector(directory, pool, caches))
 
     def responded(self, endpoint: str, status: int) -> None:
         """Count one HTTP response; `endpoint` is a route's pattern, so labels stay few."""
@@ -75,9 +78,12 @@ class GatewayMetrics:
 class _FleetCollector(Collector):
     """Gauges read from the directory and the pool when somebody scrapes."""
 
-    def __init__(self, directory: Directory, pool: WorkerPool) -> None:
+    def __init__(
+        self, directory: Directory, pool: WorkerPool, caches: FollowedCaches | None
+    ) -> None:
         self._directory = directory
         self._pool = pool
+        self._caches = caches
 
     def describe(self) -> Iterable[Metric]:
         """Nothing up front."""
@@ -110,3 +116,20 @@ class _FleetCollector(Collector):
             queued.add_metric([worker.worker_id], worker.queued_tokens)
         yield healthy
         yield queued
+        yield from self._followed()
+
+    def _followed(self) -> Iterable[Metric]:
+        """What is heard of the engines' own caches."""
+        gauges = {
+            name: GaugeMetricFamily(f"semblend:cache_{name}", text, labels=["worker"])
+            for name, text in (
+                ("resident_blocks", "Blocks the engine's cache holds, by its K/V events."),
+                ("batches_replayed", "Batches of K/V events that were missed and fetched."),
+                ("gaps", "Times batches were lost for good, or the engine started again."),
+                ("unanswered", "Times the engine's replay socket did not answer."),
+            )
+        }
+        for each in () if self._caches is None else self._caches.counts():
+            for name, gauge in gauges.items():
+                gauge.add_metric([each.worker_id], getattr(each, name))
+        yield from gauges.values()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from semblend.core.errors import SettingsError
 from semblend.fleet.placement.cost import FleetCost
+from semblend.fleet.residency.follower import CacheFeed
 from semblend.serve.options import accepted_hosts
 
 
@@ -47,6 +48,8 @@ class GatewayOptions:
     router: str = ""
     """A router in front of the workers that keeps session keys together (vllm-router or
     sglang-router); then all URLs may be that router's. Workers must say their names."""
+    feeds: tuple[CacheFeed, ...] = ()
+    """Where workers' engines publish their K/V events."""
     cost: FleetCost = field(default_factory=FleetCost)
 
     def __post_init__(self) -> None:
@@ -60,6 +63,9 @@ class GatewayOptions:
         for worker_id, url in self.workers:
             if not worker_id or not url.startswith(("http://", "https://")):
                 raise SettingsError(f"workers: id=http://host:port expected, got {worker_id}={url}")
+        for feed in self.feeds:
+            if feed.worker_id not in ids:
+                raise SettingsError(f"kv-events: {feed.worker_id!r} is not one of the workers")
 
     @property
     def accepted_hosts(self) -> frozenset[str] | None:
@@ -79,3 +85,24 @@ def parse_worker(text: str) -> tuple[str, str]:
     if not separator or not worker_id or not url:
         raise SettingsError(f"worker {text!r}: id=http://host:port expected")
     return worker_id, url.rstrip("/")
+
+
+def parse_feed(text: str) -> CacheFeed:
+    """Where a worker's K/V events come from: id=[bind:]endpoint[,replay endpoint].
+
+    Raises
+    ------
+    SettingsError
+        If it is not.
+    """
+    worker_id, _, addresses = text.partition("=")
+    endpoint, _, replay = addresses.partition(",")
+    bind = endpoint.startswith("bind:")
+    endpoint = endpoint.removeprefix("bind:")
+    given = [endpoint, replay] if replay else [endpoint]
+    if not worker_id or not all(each.startswith(("tcp://", "ipc://")) for each in given):
+        raise SettingsError(
+            f"kv-events {text!r}: id=tcp://host:port or id=tcp://host:port,tcp://host:replay-port "
+            "expected (bind: before the first where the engine connects to us)"
+        )
+    return CacheFeed(worker_id=worker_id, endpoint=endpoint, replay_endpoint=replay, bind=bind)

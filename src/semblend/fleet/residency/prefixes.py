@@ -1,0 +1,137 @@
+"""Exact prefixes that engines' own caches hold, found by a prompt's tokens.
+
+Engines name blocks by hashes nobody else can compute, but say which tokens a block they store
+has and which block is before it. From that each block gets a name of ours, a keyed hash of all
+tokens up to its end; a prompt's names are computed once, and each rank's resident prefix is the
+run of its blocks from the beginning.
+
+Blocks under SemBlend's private hashes, and what is chained to them, hold approximate K/V that no
+other request can use: they are nobody's prefix.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from semblend.core.private_hashes import is_private
+from semblend.core.tokens import TokenArray
+from semblend.fleet.directory.ranks import RankName
+from semblend.fleet.residency.decoding import BlockHash, BlocksStored, StoredTokens, keys_text
+
+
+@dataclass(slots=True)
+class _Names:
+    """One rank's blocks under our names."""
+
+    of: dict[BlockHash, bytes] = field(default_factory=dict)
+    private: set[BlockHash] = field(default_factory=set)
+    block_size: int = 0
+
+
+class PrefixResidency:
+    """Which rank's cache holds how much of a prompt's beginning. Thread-safe.
+
+    Only ranks whose engine says everything about its blocks are spoken of; for models with
+    several groups of layers the first group stands for all.
+    """
+
+    def __init__(self) -> None:
+        self._key = os.urandom(16)
+        self._ranks: dict[RankName, _Names] = {}
+        self._holders: dict[bytes, set[RankName]] = {}
+        self._adapters: set[str] = set()
+        self._lock = threading.Lock()
+
+    def stored(self, name: RankName, event: BlocksStored) -> None:
+        """Blocks of a rank are resident."""
+        content = event.content
+        if content is None or event.group:
+            return
+        with self._lock:
+            names = self._ranks.setdefault(name, _Names())
+            names.block_size = names.block_size or content.block_size
+            if content.block_size != names.block_size:
+                return  # Part of a block: its whole is told, too.
+            if content.adapter:
+                self._adapters.add(content.adapter)
+            before = b"" if content.parent is None else names.of.get(content.parent)
+            private = content.parent in names.private
+            if before is None and not private:
+                return  # Stored behind a block we have not heard of: of an unknown beginning.
+            for block, named in zip(event.hashes, self._chain(before or b"", content), strict=True):
+                private = private or is_private(block)
+                if private:
+                    names.private.add(block)
+                    continue
+                names.of[block] = named
+                self._holders.setdefault(named, set()).add(name)
+
+    def gone(self, name: RankName, block: BlockHash) -> None:
+        """A block of a rank is resident no more."""
+        with self._lock:
+            names = self._ranks.get(name)
+            if names is None:
+                return
+            names.private.discard(block)
+            named = names.of.pop(block, None)
+            if named is None:
+                return
+            holders = self._holders.get(named, set())
+            holders.discard(name)
+            if not holders:
+                self._holders.pop(named, None)
+
+    def resident(
+        self, tokens: TokenArray, *, salt: str | None = None, model: str = ""
+    ) -> dict[RankName, int]:
+        """Tokens at a prompt's beginning that each followed rank's cache holds, 0 included.
+
+        Parameters
+        ----------
+        salt
+            The request's `cache_salt`: blocks stored under another are others' blocks.
+        model
+            The name the request asks for, where that may be an adapter's.
+        """
+        with self._lock:
+            found = dict.fromkeys(self._ranks, 0)
+            for size in {names.block_size for names in self._ranks.values()}:
+                present = {rank for rank, names in self._ranks.items() if names.block_size == size}
+                adapter = (model,) if model in self._adapters else ()
+                for index, named in enumerate(self._names_of(tokens, size, salt, adapter)):
+                    present &= self._holders.get(named, set())
+                    if not present:
+                        break
+                    for rank in present:
+                        found[rank] = (index + 1) * size
+        return found
+
+    def _names_of(
+        self, tokens: TokenArray, size: int, salt: str | None, adapter: tuple[str, ...]
+    ) -> Iterator[bytes]:
+        data = np.ascontiguousarray(tokens, dtype="<i4").tobytes()
+        named = b""
+        for start in range(0, len(tokens) // size * size, size):
+            keys = keys_text(*adapter, *([salt] if salt and not start else []))
+            named = self._named(named, data[start * 4 : (start + size) * 4], keys)
+            yield named
+
+    def _chain(self, before: bytes, content: StoredTokens) -> Iterator[bytes]:
+        data = np.asarray(content.token_ids, dtype="<i4").tobytes()
+        step = content.block_size * 4
+        for index, keys in enumerate(content.keys):
+            before = self._named(before, data[index * step : (index + 1) * step], keys)
+            yield before
+
+    def _named(self, before: bytes, tokens: bytes, keys: str) -> bytes:
+        made = hashlib.blake2b(before, key=self._key, digest_size=12)
+        made.update(tokens)
+        if keys:
+            made.update(b"\0" + keys.encode())
+        return made.digest()

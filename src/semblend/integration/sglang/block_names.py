@@ -1,0 +1,57 @@
+"""What SGLang's K/V events call the pages of a donor.
+
+Asked of SGLang's own recorder, so that salts, extra keys and formats are its business: it is
+shown a tree of one node with the donor's tokens and told that the node is gone.
+"""
+
+from __future__ import annotations
+
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+from semblend.integration.sglang.provider import DonorRecord
+
+_SPARSE_TOKENS = 16
+"""Of smaller pages only those that end at a multiple of this are named, and the last: a tree
+drops leaves first, so while the last page is there all pages before it are."""
+
+
+class BlockNamer:
+    """Names pages as one cache's events do."""
+
+    def __init__(self, recorder: Any, *, page_size: int) -> None:
+        """`recorder` is the cache's KVCacheEventRecorder; it is read, never written to."""
+        self._recorder = recorder
+        self._page_size = page_size
+
+    @classmethod
+    def of(cls, cache: Any) -> BlockNamer | None:
+        """For a radix cache; None if it publishes no events."""
+        recorder = getattr(cache.tree_core, "kv_events", None)
+        if recorder is None or not recorder.enabled:
+            return None
+        return cls(recorder, page_size=int(cache.page_size))
+
+    def names(self, donor: DonorRecord) -> list[int]:
+        """The donor's pages, 64 bits each with a sign; every one, or of small ones some."""
+        from sglang.srt.mem_cache.events import KVCacheEventRecorder
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
+        key = RadixKey(
+            array("q", donor.tokens.tolist()),
+            extra_key=donor.extra_key,
+            cache_salt=donor.cache_salt,
+        )
+        node = SimpleNamespace(key=key, parent=None, hash_value=None, event_hash_value=None)
+        aside = KVCacheEventRecorder(
+            enabled=True,
+            page_size=self._page_size,
+            dynamo_format=self._recorder.dynamo_format,
+            lora_names=self._recorder.lora_names,
+        )
+        aside.record_remove(node)
+        pages: list[int] = aside.take()[0].block_hashes
+        step = max(1, _SPARSE_TOKENS // self._page_size)
+        named = pages[step - 1 :: step]
+        return named if len(pages) % step == 0 else [*named, pages[-1]]
