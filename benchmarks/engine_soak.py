@@ -4,7 +4,8 @@
 
 A tiny random model, so that the engine's bookkeeping is what is exercised: new
 prompts, exact prefixes, moved documents, several donors, sampling, stop tokens,
-cancellation at random moments, donors that vanish or rot while in use.
+cancellation at random moments, donors that vanish or rot while in use, three tiers
+that each hold a fraction of what comes, policies that probe, shadow samples.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import argparse
 import gc
 import random
 import sys
+import tempfile
+import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -31,6 +35,7 @@ from semblend.engine.options import EngineOptions
 
 VOCABULARY = 512
 CONCURRENT = 6
+POLICIES = (None, None, "none", "random(0.2)", "all", "span_head(4) + query_attention(0.2, 16)")
 
 
 def tiny_model() -> LoadedModel:
@@ -49,15 +54,21 @@ def tiny_model() -> LoadedModel:
     return wrap_model(transformers.LlamaForCausalLM(config), name="soak")
 
 
-def make_engine(model: LoadedModel) -> EmbeddedEngine:
-    """An engine whose pool and tiers are far too small for what comes."""
+def make_engine(model: LoadedModel, folder: Path | None = None) -> EmbeddedEngine:
+    """An engine whose pool and tiers are far too small for what comes.
+
+    With a `folder` it has all three tiers and shadow samples, else host memory alone.
+    """
     token = model.kv_shape.token_bytes
     return EmbeddedEngine(
         model,
         options=EngineOptions(
             page_size=8,
             pool_bytes=token * 3000,
-            host_donor_bytes=token * 4000,
+            device_donor_bytes=token * 1000 if folder else 0,
+            host_donor_bytes=token * (2000 if folder else 4000),
+            disk_donor_bytes=token * 3000 if folder else 0,
+            donor_folder=folder,
             step_tokens=256,
             max_running=CONCURRENT,
         ),
@@ -66,7 +77,7 @@ def make_engine(model: LoadedModel) -> EmbeddedEngine:
             allow_uncertified=True,
             recompute_policy="span_head(4)",
             max_donor_bytes=2**19,
-            shadow_rate=0.0,  # a sample under way would hold pages when they are counted
+            shadow_rate=0.05 if folder else 0.0,
         ),
     )
 
@@ -98,9 +109,14 @@ class Soak:
                 self._collect(running.pop(self._random.randrange(len(running))))
             if self._random.random() < 0.01:
                 self._sabotage()
+            if self._random.random() < 0.05:
+                self.engine.resume_reuse()  # reuse in a random model diverges
         for handle in running:
             self._collect(handle)
         self.engine.donors.wait()
+        while self.engine.shadow.waiting:  # a sample under way holds pages
+            self.engine._wake()
+            time.sleep(0.01)
 
     def leaked_pages(self) -> int:
         """Pages that nobody should hold now."""
@@ -123,7 +139,7 @@ class Soak:
                 ),
                 reuse=roll.random() < 0.9,
                 donate=roll.random() < 0.9,
-                policy=roll.choice((None, None, "none", "random(0.2)", "all")),
+                policy=roll.choice(POLICIES),
             )
         )
 
@@ -166,6 +182,8 @@ class Soak:
     def _sabotage(self) -> None:
         """Flip a number in some donor's K/V, or make it vanish."""
         for tier in self.engine._tiers.memory:
+            if tier.name == "device":
+                continue  # has no checksums, as the pool has none
             keys = tier.keys()
             if not keys:
                 continue
@@ -181,21 +199,30 @@ class Soak:
 
 
 def main() -> int:
-    """Run the soak and print one JSON object."""
+    """Run the soak and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    engine = make_engine(tiny_model())
-    soak = Soak(engine, seed=arguments.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        report = run(arguments.requests, seed=arguments.seed, folder=Path(folder))
+    report.show(as_json=arguments.json)
+    return 1 if report.failed else 0
+
+
+def run(requests: int, *, seed: int, folder: Path) -> BenchmarkReport:
+    """Send the requests; the figures beside their targets."""
+    engine = make_engine(tiny_model(), folder)
+    soak = Soak(engine, seed=seed)
     report = BenchmarkReport("engine soak", command=" ".join(["python", *sys.argv]))
-    case = f"{arguments.requests} requests"
+    case = f"{requests} requests"
     process = psutil.Process()
-    soak.run(arguments.requests // 5)
+    soak.run(requests // 5)
     gc.collect()
     before = process.memory_info().rss
-    soak.run(arguments.requests - arguments.requests // 5)
+    soak.run(requests - requests // 5)
     gc.collect()
     growth = (process.memory_info().rss - before) / before
     report.add(case, "leaked pages", soak.leaked_pages(), "pages", at_most=0)
@@ -208,9 +235,9 @@ def main() -> int:
         report.add(case, f"outcome {outcome}", count, "requests")
     for reason, count in sorted(soak.finished.items()):
         report.add(case, f"finished by {reason}", count, "requests")
+    report.add(case, "shadow samples", engine.stats().shadow_samples, "samples")
     engine.close()
-    report.show(as_json=True)
-    return 1 if report.failed else 0
+    return report
 
 
 if __name__ == "__main__":
