@@ -2,6 +2,7 @@
 
 import doctest
 import threading
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import semblend.core.namespace
 import semblend.pipeline
 import semblend.planning.sensitivity
 from semblend import DeclineReason, Namespace, Outcome, SemBlendPipeline, Settings
+from semblend.core.faults import planted
 
 NAMESPACE = Namespace.of(model="m")
 QUIET = Settings(embedder="none", allow_uncertified=True)
@@ -30,6 +32,24 @@ def test_documented_examples_run(module):
     result = doctest.testmod(module)
     assert result.attempted > 0
     assert result.failed == 0
+
+
+def test_a_certificate_that_expires_while_the_process_runs_ends_reuse():
+    until = datetime.now(UTC) + timedelta(days=365)
+    with SemBlendPipeline(
+        Settings(embedder="none"), certified_policy="none", certified_until=until
+    ) as pipeline:
+        pipeline.register_donor("d", DOCUMENT, NAMESPACE)
+        assert pipeline.certified
+        assert pipeline.plan(TARGET, NAMESPACE).executable
+        with planted("clock:1:1"):
+            later = pipeline.plan(TARGET, NAMESPACE)
+        assert not later.executable
+        assert later.reason is DeclineReason.CERTIFICATE_EXPIRED
+        assert str(until) in later.detail
+        with planted("clock:1:1"):
+            assert not pipeline.certified
+        assert pipeline.plan(TARGET, NAMESPACE).executable
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,11 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Self
 
 from semblend.core.errors import InvalidTokensError, SemBlendError
-from semblend.core.faults import plant
+from semblend.core.faults import clock_jump_s, plant
 from semblend.core.ledger import Ledger, LedgerTotals
 from semblend.core.namespace import Namespace
 from semblend.core.outcomes import DeclineReason
@@ -70,6 +71,7 @@ class SemBlendPipeline:
         cost: CostModel | None = None,
         certified_policy: str | None = None,
         uncertified: Refusal | None = None,
+        certified_until: datetime | None = None,
         boundaries: Boundaries | None = None,
     ) -> None:
         """Build the pipeline; settings default to the environment's.
@@ -80,13 +82,17 @@ class SemBlendPipeline:
             The recompute policy that the model's quality certificate names. Without
             it plans are for discovery only, unless the settings allow otherwise;
             `uncertified` is the reason they then give.
+        certified_until
+            When the certificate expires. A process may outlive it: from then on plans are
+            for discovery only.
         boundaries
             Where sentences end in the model's token ids, for policies that look at that.
         """
         self.settings = Settings.from_env() if settings is None else settings
         plant(self.settings.faults)
         self.ledger = Ledger()
-        self.certified = certified_policy is not None
+        self._certified = certified_policy is not None
+        self._certified_until = certified_until
         self._policy = policy_from_spec(certified_policy or self.settings.recompute_policy)
         secret = self.settings.namespace_secret.encode() or secrets.token_bytes(32)
         self._secret = secret
@@ -305,13 +311,18 @@ class SemBlendPipeline:
             matched_tokens=covered_tokens(lookup),
             candidate_donors=len({run.donor_id for run in runs}),
         )
-        plan = self._planner.plan(
+        planner, expired = self._planner, self._has_expired()
+        if expired:
+            detail = f"the certificate expired on {self._certified_until}"
+            planner = replace(planner, uncertified=(DeclineReason.CERTIFICATE_EXPIRED, detail))
+        plan = planner.plan(
             PlanRequest(
                 tokens=tokens,
                 namespace=key.hex(),
                 runs=runs,
                 policy=policy,
-                certified=self.certified and policy is self._policy,  # not a request's own
+                # Not a policy that a request brings.
+                certified=self._certified and not expired and policy is self._policy,
                 evidence=evidence,
                 exact_tokens=min(max(0, exact_tokens), int(tokens.size)),
                 block_size=block_size,
@@ -320,6 +331,15 @@ class SemBlendPipeline:
         )
         lookup_ms = (time.perf_counter() - started) * 1e3
         return replace(plan, evidence=replace(evidence, lookup_ms=lookup_ms))
+
+    @property
+    def certified(self) -> bool:
+        """Whether a certificate allows reuse, now."""
+        return self._certified and not self._has_expired()
+
+    def _has_expired(self) -> bool:
+        until = self._certified_until
+        return until is not None and time.time() + clock_jump_s() >= until.timestamp()
 
     # -- the rest ----------------------------------------------------------------
 
