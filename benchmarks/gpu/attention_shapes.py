@@ -19,13 +19,12 @@ SHAPES = (
     (TileShape(rows=128, keys=128, warps=8, stages=2), True),
     (TileShape(rows=128, keys=128, warps=8, stages=3), True),
     (TileShape(rows=128, keys=64, warps=8, stages=3), True),
-    (TileShape(rows=128, keys=64, warps=8, stages=4), True),
+    (TileShape(rows=128, keys=64, warps=8, stages=3), False),
     (TileShape(rows=64, keys=64, warps=4, stages=3), True),
-    (TileShape(rows=64, keys=128, warps=4, stages=2), True),
+    (TileShape(rows=64, keys=64, warps=4, stages=3), False),
 )
 """Tile shapes, and whether keys are read by bulk copies."""
-CUTS = {"items": 0, "shares": 1 << 30}
-"""Programs of one item each, three a processor; or of equal shares of all keys (`few_tiles`)."""
+ITEMS_EACH = (1, 2, 3, 6)
 GROUPS, KV_HEADS, DIM = 7, 4, 128
 SCALE = DIM**-0.5
 
@@ -35,8 +34,6 @@ def time_shapes() -> list[Figure]:
     figures = []
     for name, size, share in (
         ("8K 5 %", 8192, 0.05),
-        ("8K 15 %", 8192, 0.15),
-        ("16K 5 %", 16384, 0.05),
         ("32K 5 %", 32768, 0.05),
         ("32K 15 %", 32768, 0.15),
         ("16K cold", 16384, 1.0),
@@ -45,10 +42,10 @@ def time_shapes() -> list[Figure]:
         queries = torch.randn(len(positions), GROUPS * KV_HEADS, DIM, device="cuda").bfloat16()
         kv = LayerKv(keys=pool.keys(0), values=pool.values(0))
         flops = 4.0 * GROUPS * KV_HEADS * DIM * float((positions + 1).sum())
-        for (shape, bulk), cut in product(SHAPES, CUTS):
-            rate = _rate(pool, runs, positions, queries, kv, shape, bulk, flops, CUTS[cut])
+        for (shape, bulk), each in product(SHAPES, ITEMS_EACH if share < 1 else (3,)):
+            rate = _rate(pool, runs, positions, queries, kv, shape, bulk, flops, each)
             label = f"{name} rows={shape.rows} keys={shape.keys} warps={shape.warps} "
-            label += f"stages={shape.stages} {'bulk' if bulk else 'pointers'} {cut}"
+            label += f"stages={shape.stages} {'bulk' if bulk else 'pointers'} each={each}"
             figures.append(info(label, "attention_rate", rate, "TFLOP/s"))
         for label, run in _stock(runs[0], queries, kv, size, share).items():
             try:
@@ -85,16 +82,10 @@ def _rate(
     shape: TileShape,
     bulk: bool,
     flops: float,
-    few_tiles: int,
+    items_each: int,
 ) -> float:
     plan = plan_tiles(
-        runs,
-        shape,
-        groups=GROUPS,
-        kv_heads=KV_HEADS,
-        processors=132,
-        programs_each=2 if shape.rows == 64 else 1,
-        few_tiles=few_tiles,
+        runs, shape, groups=GROUPS, kv_heads=KV_HEADS, processors=132, items_each=items_each
     )
     layout = Layout(
         tokens=np.zeros(len(positions), np.int32),

@@ -142,7 +142,6 @@ def main() -> None:
             (7, 16, large, None, "bulk"),
             (7, 16, large, 3, "bulk"),
             (7, 16, small, 5, "bulk"),
-            (7, 16, small, None, "paged"),
             (3, 24, large, 2, "paged"),
             (1, 16, large, None, "pointers"),
         )

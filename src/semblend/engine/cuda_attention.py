@@ -1,9 +1,8 @@
 """Attention of one pass on a GPU: one launch over all tiles of all holes of all requests.
 
 `engine.tiles` says what a tile and an item are. A program owns one item of one K/V
-head, or a few of them one after another: it loads the tile's queries once, all query
-heads of the K/V head folded into its rows, walks over the item's keys and keeps a
-running softmax. Keys are read where
+head: it loads the tile's queries once, all query heads of the K/V head folded into
+its rows, walks over the item's keys and keeps a running softmax. Keys are read where
 they lie in the pool: by bulk tensor copies where every request's pages lie side by
 side, through page numbers where they do not. `engine.attention` is what it is held to.
 """
@@ -42,8 +41,6 @@ class TileGroup:
     merges: torch.Tensor
     """int32 [split tiles, MERGE_FIELDS]"""
     parts: int
-    programs: torch.Tensor | None = None
-    """int32 [programs + 1]: where each program's items begin; None: a program an item."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,8 +114,7 @@ def _launch(
     bulk = bulk and not paged
     keys, values = kv.bulk(shape.keys) if bulk else (kv.keys, kv.values)
     head_block = max(16, triton.next_power_of_2(dim))
-    programs = len(group.items) if group.programs is None else len(group.programs) - 1
-    _attend[(programs, kv_heads)](
+    _attend[(len(group.items), kv_heads)](
         queries,
         keys,
         values,
@@ -126,7 +122,6 @@ def _launch(
         rows.positions,
         rows.pages if paged else rows.positions,
         group.items,
-        group.items if group.programs is None else group.programs,
         part_out,
         part_lse,
         scale * LOG2_E,
@@ -142,7 +137,6 @@ def _launch(
         fields=ITEM_FIELDS,
         bulk=bulk,
         paged=paged,
-        several=group.programs is not None,
         num_warps=shape.warps,
         num_stages=shape.stages,
     )
@@ -250,15 +244,14 @@ def _walk(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _attend_item(  # type: ignore[no-untyped-def]
+def _attend(  # type: ignore[no-untyped-def]
     queries,
     keys,
     values,
     target,
     positions,
     pages,
-    item,
-    kv_head,
+    items,
     part_out,
     part_lse,
     scale,
@@ -271,9 +264,12 @@ def _attend_item(  # type: ignore[no-untyped-def]
     head_block: tl.constexpr,
     tile_rows: tl.constexpr,
     key_block: tl.constexpr,
+    fields: tl.constexpr,
     bulk: tl.constexpr,
     paged: tl.constexpr,
 ):
+    item = items + tl.program_id(0) * fields
+    kv_head = tl.program_id(1)
     first_row = tl.load(item)
     rows = tl.load(item + 1)
     base = tl.load(item + 2)
@@ -314,49 +310,6 @@ def _attend_item(  # type: ignore[no-untyped-def]
         place = (part * tl.num_programs(1) + kv_head).to(tl.int64) * tile_rows + folded
         tl.store(part_lse + place, peak + tl.math.log2(total), mask=live)
         tl.store(part_out + place[:, None] * head_dim + column[None, :], out, mask=whole)
-
-
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _attend(  # type: ignore[no-untyped-def]
-    queries,
-    keys,
-    values,
-    target,
-    positions,
-    pages,
-    items,
-    programs,
-    part_out,
-    part_lse,
-    scale,
-    query_stride,
-    slot_stride,
-    out_stride,
-    page_size: tl.constexpr,
-    groups: tl.constexpr,
-    head_dim: tl.constexpr,
-    head_block: tl.constexpr,
-    tile_rows: tl.constexpr,
-    key_block: tl.constexpr,
-    fields: tl.constexpr,
-    bulk: tl.constexpr,
-    paged: tl.constexpr,
-    several: tl.constexpr,
-):
-    program = tl.program_id(0)
-    if several:
-        for number in range(tl.load(programs + program), tl.load(programs + program + 1)):
-            _attend_item(
-                queries, keys, values, target, positions, pages, items + number * fields,
-                tl.program_id(1), part_out, part_lse, scale, query_stride, slot_stride, out_stride,
-                page_size, groups, head_dim, head_block, tile_rows, key_block, bulk, paged,
-            )  # fmt: skip
-    else:
-        _attend_item(
-            queries, keys, values, target, positions, pages, items + program * fields,
-            tl.program_id(1), part_out, part_lse, scale, query_stride, slot_stride, out_stride,
-            page_size, groups, head_dim, head_block, tile_rows, key_block, bulk, paged,
-        )  # fmt: skip
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]

@@ -31,20 +31,9 @@ class Layout:
     @property
     def sizes(self) -> tuple[int, ...]:
         """What decides how a pass is launched: equal sizes differ in nothing but numbers."""
-        tiles = [
-            (plan.shape.rows, len(plan.items), len(plan.merges), _size(plan.programs))
-            for plan in self.plans
-        ]
-        return (
-            len(self.tokens),
-            len(self.wanted),
-            _size(self.pages),
-            *(n for sizes in tiles for n in sizes),
-        )
-
-
-def _size(array: IntArray | None) -> int:
-    return 0 if array is None else len(array)
+        tiles = [(plan.shape.rows, len(plan.items), len(plan.merges)) for plan in self.plans]
+        pages = 0 if self.pages is None else len(self.pages)
+        return (len(self.tokens), len(self.wanted), pages, *(n for sizes in tiles for n in sizes))
 
 
 def padded(layout: Layout, rows: int, items: int) -> Layout | None:
@@ -100,13 +89,7 @@ def to_device(
             pages=None if layout.pages is None else views[-1],
             page_size=pool.page_size,
             groups=tuple(
-                TileGroup(
-                    shape=plan.shape,
-                    items=next(tiles),
-                    merges=next(tiles),
-                    parts=plan.parts,
-                    programs=None if plan.programs is None else next(tiles),
-                )
+                TileGroup(shape=plan.shape, items=next(tiles), merges=next(tiles), parts=plan.parts)
                 for plan in layout.plans
             ),
         ),
@@ -128,8 +111,7 @@ def _packed(
 ) -> tuple[torch.Tensor, list[tuple[int, int, tuple[int, ...]]]]:
     """All arrays of a pass one behind another, and where each begins, its size and shape."""
     parts = [layout.tokens, layout.positions, layout.slots, layout.wanted]
-    for plan in layout.plans:
-        parts += [plan.items, plan.merges, *([] if plan.programs is None else [plan.programs])]
+    parts += [array for plan in layout.plans for array in (plan.items, plan.merges)]
     if layout.pages is not None:
         parts.append(layout.pages)
     # Sections begin at 16 bytes: kernels are compiled for aligned pointers.

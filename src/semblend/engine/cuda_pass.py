@@ -36,8 +36,8 @@ DECODE_SHAPE = TileShape(rows=16, keys=64, warps=4, stages=3)
 and of one row."""
 LONG_KEYS = 2048
 """Keys an item has on average from which the long shape is the faster one."""
-SHORT_PROGRAMS_EACH = 2
-"""Programs of the short shape that fit into a processor; of the long one it is one."""
+SHORT_ITEMS_EACH = 2
+"""Two programs of the short shape fit into a processor: as many items are one wave."""
 
 
 class CudaPasses:
@@ -91,7 +91,7 @@ class CudaPasses:
             return None
         shape = layout.plans[0].shape
         tiles = -(-rows // shape.tokens(self._groups))
-        split = ITEMS_EACH * self._processors // self._kv_heads
+        split = _items_each(shape) * self._processors // self._kv_heads
         return padded(layout, rows, 2 * tiles + split)
 
     def lay_out(
@@ -143,7 +143,7 @@ class CudaPasses:
             kv_heads=self._kv_heads,
             processors=self._processors,
             splits=splits,
-            programs_each=SHORT_PROGRAMS_EACH if shape == SHORT_SHAPE else 1,
+            items_each=_items_each(shape),
         )
 
     @property
@@ -159,6 +159,10 @@ class CudaPasses:
     def _decode_splits(self, requests: int) -> int:
         """Items of each request that fill the device, whatever its length: graphs do not grow."""
         return max(1, min(64, -(-2 * self._processors // (requests * self._kv_heads))))
+
+
+def _items_each(shape: TileShape) -> int:
+    return SHORT_ITEMS_EACH if shape == SHORT_SHAPE else ITEMS_EACH
 
 
 def _wanted(runs: Sequence[ComputeRun]) -> int:
