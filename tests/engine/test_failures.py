@@ -49,6 +49,19 @@ def test_a_lookup_that_raises_is_a_cold_request(
     assert_cold(driver, DeclineReason.INTERNAL_ERROR, Outcome.DECLINED)
 
 
+def test_what_fails_between_steps_costs_no_request(
+    make_engine: EngineMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = make_engine()
+
+    def broken(busy: bool) -> bool:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(driver.engine._worker, "_background", broken)
+    handles = [driver.submit(random_tokens(40, seed)) for seed in (1, 2)]
+    assert [handle.result().reason for handle in handles] == [FinishReason.LENGTH] * 2
+
+
 def test_exact_prefixes_that_cannot_be_looked_up_are_computed(
     make_engine: EngineMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,10 +133,18 @@ class Worker:
                 self._scheduler.abandon(FinishReason.CANCELLED, "the engine was closed")
                 return
             busy = self._step()
-            if not self._background(busy) and not busy:
+            if not self._use_time(busy) and not busy:
                 with self._wake:
                     timeout = _RETRY_S if self._scheduler.waiting else None
                     self._wake.wait_for(lambda: self._signalled, timeout)
+
+    def _use_time(self, busy: bool) -> bool:
+        try:
+            return self._background(busy)
+        except Exception:
+            # This thread answers requests; what it does beside them must not end it.
+            logger.exception("what runs between steps failed")
+            return False
 
     def _step(self) -> bool:
         try:
