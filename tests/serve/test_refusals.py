@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from semblend.planning.policies.base import policy_from_spec
 from semblend.serve.app import create_app
 from semblend.serve.options import ServeOptions
 from semblend.serve.schemas import ChatBody, CompletionBody
@@ -158,6 +159,10 @@ def test_a_policy_is_the_servers_choice_unless_it_says_otherwise(app: Any) -> No
         ScriptedEngine(), ServeOptions(model_name=MODEL_NAME, allow_policy_override=True)
     )
     assert chat(free, body).status_code == 200
+    # What a response reports under a certificate can be asked for again.
+    reported = "budget(edit_dependents(1, 8) + query_attention(0.2, 16, 'displaced'), 0.2)"
+    again = policy_from_spec(f"depth_limit({reported}, 4096)").spec
+    assert chat(free, {**CHAT, "semblend": {"policy": again}}).status_code == 200
     wrong = {**CHAT, "semblend": {"policy": "nonsense"}}
     refused(chat(free, wrong), 400, "semblend.policy", "nonsense")
     split = {**CHAT, "semblend": {"policy": "none\r\nset-cookie: a=b"}}

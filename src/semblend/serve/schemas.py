@@ -79,8 +79,8 @@ class ReuseOptions(BaseModel):
     donate: bool = Field(True, description="Whether this prompt may become a donor.")
     policy: str | None = Field(
         None,
-        max_length=64,
-        pattern=r"^[a-z0-9_=.,()+ ]+$",
+        max_length=256,
+        pattern=r"^[a-z0-9_=.,()+' -]+$",
         description="A recompute policy, where the server allows a choice.",
     )
 
