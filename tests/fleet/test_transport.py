@@ -30,6 +30,7 @@ from semblend.fleet.transport.payload import (
 from semblend.fleet.transport.shelf import SharedShelf
 from semblend.fleet.transport.store import open_store
 from semblend.kv.segments import Segment, SegmentKey
+from tests.fleet.machines import inside
 from tests.fleet.support import KEYS, NAMESPACE, OTHER_KEYS, need, need_own_network, prompt
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -251,19 +252,10 @@ def test_nixl_reads_another_process_memory(tmp_path):
     between_processes(f"nixl:{tmp_path / 'descriptors'}", tmp_path)
 
 
-def test_mooncake_serves_other_processes(tmp_path):
-    """The master listens on all addresses, so it runs in a network of its own."""
+def test_mooncake_serves_other_machines(tmp_path):
+    """The master listens on all addresses, so it runs in a network of its own, as all do."""
     need(importlib.util.find_spec("mooncake"), "mooncake-transfer-engine-non-cuda")
     need_own_network()
-    inside = Path(__file__).with_name("mooncake_inside.sh")
     master = Path(sys.executable).with_name("mooncake_master")
-    result = subprocess.run(
-        ["unshare", "-n", "bash", str(inside), str(master), sys.executable, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert (tmp_path / "got").exists(), result.stdout[-2000:] + result.stderr[-2000:]
+    inside("tests.fleet.mooncake_inside", str(tmp_path), str(master))
     assert (tmp_path / "got").read_bytes() == b"head" + bytes(range(256)) * 4096

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ class MooncakeStore:
     master
         host:port of the master.
     hostname
-        This machine's address, as the others reach it.
+        This machine's address, as the others reach it; by default the one the master sees.
     segment_bytes
         Memory this worker offers to the store.
     """
@@ -33,7 +34,7 @@ class MooncakeStore:
         self,
         master: str,
         *,
-        hostname: str = "127.0.0.1",
+        hostname: str = "",
         segment_bytes: int = _SEGMENT_BYTES,
         buffer_bytes: int = _BUFFER_BYTES,
     ) -> None:
@@ -47,7 +48,13 @@ class MooncakeStore:
             ) from error
         self._store: Any = module.MooncakeDistributedStore()
         code = self._store.setup(
-            hostname, "P2PHANDSHAKE", segment_bytes, buffer_bytes, "tcp", "", master
+            hostname or _address_towards(master),
+            "P2PHANDSHAKE",
+            segment_bytes,
+            buffer_bytes,
+            "tcp",
+            "",
+            master,
         )
         if code:
             raise StorageError(f"mooncake master {master}: setup failed with code {code}")
@@ -75,3 +82,14 @@ class MooncakeStore:
     def close(self) -> None:
         """Leave the store; the memory this worker offered goes with it."""
         self._store.close()
+
+
+def _address_towards(master: str) -> str:
+    """This machine's address on the way to the master; no packet is sent to find out."""
+    host, _, port = master.rpartition(":")
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, int(port)))
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError) as error:
+        raise StorageError(f"mooncake master {master!r}: host:port expected ({error})") from error
