@@ -60,18 +60,25 @@ class AnswerFile:
         self.answers: list[Answered] = []
         if path is not None and path.exists():
             lines = path.read_text(encoding="utf-8").split("\n")
-            self.answers = [Answered(**json.loads(line)) for line in lines[:-1]]
             path.write_text("".join(f"{line}\n" for line in lines[:-1]), encoding="utf-8")
+            found = [Answered(**json.loads(line)) for line in lines[:-1]]
+            self.answers = list({answer.key: answer for answer in found}.values())
         self._done = {answer.key for answer in self.answers}
+        self._cold = {answer.key[:3]: answer.cold for answer in self.answers}
 
     def holds(self, case: str, seed: int, length: int, policy: str) -> bool:
         """Whether this was asked before."""
         return (case, seed, length, policy) in self._done
 
+    def cold(self, case: str, seed: int, length: int) -> str | None:
+        """The cold answer, if another policy's turn has asked for it: it depends on none."""
+        return self._cold.get((case, seed, length))
+
     def add(self, answer: Answered) -> None:
         """Keep an answer, on disk where there is a file."""
         self.answers.append(answer)
         self._done.add(answer.key)
+        self._cold[answer.key[:3]] = answer.cold
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:

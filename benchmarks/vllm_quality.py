@@ -96,15 +96,14 @@ class Engine:
             self._core.step_fn()
         return output.outputs[0].text, (output.kv_transfer_params or {}).get("semblend", {})
 
-    def answer(self, item: Item, workload: str, seed: int, length: int) -> Answered:
+    def answer(
+        self, item: Item, workload: str, *, seed: int, length: int, cold: str | None
+    ) -> Answered:
         """Cold, then warm behind its donors; salts keep the two and all items apart."""
         case = item.case
-        cold, _ = self.ask(
-            item.tokens,
-            f"{case.case_id}:cold",
-            {"reuse": False, "capture": False},
-            ANSWER_TOKENS,
-        )
+        if cold is None:
+            off = {"reuse": False, "capture": False}
+            cold, _ = self.ask(item.tokens, f"{case.case_id}:cold", off, ANSWER_TOKENS)
         for donor in item.donors:
             self.ask(donor, case.case_id, {"reuse": False, "capture": True}, 1)
         warm, said = self.ask(item.tokens, case.case_id, {"capture": False}, ANSWER_TOKENS)
@@ -148,6 +147,13 @@ def turns(workloads: list[str], items: int, lengths: tuple[int, ...]) -> Iterato
             yield cell, length
 
 
+def held(answers: AnswerFile, turn: tuple[Cell, int], seed: int, policy: str) -> bool:
+    """Whether this was asked in an earlier run."""
+    cell, length = turn
+    (case,) = cell.cases(seed)
+    return answers.holds(case.case_id, seed, length, policy)
+
+
 def measure(
     policy: str | None,
     answers: AnswerFile,
@@ -161,11 +167,13 @@ def measure(
         for cell, length in todo:
             if time.monotonic() > until:
                 break
-            (case,) = cell.cases(seed)
-            if answers.holds(case.case_id, seed, length, engine.policy):
+            if held(answers, (cell, length), seed, engine.policy):
                 continue
+            (case,) = cell.cases(seed)
             item = to_item(case, engine.tokenizer)
-            answers.add(engine.answer(item, cell.workload, seed, length))
+            cold = answers.cold(case.case_id, seed, length)
+            answer = engine.answer(item, cell.workload, seed=seed, length=length, cold=cold)
+            answers.add(answer)
         return engine.policy
     finally:
         engine.close()
@@ -216,6 +224,7 @@ def main() -> None:
     answers, lengths = AnswerFile(arguments.records), tuple(arguments.lengths)
     control = [name for name in arguments.workloads if name in CONTROL]
     beside = list(turns(control, min(arguments.items, arguments.control_items), lengths))
+    beside = [turn for turn in beside if not held(answers, turn, arguments.seed, NAIVE)]
     if beside and arguments.policy != NAIVE:
         measure(NAIVE, answers, beside, arguments.seed, until)
     todo = list(turns(arguments.workloads, arguments.items, lengths))

@@ -71,5 +71,9 @@ def test_answers_are_kept_and_a_line_cut_short_is_asked_again(tmp_path):
     assert again.holds(RIGHT.case, 7, 1024, "span_head(8)")
     assert not again.holds("composed/composed/1", 7, 1024, "span_head(8)")
     assert not again.holds(RIGHT.case, 7, 1024, "none"), "another policy is another question"
-    again.add(LOST)
-    assert AnswerFile(path).answers == [RIGHT, LOST]
+    assert again.cold(RIGHT.case, 7, 1024) == RIGHT.cold, "cold answers depend on no policy"
+    assert again.cold(RIGHT.case, 8, 1024) is None
+    naive = replace(LOST, policy="none")
+    again.add(naive)
+    again.add(naive)
+    assert AnswerFile(path).answers == [RIGHT, naive], "nothing is counted twice"
