@@ -36,8 +36,9 @@ class SpanCopy:
 
     def __post_init__(self) -> None:
         for name in ("source_slots", "target_slots"):
-            slots = np.ascontiguousarray(getattr(self, name), dtype=np.int64)
-            object.__setattr__(self, name, slots)
+            slots = getattr(self, name)
+            if slots.dtype != np.int64 or not slots.flags.c_contiguous:
+                object.__setattr__(self, name, np.ascontiguousarray(slots, dtype=np.int64))
         if self.source_slots.ndim != 1 or self.source_slots.shape != self.target_slots.shape:
             raise PlanError(
                 f"span copy: as many source as target slots expected, got "
@@ -104,17 +105,17 @@ def flat_batch(
 
 
 def _flatten(spans: Sequence[SpanCopy]) -> CopyBatch:
-    lengths = np.array([len(copy) for copy in spans], dtype=np.int64)
-    before = np.cumsum(lengths) - lengths
-    at = np.arange(int(lengths.sum()), dtype=np.int64)
-    source_starts = np.array([copy.source_start for copy in spans], dtype=np.int64)
-    target_starts = np.array([copy.target_start for copy in spans], dtype=np.int64)
     numbers: dict[int, int] = {}
     sources: list[torch.Tensor] = []
+    rows: list[tuple[int, int, int, int]] = []
     for copy in spans:
-        if numbers.setdefault(id(copy.source), len(sources)) == len(sources):
+        number = numbers.setdefault(id(copy.source), len(sources))
+        if number == len(sources):
             sources.append(by_slot(copy.source))
-    source_of = np.array([numbers[id(copy.source)] for copy in spans], dtype=np.int64)
+        rows.append((len(copy), number, copy.source_start, copy.target_start))
+    lengths, source_of, source_starts, target_starts = np.array(rows, dtype=np.int64).T
+    before = np.cumsum(lengths) - lengths
+    at = np.arange(int(lengths.sum()), dtype=np.int64)
     return CopyBatch(
         sources=tuple(sources),
         source_numbers=np.repeat(source_of, lengths),
@@ -152,9 +153,10 @@ def _check_slots(batch: CopyBatch, destination: torch.Tensor) -> None:
     written[batch.target_slots] = True
     if int(np.count_nonzero(written)) != len(batch):
         raise PlanError("span copies: a target slot is written twice")
-    pool = destination.untyped_storage().data_ptr()
+    storage = destination.untyped_storage()
+    pool = range(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
     for number, source in enumerate(batch.sources):
-        if source.untyped_storage().data_ptr() == pool:
+        if source.data_ptr() in pool:
             read = batch.source_slots[batch.source_numbers == number]
             # A view of part of the pool would count its slots from elsewhere.
             if source.data_ptr() != destination.data_ptr() or bool(written[read].any()):

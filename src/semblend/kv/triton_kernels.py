@@ -82,9 +82,9 @@ def prepare(device: torch.device, batch: CopyBatch) -> Prepared:
         batch.target_positions,
         *shapes.T,
     )
-    index = torch.from_numpy(np.concatenate(arrays))
-    if device.type == "cuda":
-        index = index.pin_memory()
+    size = sum(array.size for array in arrays)
+    index = torch.empty(size, dtype=torch.int64, pin_memory=device.type == "cuda")
+    np.concatenate(arrays, out=index.numpy())
     return Prepared(
         sources=batch.sources,
         index=index.to(device, non_blocking=True),
