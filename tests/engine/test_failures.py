@@ -126,7 +126,12 @@ def test_reused_kv_that_is_not_finite_is_computed_again(
         pool.fill_(float("nan"))
         return sum(len(copy) for copy in copies)
 
+    def poisoned_layer(load: Any, layer: int) -> None:
+        load._pool[layer].fill_(float("nan"))
+
     monkeypatch.setattr("semblend.engine.materialise.copy_spans", poisoned)
+    # On a GPU spans from the host are put in place as the pass comes to their layers.
+    monkeypatch.setattr("semblend.engine.layerwise.LayerwiseLoad.__call__", poisoned_layer)
     assert_cold(driver, DeclineReason.MATERIALISATION_FAILED, Outcome.DECLINED)
 
 
