@@ -111,6 +111,8 @@ def test_the_command_serves_logs_json_without_prompts_and_stops_on_a_signal() ->
         body = {**BODY, "prompt": "XYZZY plugh", "stream": True, "ignore_eos": True}
         first = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
         assert first.text.rstrip().endswith("data: [DONE]")
+        long = {**BODY, "prompt": "XYZZY " * 9000}
+        assert httpx.post(f"{url}/v1/completions", json=long, timeout=60).status_code == 400
         with httpx.stream(
             "POST", f"{url}/v1/completions", json={**body, "max_tokens": 40}, timeout=60
         ) as response:
@@ -124,9 +126,10 @@ def test_the_command_serves_logs_json_without_prompts_and_stops_on_a_signal() ->
         process.kill()
     assert process.returncode == 0
     assert "XYZZY" not in errors
-    entries = [json.loads(line) for line in errors.splitlines() if line.startswith("{")]
+    told = errors.splitlines()
+    begin = next(number for number, line in enumerate(told) if '"started"' in line)
+    entries = [json.loads(line) for line in told[begin:]]  # not one that is not JSON
     events = [entry["event"] for entry in entries]
-    assert "started" in events
     assert "stopped" in events
     done = [entry for entry in entries if entry["event"] == "generation"]
     assert [entry["output_tokens"] for entry in done] == [20, 40]

@@ -96,7 +96,9 @@ class PromptEncoder:
         return str(text)
 
     def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        # Quietly: a prompt that is too long is refused below, not warned about on stderr, where
+        # each line is one JSON object.
+        return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def _check_size(self, param: str, characters: int) -> None:
         """Refuse what cannot fit however it is cut, before the tokenizer spends time on it."""
