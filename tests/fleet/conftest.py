@@ -63,6 +63,16 @@ def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
     server.stop()
 
 
+@pytest.fixture(scope="module")
+def module_nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """For engines that take long to start and serve several tests."""
+    need(shutil.which("nats-server"), "nats-server")
+    need(_importable("nats"), "nats-py")
+    server = NatsServer(tmp_path_factory.mktemp("jetstream"))
+    yield server
+    server.stop()
+
+
 def _importable(name: str) -> bool:
     import importlib.util
 

@@ -3,7 +3,9 @@
 Runs in SGLang's own environment:  python -m tests.fleet.sglang_worker FOLDER
 FOLDER is where its K/V events are published (events, replay).
 
-A line is a JSON object: `tokens`; or `evict`, which empties its tree as a full pool would.
+A line is a JSON object: `tokens` with what else a request has; or `evict`, which empties its tree
+as a full pool would: "alone" does so behind the adapter's back. Every answer tells the truth by
+then: the donors the tree holds whole, and its pages.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import json
 import sys
 from typing import Any
 
+from tests.fleet import sglang_probes
 from tests.integration.sglang import probes
 from tests.integration.sglang.engines import Engine
 
@@ -27,15 +30,18 @@ def main() -> None:
     say({"ready": True})
     for line in sys.stdin:
         asked = json.loads(line)
+        said: dict[str, Any] = {}
         if "evict" in asked:
-            engine.call(probes.empty_the_tree)
-            engine.call(probes.wait_for_donors)
-            say({"donors": engine.call(probes.donors)})
-            continue
-        answer = engine.run(asked["tokens"], max_tokens=2)
+            alone = asked["evict"] == "alone"
+            engine.call(probes.empty_the_tree_alone if alone else probes.empty_the_tree)
+        else:
+            answer = engine.run(asked.pop("tokens"), max_tokens=2, **asked)
+            said = {"cached": answer.cached_tokens, "semblend": answer.semblend}
         engine.call(probes.wait_for_donors)
-        held = engine.call(probes.evictable)
-        say({"cached": answer.cached_tokens, "semblend": answer.semblend, "held": held})
+        said["donors"] = engine.call(probes.donors)
+        said["whole"] = engine.call(sglang_probes.donors_whole)
+        said["pages"] = engine.call(sglang_probes.pages)
+        say(said)
     engine.close()
 
 

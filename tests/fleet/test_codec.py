@@ -1,6 +1,7 @@
 """Events survive the wire, keep the shape others read, and damaged ones are refused by field."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semblend.core.errors import SerialisationError
+from semblend.fleet.blocks import seal_blocks
 from semblend.fleet.events.codec import (
     MAX_EVENT_BYTES,
     decode,
@@ -24,7 +26,7 @@ from semblend.fleet.events.model import (
     Location,
 )
 from semblend.fleet.events.seal import sealed
-from tests.fleet.support import event, prompt, registered
+from tests.fleet.support import SECRET, event, prompt, registered
 
 SHARED = Location(kind="shared", tier="store", backend="folder", locator="abc")
 
@@ -63,14 +65,26 @@ def test_a_registration_comes_back_with_every_fingerprint():
 
 
 def test_an_embedding_travels_as_little_endian_floats():
-    from dataclasses import replace
-
     data = replace(registered("d", prompt(1, 3000)), embedding=(0.5, -2.0))
     wire = json.loads(encode(event(1, data)))
     assert wire["data"]["segments"][0]["provider_metadata"] == list(
         np.array([0.5, -2.0], dtype="<f4").tobytes()
     )
     assert decode(encode(event(1, data))).data.embedding == (0.5, -2.0)
+
+
+def test_sealed_blocks_travel_and_events_without_them_are_read_as_ever():
+    data = registered("d", prompt(1, 3000))
+    plain = json.loads(encode(event(1, data)))
+    assert "blocks" not in plain["data"]
+    assert decode(encode(event(1, data))).data.blocks is None
+    blocks = seal_blocks([1, -2, 2**64 - 1], SECRET)
+    wire = encode(event(1, replace(data, blocks=blocks)))
+    assert decode(wire).data.blocks == blocks
+    # The version stays: who does not know the field reads everything else of the event.
+    told = json.loads(wire)
+    assert told["data"].pop("blocks")["scheme"] == blocks.scheme
+    assert {**told, "xxh3": ""} == {**plain, "xxh3": ""}
 
 
 def test_the_wire_has_the_shape_other_routers_read():
@@ -110,6 +124,9 @@ def test_no_event_holds_token_ids():
         (lambda w: w["data"]["segments"][0].update(provider_metadata=[1, 2]), "provider_metadata"),
         (lambda w: w["data"]["location"].update(kind="moon"), "location.kind"),
         (lambda w: w["data"]["namespace"]["extra"].clear(), "semblend_namespace"),
+        (lambda w: w["data"].update(blocks=[1, 2]), "blocks"),
+        (lambda w: w["data"].update(blocks={"scheme": 1}), "scheme"),
+        (lambda w: w["data"].update(blocks={"scheme": "x", "nonce": "*"}), "blocks.nonce"),
     ],
 )
 def test_a_damaged_event_is_refused_by_field(damage, field):

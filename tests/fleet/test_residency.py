@@ -1,36 +1,33 @@
 """A donor in an engine's own cache is known exactly while every block of it is resident."""
 
-import subprocess
-from pathlib import Path
+from dataclasses import replace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from semblend.core.errors import SerialisationError
+from semblend.fleet.blocks import open_blocks, seal_blocks
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.index import SketchIndex
-from semblend.fleet.events.model import (
-    DonorEvicted,
-    DonorRegistered,
-    EventSegment,
-    GenerationReset,
-)
+from semblend.fleet.events.model import DonorEvicted, EventSegment, GenerationReset
 from semblend.fleet.keys import donor_key
 from semblend.fleet.residency.decoding import (
     BlocksRemoved,
     BlocksStored,
     CacheBatch,
     CacheCleared,
+    StoredTokens,
     decode_batch,
 )
-from semblend.fleet.residency.follower import CacheFeed, CacheFollower
 from semblend.fleet.residency.live_donors import LiveDonors
 from semblend.fleet.residency.tracker import ResidencyTracker
-from tests.fleet.support import KEYS, event, need_environment, prompt, registered, slow, until
+from semblend.fleet.sketch import sketch
+from tests.fleet.support import KEYS, SECRET, event, prompt, registered
 
 msgpack = pytest.importorskip("msgpack")
-zmq = pytest.importorskip("zmq")
 
-VLLM = Path(__file__).resolve().parents[2] / ".venv-vllm" / "bin" / "python"
 NAME = ("w", 0)
 
 
@@ -51,28 +48,54 @@ def removed(*hashes, medium=None, group=None):
     [
         pytest.param(
             [
-                {"type": "BlockStored", "block_hashes": [1, 2], "medium": "GPU", "group_idx": 1},
+                {
+                    "type": "BlockStored",
+                    "block_hashes": [1, 2],
+                    "parent_block_hash": -1,
+                    "token_ids": [7, 8, 9, 10],
+                    "block_size": 2,
+                    "lora_id": None,
+                    "medium": "GPU",
+                    "lora_name": "lora",
+                    "extra_keys": [["lora", "salt"], None],
+                    "group_idx": 1,
+                },
                 {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU"},
                 {"type": "AllBlocksCleared"},
                 {"type": "SomethingNew", "x": 1},
             ],
-            id="maps (vLLM 0.32)",
+            id="maps (vLLM 0.32, SGLang 0.5.23)",
         ),
         pytest.param(
             [
-                ["BlockStored", [1, 2], None, [7, 8], 2, None, "GPU", None, None, 1],
+                [
+                    *("BlockStored", [1, 2], -1, [7, 8, 9, 10], 2, None, "GPU", "lora"),
+                    *([["lora", "salt"], None], 1),
+                ],
                 ["BlockRemoved", [1], "GPU"],
                 ["AllBlocksCleared"],
                 ["SomethingNew", 1],
             ],
-            id="arrays (earlier vLLM, SGLang)",
+            id="arrays (earlier ones)",
         ),
     ],
 )
 def test_both_encodings_mean_the_same(events):
     decoded = decode_batch(msgpack.packb([0.5, events, 3]))
     assert decoded.dp_rank == 3
-    assert decoded.events == (stored(1, 2, group=1), removed(1, medium="GPU"), CacheCleared())
+    assert decoded.time == 0.5
+    content = StoredTokens(
+        parent=2**64 - 1,
+        token_ids=[7, 8, 9, 10],
+        block_size=2,
+        keys=('["lora", "salt"]', ""),
+        adapter="lora",
+    )
+    assert decoded.events == (
+        BlocksStored(hashes=(1, 2), group=1, content=content),
+        removed(1, medium="GPU"),
+        CacheCleared(),
+    )
 
 
 def test_sglang_events_without_medium_or_rank_are_read():
@@ -86,6 +109,7 @@ def test_sglang_events_without_medium_or_rank_are_read():
     "batch",
     [
         *(5, [1], [1, 2], [1, [5]], [1, [[3, []]]], [1, [["BlockStored", 4]]], [1, [], "x"]),
+        ["now", []],
         [1, [{"type": "BlockRemoved", "block_hashes": ["text"]}]],
     ],
 )
@@ -97,209 +121,215 @@ def test_damaged_batches_are_refused(batch):
 
 
 def tracker():
-    lost, cleared = [], []
-    made = ResidencyTracker(lost=lambda *a: lost.append(a), cleared=cleared.append)
-    return made, lost, cleared
+    changes, gone = [], []
+    made = ResidencyTracker(
+        changed=lambda name, donor, whole: changes.append((donor, whole)),
+        gone=lambda name, block: gone.append(block),
+    )
+
+    def say(*events, name=NAME):
+        for each in events:
+            made.apply(name, each)
+
+    return made, say, changes, gone
 
 
-def test_a_donor_dies_with_its_first_block_and_stays_dead():
-    made, lost, _ = tracker()
-    made.apply(NAME, [stored(1, 2, 3)])
+def test_a_donor_is_whole_exactly_while_all_its_blocks_are_there():
+    made, say, changes, gone = tracker()
+    say(stored(1, 2, 3))
     assert made.track(NAME, "d", [1, 2])
     assert not made.track(NAME, "e", [3, 4])
-    made.apply(NAME, [removed(3)])
+    say(removed(3))
     assert made.is_whole(NAME, "d")
-    made.apply(NAME, [removed(2), stored(2)])
-    assert lost == [(NAME, "d")]
-    assert not made.is_whole(NAME, "d")
+    assert changes == []
+    say(removed(2), stored(2))
+    assert changes == [("d", False), ("d", True)]
+    say(stored(4))
+    assert not made.is_whole(NAME, "e")
+    say(stored(3))
+    assert made.is_whole(NAME, "e")
+    assert gone == [3, 2]
 
 
 def test_a_block_counts_while_some_medium_and_group_holds_it():
-    made, lost, _ = tracker()
-    made.apply(NAME, [stored(1), stored(1, medium="CPU"), stored(1, group=1)])
+    made, say, changes, _ = tracker()
+    say(stored(1), stored(1, medium="CPU"), stored(1, group=1))
     made.track(NAME, "d", [1])
-    made.apply(NAME, [removed(1, medium="GPU", group=0), removed(1, medium="CPU")])
-    assert not lost
-    made.apply(NAME, [removed(1)])
-    assert lost == [(NAME, "d")]
+    say(removed(1, medium="GPU", group=0), removed(1, medium="CPU"))
+    assert not changes
+    say(removed(1))
+    assert changes == [("d", False)]
+
+
+def test_what_the_worker_vouches_for_counts_until_it_is_removed():
+    made, say, changes, _ = tracker()
+    assert made.track(NAME, "d", [1, 2], vouched=True)
+    say(removed(2, medium="GPU"))
+    assert changes == [("d", False)]
 
 
 def test_a_cleared_cache_takes_all_donors_of_the_rank_and_of_no_other():
-    made, _, cleared = tracker()
+    made, say, changes, _ = tracker()
     other = ("w", 1)
     for name in (NAME, other):
-        made.apply(name, [stored(1)])
+        say(stored(1), name=name)
         made.track(name, "d", [1])
-    made.apply(NAME, [CacheCleared()])
-    assert cleared == [NAME]
+    say(CacheCleared())
+    assert changes == [("d", False)]
     assert not made.is_whole(NAME, "d")
     assert made.is_whole(other, "d")
 
 
-def with_blocks(donor_id, hashes):
-    data = registered(donor_id, prompt(1, 600))
-    segment = EventSegment(start=0, end=512, digest=5, block_hashes=tuple(hashes))
-    return DonorRegistered(
-        donor_id=donor_id,
-        namespace_id=KEYS.namespace_id,
-        token_count=600,
-        generation=1,
-        segments=(segment,),
-        hashes=data.hashes,
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from("srtfc"), st.sets(st.integers(0, 5), min_size=1, max_size=3)),
+        max_size=40,
     )
+)
+def test_any_sequence_leaves_donors_whole_as_sets_say(steps):
+    """The oracle: a set of blocks, and each donor's subset of it."""
+    made, say, changes, _ = tracker()
+    resident, donors = set(), {}
+    for number, (what, blocks) in enumerate(steps):
+        match what:
+            case "s":
+                say(stored(*blocks))
+                resident |= blocks
+            case "r":
+                say(removed(*blocks))
+                resident -= blocks
+            case "t":
+                donors[str(number)] = blocks
+                assert made.track(NAME, str(number), blocks) == (blocks <= resident)
+            case "f" if donors:
+                made.forget(NAME, donors.popitem()[0])
+            case "c":
+                say(CacheCleared())
+                resident.clear()
+        assert made.resident(NAME) == resident
+        for donor, wanted in donors.items():
+            assert made.is_whole(NAME, donor) == (wanted <= resident)
+            told = [whole for name, whole in changes if name == donor]
+            assert not told or told[-1] == (wanted <= resident)
 
 
-def test_a_directory_speaks_of_a_donor_exactly_while_its_blocks_are_resident():
-    held = Directory(SketchIndex(max_donors=16, max_postings=4000), lease_s=None)
-    live = LiveDonors(held)
+def with_blocks(donor_id, hashes, *, sealed=True, generation=1, scheme=None):
+    data = registered(donor_id, prompt(1, 600), generation=generation)
+    blocks = seal_blocks(hashes, SECRET)
+    if scheme is not None:
+        blocks = replace(blocks, scheme=scheme)
+    plain = EventSegment(start=0, end=512, digest=5, block_hashes=() if sealed else tuple(hashes))
+    return replace(data, segments=(plain,), blocks=blocks if sealed else None)
 
-    def known():
-        return held.donor_keys()[NAME]
 
-    key = donor_key("w", 0, "d")
-    live.apply([event(1, GenerationReset(generation=1)), event(2, with_blocks("d", [1, 2]))])
-    assert known() == frozenset(), "no block of it has been seen"
-    live.blocks(NAME, batch(stored(1)))
-    assert known() == frozenset()
-    live.blocks(NAME, batch(stored(2)))
-    assert known() == {key}
-    live.blocks(NAME, batch(removed(1)))
-    assert known() == frozenset()
-    live.blocks(NAME, batch(stored(1)))
-    assert known() == frozenset(), "dead is dead until the worker says otherwise"
-    live.apply([event(3, with_blocks("d", [1, 2]))])
-    assert known() == {key}
-    live.missed(NAME)
-    assert known() == frozenset()
+class Followed:
+    """A directory behind the log and one followed rank."""
+
+    def __init__(self, *, followed=(NAME,)):
+        self.directory = Directory(SketchIndex(max_donors=16, max_postings=4000), lease_s=None)
+        self.live = LiveDonors(self.directory, followed=followed, secret=SECRET)
+        self.asked_anew = []
+        self.directory.on_doubt(self.asked_anew.append)
+        self._ids = iter(range(1, 1000))
+        self.say(GenerationReset(generation=1))
+
+    def say(self, *data):
+        self.live.apply([event(next(self._ids), each) for each in data])
+
+    def hear(self, *events):
+        self.live.blocks(NAME, batch(*events))
+
+    def knows(self, *donors):
+        keys = {donor_key("w", 0, donor) for donor in donors}
+        found = self.directory.lookup(sketch(prompt(1, 600), KEYS, sampling=4), KEYS.namespace_id)
+        assert bool(found.holdings) == bool(donors)
+        return self.directory.donor_keys()[NAME] == keys
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_directory_speaks_of_a_donor_exactly_while_its_blocks_are_resident(sealed):
+    fleet = Followed()
+    fleet.live.started(NAME)
+    fleet.say(with_blocks("d", [1, -2], sealed=sealed))
+    assert fleet.knows(), "no block of it has been seen"
+    fleet.hear(stored(1))
+    assert fleet.knows()
+    fleet.hear(stored(2**64 - 2))
+    assert fleet.knows("d")
+    fleet.hear(removed(1))
+    assert fleet.knows()
+    fleet.hear(stored(1))
+    assert fleet.knows("d"), "the same blocks again, and the worker has taken nothing back"
+    fleet.hear(removed(1))
+    fleet.say(DonorEvicted(donor_id="d", generation=1))
+    fleet.hear(stored(1))
+    assert fleet.knows(), "the worker has taken it back"
+
+
+def test_lost_events_hide_donors_until_the_worker_has_looked_again():
+    fleet = Followed()
+    fleet.live.started(NAME)
+    fleet.hear(stored(1, 2, 3))
+    fleet.say(with_blocks("d", [1, 2]), with_blocks("e", [2, 3]))
+    assert fleet.knows("d", "e")
+    fleet.live.missed(NAME)
+    assert fleet.knows()
+    assert fleet.asked_anew == [NAME]
+    fleet.say(with_blocks("f", [1, 2]))
+    assert fleet.knows(), "said before the rank was asked to look"
+    fleet.say(GenerationReset(generation=2), with_blocks("d", [1, 2], generation=2))
+    assert fleet.knows("d")
+    fleet.hear(removed(2))
+    assert fleet.knows(), "what is removed after the loss is heard"
+
+
+def test_who_comes_late_believes_the_worker_and_then_hears_what_is_removed():
+    fleet = Followed()
+    fleet.say(with_blocks("d", [1, 2]))
+    assert fleet.knows("d")
+    fleet.hear(removed(2))
+    assert fleet.knows()
+
+
+def test_ranks_nobody_follows_are_taken_at_their_word():
+    fleet = Followed(followed=())
+    fleet.say(with_blocks("d", [1, 2]))
+    assert fleet.knows("d")
+
+
+def test_blocks_of_an_unknown_scheme_are_not_believed_to_be_there():
+    fleet = Followed()
+    fleet.say(with_blocks("d", [1], scheme="of tomorrow"))
+    assert fleet.knows()
 
 
 def test_donors_without_blocks_are_not_the_caches_business():
-    held = Directory(SketchIndex(max_donors=16, max_postings=4000), lease_s=None)
-    live = LiveDonors(held)
-    live.apply([event(1, GenerationReset(generation=1)), event(2, registered("d", prompt(1, 600)))])
-    live.blocks(NAME, batch(removed(1)))
-    assert len(held.donor_keys()[NAME]) == 1
-    live.apply([event(3, DonorEvicted(donor_id="d", generation=1))])
-    assert not held.donor_keys()[NAME]
+    fleet = Followed()
+    fleet.live.started(NAME)
+    fleet.say(registered("d", prompt(1, 600)))
+    fleet.hear(removed(1))
+    fleet.live.missed(NAME)
+    assert fleet.knows("d")
+    assert fleet.asked_anew == []
+    fleet.say(DonorEvicted(donor_id="d", generation=1))
+    assert fleet.knows()
 
 
-class Engine:
-    """The sending side, with a buffer it can lose; frames as vLLM sends them."""
-
-    def __init__(self, folder, *, topic_in_replay=True):
-        self.endpoint, self.replay = f"ipc://{folder}/events", f"ipc://{folder}/replay"
-        self._context = zmq.Context()
-        self._pub = self._context.socket(zmq.PUB)
-        self._pub.bind(self.endpoint)
-        self._router = self._context.socket(zmq.ROUTER)
-        self._router.bind(self.replay)
-        self._topic_in_replay = topic_in_replay
-        self.buffer = []
-        self.number = 0
-
-    def send(self, *events, lost=False):
-        payload = msgpack.packb([0.0, list(events), 0])
-        self.buffer.append((self.number, payload))
-        if not lost:
-            self._pub.send_multipart((b"", self.number.to_bytes(8, "big"), payload))
-        self.number += 1
-
-    def serve_replay(self):
-        assert self._router.poll(5000)
-        client, _, start = self._router.recv_multipart()
-        for number, payload in self.buffer:
-            if number >= int.from_bytes(start, "big"):
-                head = (client, b"", b"") if self._topic_in_replay else (client, b"")
-                self._router.send_multipart((*head, number.to_bytes(8, "big"), payload))
-        self._router.send_multipart((client, b"", b"", (-1).to_bytes(8, "big", signed=True), b""))
-
-    def close(self):
-        self._pub.close(linger=0)
-        self._router.close(linger=0)
-        self._context.destroy(linger=0)
+def test_a_snapshot_is_told_anew_where_caches_are_followed(tmp_path):
+    fleet = Followed()
+    fleet.say(with_blocks("d", [1, 2]))
+    fleet.directory.save(tmp_path / "snapshot")
+    restored = Directory(SketchIndex(max_donors=16, max_postings=4000), lease_s=None)
+    restored.load(tmp_path / "snapshot")
+    assert restored.stats().donors == 1
+    LiveDonors(restored, followed=[NAME], secret=SECRET)
+    assert restored.stats().donors == 0, "its blocks are not in a snapshot"
+    assert restored.stats().ranks_in_doubt == 1
 
 
-@pytest.mark.parametrize("topic_in_replay", [True, False])
-def test_missed_batches_are_replayed_and_lost_ones_clear_the_rank(tmp_path, topic_in_replay):
-    engine = Engine(tmp_path, topic_in_replay=topic_in_replay)
-    made, _, cleared = tracker()
-    feed = CacheFeed(worker_id="w", endpoint=engine.endpoint, replay_endpoint=engine.replay)
-    follower = CacheFollower(feed, apply=lambda n, b: made.apply(n, b.events), missed=made.reset)
-    try:
-        until(lambda: engine.send() or follower.position >= 0 or _served(engine), "to subscribe")
-        engine.send(["BlockStored", [1], None, [], 16, None, "GPU"], lost=True)
-        engine.send(["BlockStored", [2], None, [], 16, None, "GPU"])
-        engine.serve_replay()
-        until(lambda: made.resident_blocks(NAME) == 2, "the replayed block")
-        assert follower.replayed
-        engine.send(["BlockStored", [3], None, [], 16, None, "GPU"], lost=True)
-        engine.buffer.clear()
-        engine.send(["BlockStored", [4], None, [], 16, None, "GPU"])
-        engine.serve_replay()
-        until(lambda: made.resident_blocks(NAME) == 1, "only what came after the gap")
-        assert NAME in cleared
-    finally:
-        follower.close()
-        engine.close()
-
-
-def _served(engine):
-    """A subscriber that came late asks for the beginning."""
-    if engine._router.poll(20):
-        engine.serve_replay()
-
-
-PUBLISH = """
-import sys, time
-from vllm.distributed.kv_events import (AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch,
-                                        ZmqEventPublisher)
-folder = sys.argv[1]
-publisher = ZmqEventPublisher(0, f"ipc://{folder}/events", f"ipc://{folder}/replay")
-def stored(*hashes):
-    return BlockStored(block_hashes=list(hashes), parent_block_hash=None, token_ids=[1] * 16,
-                       block_size=16, lora_id=None, medium="GPU", lora_name=None)
-publisher.publish(KVEventBatch(ts=0.0, events=[stored(1, 2, 3)]))
-for line in sys.stdin:
-    if line.startswith("removed"):
-        events = [BlockRemoved(block_hashes=[2], medium="GPU")]
-    else:
-        events = [AllBlocksCleared()]
-    publisher.publish(KVEventBatch(ts=0.0, events=events))
-"""
-
-
-@slow
-def test_the_real_vllm_publisher_is_followed(tmp_path):
-    need_environment(VLLM, "vLLM", "scripts/vllm_env.sh")
-    made, lost, cleared = tracker()
-    engine = subprocess.Popen(
-        [str(VLLM), "-c", PUBLISH, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    feed = CacheFeed(
-        worker_id="w",
-        endpoint=f"ipc://{tmp_path}/events",
-        replay_endpoint=f"ipc://{tmp_path}/replay",
-    )
-    follower = CacheFollower(feed, apply=lambda n, b: made.apply(n, b.events), missed=made.reset)
-    try:
-
-        def say(word):
-            engine.stdin.write(word + "\n")
-            engine.stdin.flush()
-
-        until(lambda: (tmp_path / "replay").exists() or engine.poll() is not None, "vLLM", 120)
-        assert engine.poll() is None, engine.stderr.read()[-2000:]
-        until(lambda: say("removed") or follower.position >= 0, "events of vLLM", 120)
-        until(lambda: made.resident_blocks(NAME) == 2, "blocks 1 and 3, by replay")
-        assert made.track(NAME, "d", [1, 3])
-        say("cleared")
-        until(lambda: cleared, "the cleared cache")
-        assert not made.is_whole(NAME, "d")
-        assert not lost
-    finally:
-        engine.kill()
-        engine.communicate()
-        follower.close()
+def test_nobody_without_the_secret_reads_blocks_or_sees_that_two_donors_share_them():
+    one, two = seal_blocks([1, 2, 3], SECRET), seal_blocks([1, 2, 3], SECRET)
+    assert open_blocks(one, SECRET) == open_blocks(two, SECRET) == (1, 2, 3)
+    assert open_blocks(one, b"another secret") != (1, 2, 3)
+    words = [np.frombuffer(each.names, dtype="<u8") for each in (one, two)]
+    assert not set(words[0].tolist()) & {*words[1].tolist(), 1, 2, 3}

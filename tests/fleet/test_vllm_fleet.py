@@ -11,14 +11,18 @@ from semblend.fleet.directory.follower import LogFollower
 from semblend.fleet.directory.index import SketchIndex
 from semblend.fleet.placement.chooser import Choice, WorkerLoad, choose
 from semblend.fleet.publish.nats_link import LogOptions
+from semblend.fleet.residency.caches import FollowedCaches
+from semblend.fleet.residency.follower import CacheFeed
 from semblend.integration.isolation import by_salt
+from tests.fleet.cache_relay import Relay, as_arrays
 from tests.fleet.engines import MODEL, SLOW_PREFILL
-from tests.fleet.line_workers import ROOT, found_by_a_gateway, line_worker
+from tests.fleet.line_workers import ROOT, SECRET, found_by_a_gateway, line_worker
 from tests.fleet.support import need_environment, slow, until
 
 pytestmark = slow
 
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+VLLM_A = ("vllm-a", 0)
 COLD = {"hints": {"reuse": False, "capture": False}}
 
 
@@ -34,10 +38,11 @@ def prompt(*parts):
 def vllm(name, nats_server, folder, **settings):
     """A real vLLM, which is spoken to by lines."""
     need_environment(PYTHON, "vLLM", "scripts/vllm_env.sh")
+    events = folder / name
+    events.mkdir()
     with line_worker(
         PYTHON,
-        "tests.fleet.vllm_worker",
-        str(MODEL),
+        *("tests.fleet.vllm_worker", str(MODEL), str(events)),
         worker_id=name,
         nats_url=nats_server.url,
         folder=folder,
@@ -47,7 +52,7 @@ def vllm(name, nats_server, folder, **settings):
         def ask(tokens, **more):
             return worker.ask({"tokens": tokens.tolist(), **more})
 
-        yield SimpleNamespace(ask=ask, leave=worker.leave)
+        yield SimpleNamespace(ask=ask, say=worker.ask, leave=worker.leave)
 
 
 @pytest.fixture
@@ -64,24 +69,120 @@ def found(held, tokens):
     return found_by_a_gateway(held, tokens, cache_salt=by_salt(None))
 
 
-def test_a_vllm_worker_announces_its_donors_and_reuses_them_when_placed_to(
-    nats_server, held, tmp_path
-):
-    with vllm("vllm-a", nats_server, tmp_path) as worker:
-        document = text(1, 700)
-        assert worker.ask(prompt(document, [5, 6]))["cached"] == 0
-        until(lambda: held.donor_keys().get(("vllm-a", 0)), "the donor to be announced")
+@pytest.fixture(scope="module")
+def followed(module_nats_server, tmp_path_factory):
+    """A worker, and a gateway's knowledge of its donors and of its engine's own cache."""
+    folder = tmp_path_factory.mktemp("vllm")
+    directory = Directory(SketchIndex(max_donors=64, max_postings=40_000), lease_s=60.0)
+    relay = Relay(folder)
+    relay.encode = as_arrays
+    feed = CacheFeed(
+        worker_id="vllm-a", endpoint=relay.endpoint, replay_endpoint=relay.replay, check_s=0.2
+    )
+    caches = FollowedCaches(directory, [feed], secret=SECRET.encode())
+    options = LogOptions(url=module_nats_server.url)
+    follower = LogFollower(directory, options, apply=caches.donors.apply, idle_s=0.1)
+    relay.carry(f"ipc://{folder}/vllm-a/events")
+    try:
+        with vllm("vllm-a", module_nats_server, folder) as worker:
+            yield SimpleNamespace(worker=worker, directory=directory, relay=relay, caches=caches)
+    finally:
+        follower.close()
+        caches.close()
+        relay.close()
 
-        target = prompt(text(2, 64), document, [7, 8])
-        loads = [WorkerLoad(worker_id="elsewhere"), WorkerLoad(worker_id="vllm-a")]
-        placed = choose(len(target), found(held, target), loads, SLOW_PREFILL)
-        assert placed.choice is Choice.DONOR
-        assert placed.option.worker_id == "vllm-a"
-        assert found(held, target).shared is None, "no store was named"
 
-        reused = worker.ask(target)
-        assert reused["semblend"]["outcome"] == "materialised", reused
-        assert reused["cached"] > 500
+def agrees(followed, *prompts):
+    """For every prompt and salt, what is said to be cached is what vLLM's own cache says."""
+    asked = [(tokens, salt) for tokens in prompts for salt in (None, "salt")]
+    told = followed.worker.say({"held": [[tokens.tolist(), salt] for tokens, salt in asked]})
+    truth = told["held"]
+
+    def known():
+        residents = [followed.caches.donors.resident(tokens, salt=s) for tokens, s in asked]
+        return [each.get(VLLM_A, 0) for each in residents] == truth
+
+    until(known, f"what is known of vLLM's cache to be {truth}")
+    return dict(zip(((t.tobytes(), s) for t, s in asked), truth, strict=True))
+
+
+def placed(followed, tokens, *, can_reuse=True):
+    loads = [
+        WorkerLoad(worker_id="elsewhere", resident_tokens=0),
+        WorkerLoad(
+            worker_id="vllm-a", resident_tokens=followed.caches.donors.resident(tokens)[VLLM_A]
+        ),
+    ]
+    held = found(followed.directory, tokens)
+    return choose(len(tokens), held, loads, SLOW_PREFILL, can_reuse=can_reuse)
+
+
+def test_a_vllm_worker_announces_its_donors_and_reuses_them_when_placed_to(followed):
+    worker, directory = followed.worker, followed.directory
+    document = text(1, 700)
+    assert worker.ask(prompt(document, [5, 6]))["cached"] == 0
+    until(lambda: directory.donor_keys().get(VLLM_A), "the donor to be announced")
+    agrees(followed, document)
+
+    target = prompt(text(2, 64), document, [7, 8])
+    chosen = placed(followed, target)
+    assert chosen.choice is Choice.DONOR
+    assert chosen.option.worker_id == "vllm-a"
+    assert found(directory, target).shared is None, "no store was named"
+
+    reused = worker.ask(target)
+    assert reused["semblend"]["outcome"] == "materialised", reused
+    assert reused["cached"] > 500
+    # Its approximate blocks are cached under private names: nobody else's prefix, and not ours.
+    assert agrees(followed, target)[target.tobytes(), None] < 128
+    assert placed(followed, target, can_reuse=False).choice is Choice.ROUTER
+
+
+def test_the_exact_prefix_owner_is_who_holds_the_blocks(followed):
+    """Evictions, salts, lost batches and a cleared cache; the oracle is vLLM's prefix cache."""
+    worker, follower = followed.worker, followed.caches.followers[0]
+    documents = [text(seed, 900) for seed in range(30, 36)]
+    for number, document in enumerate(documents):
+        followed.relay.losing = number in (2, 3)
+        worker.ask(prompt(document, [5, 6]), **COLD)
+        truth = agrees(followed, *documents)
+        assert truth[document.tobytes(), None] == 896
+        assert truth[document.tobytes(), "salt"] == 0
+        chosen = placed(followed, prompt(document, text(40, 40)))
+        assert (chosen.choice, chosen.option.worker_id) == (Choice.EXACT_PREFIX, "vllm-a")
+        assert chosen.option.prefix_tokens == 896
+    assert truth[documents[0].tobytes(), None] == 0, "it was evicted by those after it"
+    assert placed(followed, prompt(documents[0], text(40, 40))).choice is Choice.ROUTER
+    assert follower.replayed > 0
+    assert follower.gaps == 0
+
+    worker.ask(documents[0], salt="salt", **COLD)
+    truth = agrees(followed, *documents)
+    assert truth[documents[0].tobytes(), "salt"] == 896
+    assert truth[documents[0].tobytes(), None] == 0, "the same tokens under no salt"
+
+    worker.say({"clear": True})
+    worker.ask(text(50, 100), **COLD)  # vLLM publishes with its next step
+    assert set(agrees(followed, *documents).values()) == {0}
+
+
+def test_batches_lost_for_good_make_less_known_and_never_more(followed):
+    worker, follower = followed.worker, followed.caches.followers[0]
+    document, other = text(60, 900), text(61, 900)
+    worker.ask(document, **COLD)
+    assert agrees(followed, document)[document.tobytes(), None] == 896
+    donors = followed.directory.donor_keys()[VLLM_A]
+    followed.relay.losing = followed.relay.silent = True
+    worker.say({"clear": True})
+    worker.ask(text(62, 100), **COLD)
+    followed.relay.buffer.clear()
+    followed.relay.losing = followed.relay.silent = False
+    worker.ask(other, **COLD)
+    until(lambda: follower.gaps, "the gap to be seen")
+    truth = agrees(followed, document, other)
+    assert truth[document.tobytes(), None] == 0
+    assert truth[other.tobytes(), None] == 896
+    assert followed.directory.donor_keys()[VLLM_A] == donors, "copies outlive the engine's blocks"
 
 
 def test_a_donor_moves_to_the_vllm_worker_that_needs_it_and_a_damaged_one_does_not(

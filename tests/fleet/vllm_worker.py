@@ -1,9 +1,11 @@
 """One real vLLM worker of a fleet, spoken to by lines: prompts in, what happened to them out.
 
-Runs in vLLM's own environment:  python -m tests.fleet.vllm_worker MODEL
+Runs in vLLM's own environment:  python -m tests.fleet.vllm_worker MODEL FOLDER
+FOLDER is where its K/V events are published (events, replay).
 
 A line is a JSON object: `tokens`, and optionally `hints` (what a request says to SemBlend) and
-`salt`. An empty line asks for a step of the idle engine.
+`salt`; or `held`, prompts and salts of which vLLM's own prefix cache says how much it holds; or
+`clear`, which empties that cache.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ os.environ.update(
 
 def main() -> None:
     from vllm import LLM, SamplingParams
-    from vllm.config import KVTransferConfig
+    from vllm.config import KVEventsConfig, KVTransferConfig
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     config = KVTransferConfig(
@@ -42,21 +44,36 @@ def main() -> None:
             "min_prompt_tokens": 64,
         },
     )
+    events = KVEventsConfig(
+        enable_kv_cache_events=True,
+        publisher="zmq",
+        endpoint=f"ipc://{sys.argv[2]}/events",
+        replay_endpoint=f"ipc://{sys.argv[2]}/replay",
+    )
     llm = LLM(
         model=sys.argv[1],
         enforce_eager=True,
         dtype="float32",
         max_model_len=2048,
-        kv_cache_memory_bytes=64 << 20,
+        kv_cache_memory_bytes=36 << 20,  # 96 blocks: three prompts of a test, not four
         block_size=32,
         worker_cls="semblend.integration.vllm.worker.SemBlendWorker",
         kv_transfer_config=config,
+        kv_events_config=events,
         disable_log_stats=False,
     )
     core = llm.llm_engine.engine_core.engine_core
     say({"ready": True})
     for line in sys.stdin:
         asked = json.loads(line)
+        if "held" in asked:
+            say({"held": [held(core, *each) for each in asked["held"]]})
+            continue
+        if "clear" in asked:
+            assert core.scheduler.reset_prefix_cache()
+            core.step_fn()
+            say({})
+            continue
         prompt = {"prompt_token_ids": asked["tokens"]}
         if "salt" in asked:
             prompt["cache_salt"] = asked["salt"]
@@ -85,6 +102,23 @@ def main() -> None:
             }
         )
     llm.llm_engine.engine_core.shutdown()
+
+
+def held(core: Any, tokens: list[int], salt: str | None) -> int:
+    """Tokens at a prompt's beginning that a request with it would find cached."""
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    request = Request(
+        request_id="oracle",
+        prompt_token_ids=tokens,
+        sampling_params=SamplingParams(max_tokens=1),
+        pooling_params=None,
+        cache_salt=salt,
+        block_hasher=core.request_block_hasher,
+    )
+    coordinator = core.scheduler.kv_cache_manager.coordinator
+    return int(coordinator.find_longest_cache_hit(request.block_hashes, len(tokens))[1])
 
 
 def say(record: dict[str, Any]) -> None:
