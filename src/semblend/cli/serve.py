@@ -111,6 +111,20 @@ def serve(
     pool_mib: Annotated[
         int, typer.Option(help="MiB of the K/V pool.", rich_help_panel=_ENGINE)
     ] = 1024,
+    step_tokens: Annotated[
+        int,
+        typer.Option(
+            help="Prompt tokens computed in one pass; on a GPU 8192 keeps long prompts fast.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = 2048,
+    donor_device_mib: Annotated[
+        int,
+        typer.Option(
+            help="MiB of donor K/V on the device, beside the pool; 0: none.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = 0,
     donor_mib: Annotated[
         int, typer.Option(help="MiB of donor K/V in host memory.", rich_help_panel=_ENGINE)
     ] = 1024,
@@ -161,6 +175,8 @@ def serve(
             device=device,
             dtype=dtype,
             pool_bytes=pool_mib * 2**20,
+            step_tokens=step_tokens,
+            device_donor_bytes=donor_device_mib * 2**20,
             host_donor_bytes=donor_mib * 2**20,
             disk_donor_bytes=donor_disk_mib * 2**20,
             donor_folder=donor_folder,
