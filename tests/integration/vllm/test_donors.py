@@ -92,6 +92,15 @@ def test_sampled_capture_keeps_a_share(make_engine):
     assert 2 <= engine.scheduler.bridge.pipeline.stats().donors <= 14
 
 
+def test_capture_none_keeps_nothing_not_even_what_asks_for_it(make_engine):
+    engine = make_engine("llama", capture="none")
+    prompt = random_tokens(300, seed=830)
+    engine.run(prompt, hints={"capture": True})
+    engine.forget_prefixes()
+    assert engine.run(prompt).semblend["reason"] == "no_match"
+    assert len(engine.worker.donors) == engine.scheduler.bridge.pipeline.stats().donors == 0
+
+
 def test_donors_of_similar_meaning_are_reported_and_never_loaded(make_engine, tmp_path):
     from transformers import AutoTokenizer
 
