@@ -352,11 +352,11 @@ def test_two_threads_that_want_one_file_share_one_read(tmp_path) -> None:
     load = stack.disk.load
     reads = []
 
-    def slow_load(key: SegmentKey):
+    def slow_load(key: SegmentKey, **options: object):
         reads.append(key)
         reading.set()
         go_on.wait(5)
-        return load(key)
+        return load(key, **options)
 
     stack.disk.load = slow_load  # type: ignore[method-assign]
     results: list[bool] = []

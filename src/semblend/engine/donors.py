@@ -4,6 +4,8 @@ A finished prefill is offered with a reference to its pages; a thread of its own
 copies them out, stores them as content-addressed segments and only then
 registers the tokens, so that a donor that can be found can be loaded. What is
 evicted on one side (segments for room, the index for room) leaves the other.
+The copies go to memory that was touched before: in a moment without requests, or
+for a segment that is gone.
 """
 
 from __future__ import annotations
@@ -39,6 +41,9 @@ logger = logging.getLogger("semblend.engine")
 
 SEGMENT_TOKENS = 512
 """Prompts that begin alike share whole segments of this size."""
+
+AHEAD_BYTES = 1 << 30
+"""Most memory that is touched before there is a prompt to keep, whatever the tier's cap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +153,20 @@ class DonorLibrary:
             If a segment cannot be had.
         """
         keys = _segment_keys(self._pipeline.share_key(namespace), tokens)
-        self._hold(donor_id, tokens, namespace, keys, read)
+        # Read before room is made: whoever waits for another worker must not hold any.
+        self._hold(donor_id, tokens, namespace, keys, lambda key: self._tiers.put(read(key)))
         return self._register(donor_id, tokens, namespace, keys)
+
+    def prepare(self, *, longest: int) -> bool:
+        """Touch a slice of memory for prompts to come; False if there is enough.
+
+        Enough is what as many prompts of `longest` tokens take as may wait to be stored. For
+        moments in which nothing else wants the processor.
+        """
+        if not self._pipeline.settings.enabled:
+            return False
+        prompts = self._queue.maxsize * longest * self._pool.shape.token_bytes
+        return self._tiers.prepare(min(AHEAD_BYTES, prompts))
 
     def wait(self) -> None:
         """Wait until everything offered so far is stored. For tests, demos and benchmarks."""
@@ -254,13 +271,20 @@ class DonorLibrary:
 
         def read(key: SegmentKey) -> Segment:
             reach(FaultPoint.CAPTURE)
-            kv = self._pool.read(capture.table, key.start, key.start + key.length)
-            return Segment(key=key, kv=kv)
+            data = self._pool.data
+            out = self._tiers.empty(self._pool.read_shape(key.length), data.dtype, data.device)
+            self._pool.read(capture.table, key.start, key.start + key.length, out=out)
+            return Segment(key=key, kv=out)
+
+        def store(key: SegmentKey) -> str | None:
+            # Copied once there is room, so that the memory of what made room is used again.
+            nbytes = key.length * self._pool.shape.token_bytes
+            return self._tiers.put_from(key, nbytes, lambda: read(key))
 
         try:
             reach(FaultPoint.KILLED_WORKER)
             with self._side.after(capture.mark):
-                self._hold(capture.donor_id, capture.tokens, capture.namespace, keys, read)
+                self._hold(capture.donor_id, capture.tokens, capture.namespace, keys, store)
         finally:
             self._pool.allocator.release(capture.table.pages)
         self._register(capture.donor_id, capture.tokens, capture.namespace, keys)
@@ -271,16 +295,16 @@ class DonorLibrary:
         tokens: TokenArray,
         namespace: Namespace,
         keys: tuple[SegmentKey, ...],
-        read: Callable[[SegmentKey], Segment],
+        store: Callable[[SegmentKey], str | None],
     ) -> None:
-        """Bring a donor's segments into the tiers, those that are not there yet."""
+        """Have a donor's segments stored in the tiers, those that are not there yet."""
         try:
             with self._lock:
                 self._donors[donor_id] = _Donor(tokens=tokens, namespace=namespace, keys=keys)
                 for key in keys:
                     self._users.setdefault(key.digest, set()).add(donor_id)
             for key in keys:
-                if key not in self._tiers and self._tiers.put(read(key)) is None:
+                if key not in self._tiers and store(key) is None:
                     raise CapacityError("no tier took it")
         except BaseException:
             self._forget(donor_id)

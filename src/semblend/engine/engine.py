@@ -14,8 +14,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-import torch
-
 from semblend.core.errors import RequestError
 from semblend.core.namespace import NONE, Namespace
 from semblend.core.settings import Settings
@@ -24,7 +22,7 @@ from semblend.engine.admission import Admission
 from semblend.engine.api import EngineStats, GenerationRequest
 from semblend.engine.boundaries import boundaries_of
 from semblend.engine.detokenise import StopStrings, StreamDecoder
-from semblend.engine.donors import DonorLibrary
+from semblend.engine.donors import SEGMENT_TOKENS, DonorLibrary
 from semblend.engine.emission import Emission
 from semblend.engine.handle import RequestHandle
 from semblend.engine.model import LoadedModel, load_model
@@ -83,6 +81,7 @@ class EmbeddedEngine:
             self.settings,
             cost=_cost_model(model),
             certified_policy=policy,
+            certified_until=self.standing.until,
             uncertified=self.standing.refusal,
             boundaries=boundaries,
         )
@@ -98,7 +97,7 @@ class EmbeddedEngine:
             step_tokens=self.options.step_tokens,
             prefixes=self._prefixes,
         )
-        self._tiers = _make_tiers(self.options, model.device)
+        self._tiers = _make_tiers(self.options, model)
         self.donors = DonorLibrary(
             pool=self.pool,
             pipeline=self.pipeline,
@@ -133,7 +132,7 @@ class EmbeddedEngine:
                 emission=self._emission,
             ),
             max_waiting=self.options.max_waiting,
-            background=lambda busy: self.shadow.turn(busy=busy),
+            background=self._use_time,
         )
 
     @classmethod
@@ -279,6 +278,12 @@ class EmbeddedEngine:
     def _wake(self) -> None:
         self._worker.wake()
 
+    def _use_time(self, busy: bool) -> bool:
+        """Between two steps: a shadow sample, or memory for donors while nobody waits."""
+        if self.shadow.turn(busy=busy):
+            return True
+        return not busy and self.donors.prepare(longest=self.max_prompt_tokens)
+
     def __enter__(self) -> Self:
         return self
 
@@ -314,11 +319,15 @@ def _standing(model: LoadedModel, settings: Settings) -> Standing:
     return standing
 
 
-def _make_tiers(options: EngineOptions, device: torch.device) -> TierStack:
+def _make_tiers(options: EngineOptions, model: LoadedModel) -> TierStack:
     """Host memory; the device above it and disk below it where they are asked for."""
-    memory = [MemoryTier.on_host(capacity_bytes=options.host_donor_bytes)]
+    host = MemoryTier.on_host(
+        capacity_bytes=options.host_donor_bytes,
+        segment_bytes=SEGMENT_TOKENS * model.kv_shape.token_bytes,
+    )
+    memory = [host]
     if options.device_donor_bytes:
-        above = MemoryTier.on_device(capacity_bytes=options.device_donor_bytes, device=device)
+        above = MemoryTier.on_device(capacity_bytes=options.device_donor_bytes, device=model.device)
         memory.insert(0, above)
     disk = None
     if options.disk_donor_bytes and options.donor_folder is not None:

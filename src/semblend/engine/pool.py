@@ -80,11 +80,21 @@ class PagedPool:
         """Pages that `tokens` positions need."""
         return -(-tokens // self.page_size)
 
+    def read_shape(self, tokens: int) -> tuple[int, ...]:
+        """Shape of K/V of so many positions: [layers, 2, tokens, kv_heads, head_dim]."""
+        return (*self.data.shape[:2], tokens, *self.data.shape[4:])
+
     @fault_point(FaultPoint.ALLOCATION)
-    def read(self, table: PageTable, start: int, end: int) -> torch.Tensor:
-        """A copy of K/V at positions [start, end): [layers, 2, end - start, kv_heads, head_dim]."""
-        shape = (*self.data.shape[:2], end - start, *self.data.shape[4:])
-        out = torch.empty(shape, dtype=self.data.dtype, device=self.data.device)
+    def read(
+        self, table: PageTable, start: int, end: int, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """A copy of K/V at positions [start, end): [layers, 2, end - start, kv_heads, head_dim].
+
+        It is made in `out` where that is given: of this shape and the pool's type and device.
+        """
+        if out is None:
+            shape = self.read_shape(end - start)
+            out = torch.empty(shape, dtype=self.data.dtype, device=self.data.device)
         row = 0
         for slot, length in table.runs(start, end):
             _copy(out[:, :, row : row + length], self.by_slot[:, :, slot : slot + length])

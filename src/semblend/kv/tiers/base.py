@@ -28,6 +28,8 @@ class TierStats:
     """Segments that failed their checksum and were deleted."""
     errors: int
     """Reads or writes that failed; each was treated as a miss."""
+    spare_bytes: int = 0
+    """Memory kept for segments to come, within the capacity too."""
 
 
 @dataclass(slots=True)

@@ -100,8 +100,10 @@ class DiskTier:
             raise
 
     @fault_point(FaultPoint.TIER_READ)
-    def load(self, key: SegmentKey) -> Segment | None:
+    def load(self, key: SegmentKey, *, empty: segment_file.Empty | None = None) -> Segment | None:
         """Read a segment, every byte checked. A corrupt one is deleted, counted and missed.
+
+        It is read into memory of `empty` where that is given.
 
         Raises
         ------
@@ -114,7 +116,7 @@ class DiskTier:
             return None
         path = self.directory / segment_file.file_name(key)
         try:
-            segment = segment_file.read_segment(path, pinned=self._pinned)
+            segment = segment_file.read_segment(path, pinned=self._pinned, empty=empty)
             with contextlib.suppress(OSError):  # So that the order of use outlives the process.
                 os.utime(path, follow_symlinks=False)
         except CorruptSegmentError:

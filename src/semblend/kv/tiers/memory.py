@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,11 +11,15 @@ from semblend.core.errors import CorruptSegmentError
 from semblend.core.faults import FaultPoint, fault_point
 from semblend.kv.segments import Segment, SegmentKey, kv_checksum, require_exact
 from semblend.kv.tiers.base import Lease, TierCounters, TierStats
+from semblend.kv.tiers.blocks import HostBlocks
 from semblend.kv.tiers.leased_lru import Entry, LeasedLru
 
 
 class MemoryTier:
-    """Segments held as tensors on one device within a hard byte cap."""
+    """Segments held as tensors on one device within a hard byte cap.
+
+    Spare memory kept for segments to come is within the cap too.
+    """
 
     def __init__(
         self,
@@ -25,11 +29,14 @@ class MemoryTier:
         device: torch.device | str,
         checked: bool,
         pinned: bool = False,
+        segment_bytes: int = 0,
     ) -> None:
         self.name = name
         self.device = torch.device(device)
         self._checked = checked
         self._pinned = pinned
+        # Pinned memory is used again by torch itself.
+        self._blocks = HostBlocks(segment_bytes) if segment_bytes and not pinned else None
         self._table: LeasedLru[Segment] = LeasedLru(capacity_bytes)
         self._counters = TierCounters()
 
@@ -39,10 +46,22 @@ class MemoryTier:
         return cls("device", capacity_bytes=capacity_bytes, device=device, checked=False)
 
     @classmethod
-    def on_host(cls, *, capacity_bytes: int, pinned: bool | None = None) -> MemoryTier:
-        """Host memory, pinned where there is a GPU to copy to; checksummed on every load."""
-        pinned = torch.cuda.is_available() if pinned is None else pinned
-        return cls("host", capacity_bytes=capacity_bytes, device="cpu", checked=True, pinned=pinned)
+    def on_host(
+        cls, *, capacity_bytes: int, pinned: bool | None = None, segment_bytes: int = 0
+    ) -> MemoryTier:
+        """Host memory, pinned where there is a GPU to copy to; checksummed on every load.
+
+        With `segment_bytes`, the size of the usual segment, :meth:`empty` gives memory that is
+        used again, and :meth:`prepare` touches some ahead.
+        """
+        return cls(
+            "host",
+            capacity_bytes=capacity_bytes,
+            device="cpu",
+            checked=True,
+            pinned=torch.cuda.is_available() if pinned is None else pinned,
+            segment_bytes=segment_bytes,
+        )
 
     @property
     def capacity_bytes(self) -> int:
@@ -53,6 +72,32 @@ class MemoryTier:
     def used_bytes(self) -> int:
         """Bytes held now; never above the cap."""
         return self._table.used_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        """Memory kept for segments to come; with `used_bytes` never above the cap."""
+        return 0 if self._blocks is None else self._blocks.spare_bytes
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Memory of this tier's device for a segment that is about to be put here.
+
+        To be taken inside the `load` of :meth:`put_from`, when there is room for it.
+        """
+        if self._blocks is None:
+            return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+        return self._blocks.empty(shape, dtype)
+
+    def prepare(self, ahead_bytes: int) -> bool:
+        """Touch a slice of memory for segments to come; False if there is enough.
+
+        That is `ahead_bytes`, or half the room that is left. For moments in which nothing
+        else wants the processor.
+        """
+        if self._blocks is None:
+            return False
+        room = max(0, self.capacity_bytes - self.used_bytes)
+        self._blocks.trim(min(ahead_bytes, room))
+        return self._blocks.grow(min(ahead_bytes, room // 2))
 
     def __contains__(self, key: SegmentKey) -> bool:
         return key in self._table
@@ -80,7 +125,7 @@ class MemoryTier:
         CapacityError
             If it does not fit beside what is leased.
         """
-        require_exact(segment)
+        require_exact(segment)  # before anything is evicted for it
         return self.put_from(segment.key, segment.nbytes, lambda: segment, demote=demote, left=left)
 
     @fault_point(FaultPoint.TIER_WRITE)
@@ -106,7 +151,13 @@ class MemoryTier:
             self._counters.add("evictions")
             left(victim)
 
-        return self._table.admit(key, nbytes, lambda: self._adopt(load()), leave=leave, left=gone)
+        def fill() -> Segment:
+            self._keep_spare_within(nbytes)  # `load` may take that much of it
+            segment = self._adopt(load())
+            self._keep_spare_within(0)
+            return segment
+
+        return self._table.admit(key, nbytes, fill, leave=leave, left=gone)
 
     @fault_point(FaultPoint.TIER_READ)
     def acquire(
@@ -166,11 +217,18 @@ class MemoryTier:
             evictions=counters.evictions,
             corrupt=counters.corrupt,
             errors=counters.errors,
+            spare_bytes=self.spare_bytes,
         )
+
+    def _keep_spare_within(self, reserved: int) -> None:
+        """Hold the cap: spare memory takes no more than what is free, and `reserved`."""
+        if self._blocks is not None:
+            self._blocks.trim(max(0, self.capacity_bytes - self.used_bytes) + reserved)
 
     @fault_point(FaultPoint.ALLOCATION)
     def _adopt(self, segment: Segment) -> Segment:
         """The segment as this tier holds it: on its device, owning exactly its own bytes."""
+        require_exact(segment)
         kv = segment.kv.detach()
         if kv.device != self.device or (self._pinned and not kv.is_pinned()):
             held = torch.empty(

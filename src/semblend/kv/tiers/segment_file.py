@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,9 @@ _FIELDS = struct.Struct("<4sHH5IQ16s32sQ")
 _SEAL = struct.Struct("<Q")
 _DTYPE_CODES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
 _DTYPES = {code: dtype for dtype, code in _DTYPE_CODES.items()}
+
+Empty = Callable[[Sequence[int], torch.dtype], torch.Tensor]
+"""Gives an uninitialised tensor on the host, of a shape and a type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,14 +158,20 @@ def read_header(path: Path) -> Header:
         raise StorageError(f"segment file {path.name}: {error.strerror or error}") from error
 
 
-def read_segment(path: Path, *, pinned: bool = False) -> Segment:
-    """Read a segment and check every byte of it; raises like :func:`read_header`."""
+def read_segment(path: Path, *, pinned: bool = False, empty: Empty | None = None) -> Segment:
+    """Read a segment and check every byte of it; raises like :func:`read_header`.
+
+    It is read into memory of `empty` where that is given.
+    """
     try:
         reach(FaultPoint.SLOW_DISK)
         with open(_open_for_reading(path), "rb", buffering=0) as file:
             header = _checked_header(file.fileno(), path)
             reach(FaultPoint.ALLOCATION)
-            kv = torch.empty(header.shape, dtype=header.dtype, pin_memory=pinned)
+            if empty is None:
+                kv = torch.empty(header.shape, dtype=header.dtype, pin_memory=pinned)
+            else:
+                kv = empty(header.shape, header.dtype)
             _read_all(file.fileno(), kv_bytes(kv), path)
     except CorruptSegmentError:
         raise

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 
+import torch
+
 from semblend.core.errors import CapacityError, StorageError
 from semblend.kv.segments import Segment, SegmentKey, require_exact
 from semblend.kv.tiers.base import Lease, TierStats
@@ -25,6 +27,8 @@ logger = logging.getLogger("semblend.kv")
 
 _LOAD_WAIT_S = 2.0
 """How long a load of the same segment by another thread is waited for; then it is a miss."""
+
+_HOST = torch.device("cpu")
 
 EvictionListener = Callable[[SegmentKey], None]
 
@@ -66,11 +70,29 @@ class TierStack:
             If the segment is tainted.
         """
         require_exact(segment)
+        return self.put_from(segment.key, segment.nbytes, lambda: segment)
+
+    def put_from(self, key: SegmentKey, nbytes: int, load: Callable[[], Segment]) -> str | None:
+        """Like :meth:`put`, for a segment that is loaded only once there is room for it.
+
+        What `load` raises is logged, and None the answer.
+        """
         left: list[SegmentKey] = []
         try:
-            return self._put_from_level(0, segment, left)
+            return self._put_from_level(0, key, nbytes, load, left)
         finally:
             self._tell(left)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Memory on a device for a segment to be put, out of a tier's spare where there is one."""
+        tier = next((t for t in reversed(self.memory) if t.device == device), None)
+        if tier is None:
+            return torch.empty(tuple(shape), dtype=dtype, device=device)
+        return tier.empty(shape, dtype)
+
+    def prepare(self, ahead_bytes: int) -> bool:
+        """Touch a slice of host memory for segments to come; False if there is enough."""
+        return any(tier.prepare(ahead_bytes) for tier in self.memory)
 
     def acquire(self, key: SegmentKey, *, unchecked: bool = False) -> Lease | None:
         """Lease a segment from the fastest tier it can be brought to, or None.
@@ -129,31 +151,39 @@ class TierStack:
     ) -> None:
         self.close()
 
-    def _put_from_level(self, level: int, segment: Segment, left: list[SegmentKey]) -> str | None:
+    def _put_from_level(
+        self,
+        level: int,
+        key: SegmentKey,
+        nbytes: int,
+        load: Callable[[], Segment],
+        left: list[SegmentKey],
+    ) -> str | None:
         """Hold a segment in the first tier from `level` down that takes it."""
         for index, tier in enumerate(self.memory[level:], start=level):
+            demote = partial(self._demote, index, left)
             try:
-                tier.put(segment, demote=partial(self._demote, index, left), left=left.append)
+                tier.put_from(key, nbytes, load, demote=demote, left=left.append)
             except CapacityError:
                 continue
             except Exception as error:
-                logger.warning("segment %s was not stored: %r", segment.key.name[:16], error)
+                logger.warning("segment %s was not stored: %r", key.name[:16], error)
                 return None
             return tier.name
         if self.disk is None:
             return None
         try:
-            self.disk.put(segment, left=left.append)
+            self.disk.put(load(), left=left.append)
         except CapacityError:
             return None
         except Exception as error:
-            logger.warning("segment %s was not stored: %r", segment.key.name[:16], error)
+            logger.warning("segment %s was not stored: %r", key.name[:16], error)
             return None
         return self.disk.name
 
     def _demote(self, level: int, left: list[SegmentKey], segment: Segment) -> None:
         """Hand a victim of the tier at `level` to the tiers below it; losing it is no error."""
-        self._put_from_level(level + 1, segment, left)
+        self._put_from_level(level + 1, segment.key, segment.nbytes, lambda: segment, left)
 
     def _find(self, key: SegmentKey, left: list[SegmentKey], *, unchecked: bool) -> Lease | None:
         """A lease from the fastest memory tier that holds the key, read from disk if need be."""
@@ -176,7 +206,7 @@ class TierStack:
             return None
 
         def load() -> Segment:
-            segment = disk.load(key)
+            segment = disk.load(key, empty=partial(self.empty, device=_HOST))
             if segment is None:
                 raise StorageError("it was deleted or is corrupt")
             return segment
