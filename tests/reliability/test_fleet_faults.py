@@ -220,4 +220,10 @@ def test_a_clock_that_jumps_forth_leaves_no_certificate_standing(
     answer = driver.run(TARGET)
     assert answer.report.reason is DeclineReason.CERTIFICATE_EXPIRED
     assert same(answer, driver.cold(TARGET))
+    certified.engine.flush_prefix_cache()
+    with planted("clock:1:1") as faults:
+        outlived = certified.run(TARGET)
+    assert faults.fired[FaultPoint.CLOCK] == 1
+    assert outlived.report.reason is DeclineReason.CERTIFICATE_EXPIRED
+    assert same(outlived, driver.cold(TARGET))
     record("embedded", FaultPoint.CLOCK, "discovery_only: certificate_expired")

@@ -119,6 +119,11 @@ class Standing:
         return None if self.certificate is None else self.certificate.policy
 
     @property
+    def until(self) -> datetime | None:
+        """When the certificate stops to hold, for processes that outlive it."""
+        return None if self.certificate is None else datetime.fromisoformat(self.certificate.expires)
+
+    @property
     def refusal(self) -> tuple[DeclineReason, str] | None:
         """Why none holds, as gates say it."""
         return None if self.reason is None else (self.reason, self.detail)

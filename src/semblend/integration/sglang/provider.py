@@ -70,11 +70,13 @@ class SemBlendProvider:
         boundaries: Boundaries | None = None,
     ) -> None:
         """Start with no donors; settings default to the environment's."""
+        standing = Standing() if standing is None else standing
         self.pipeline = SemBlendPipeline(
             settings,
             cost=cost,
-            certified_policy=None if standing is None else standing.policy,
-            uncertified=None if standing is None else standing.refusal,
+            certified_policy=standing.policy,
+            certified_until=standing.until,
+            uncertified=standing.refusal,
             boundaries=boundaries,
         )
         self.pipeline.add_eviction_listener(self._dropped)

@@ -49,6 +49,7 @@ class SemBlendKvProvider:
             settings,
             cost=cost,
             certified_policy=standing.policy,
+            certified_until=standing.until,
             uncertified=standing.refusal,
             boundaries=boundaries,
         )

@@ -62,6 +62,7 @@ class PlannerBridge:
             settings,
             cost=cost,
             certified_policy=standing.policy,
+            certified_until=standing.until,
             uncertified=standing.refusal,
             boundaries=boundaries,
         )
