@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,23 @@ def test_the_charts_values_hold_a_configuration_the_connector_takes():
     config = json.loads(arguments[arguments.index("--kv-transfer-config") + 1])
     options = ConnectorOptions.from_extra_config(config["kv_connector_extra_config"])
     assert options.mode is Mode.DISCOVERY_ONLY
+
+
+def test_the_image_copies_what_there_is_and_installs_what_the_project_needs():
+    text = (ROOT / "deploy" / "docker" / "Dockerfile.vllm").read_text(encoding="utf-8")
+    copied = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ")]
+    assert all((ROOT / path).exists() for paths in copied for path in paths)
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        needed = tomllib.load(file)["project"]["dependencies"]
+    first = text[text.index("RUN ") : text.index("--no-deps .")]
+    assert re.findall(r'"([^"]+)"', first) == needed
+    config = re.search(r"SEMBLEND_CONFIG=/opt/semblend/(\S+)", text)
+    assert config is not None
+    options = json.loads((ROOT / config[1]).read_text(encoding="utf-8"))
+    assert options["kv_connector_extra_config"]["mode"] == "discovery_only"
+    minor = re.search(r"vllm-openai:v(\d+\.\d+)", text)
+    assert minor is not None
+    assert judge(minor[1]).verified
 
 
 def test_the_default_loads_nothing():
