@@ -140,6 +140,10 @@ class SemBlendPipeline:
             self._meaning.learn(donor_id, text, key)
         return True
 
+    def prepare(self) -> bool:
+        """Touch a slice of the index before donors have to; False once all of it is in memory."""
+        return self.settings.enabled and self._store.prepare()
+
     def evict(self, donor_id: str) -> bool:
         """Forget a donor whose K/V is gone. False if it was not held."""
         self._meaning.forget(donor_id)

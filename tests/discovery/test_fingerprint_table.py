@@ -1,5 +1,7 @@
 """The table finds every place it was given until that place is removed."""
 
+import resource
+
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -101,3 +103,20 @@ def test_at_its_nominal_load_nothing_is_dropped():
     index, places = table.find(values)
     assert sorted(places.tolist()) == list(range(200_000))
     assert (index[np.argsort(places)] == np.arange(200_000)).all()
+
+
+def test_a_table_touched_beforehand_is_not_touched_again_and_keeps_what_it_holds():
+    def faults_of(table, hashes):
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        table.add(hashes, np.arange(hashes.size))
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+    hashes = np.array([mixed(number) for number in range(4000)], dtype=np.uint64)
+    table = FingerprintTable(400_000)
+    table.add(hashes[:2000], np.arange(2000))
+    while table.touch():
+        pass
+    assert faults_of(table, hashes[2000:]) < 200
+    rows, places = table.find(hashes[:2000])
+    assert dict(zip(rows.tolist(), places.tolist(), strict=True)) == {n: n for n in range(2000)}
+    assert not table.touch()

@@ -32,13 +32,7 @@ from semblend.discovery.fingerprints import (
 from semblend.discovery.matching import ChunkRuns, find_runs
 from semblend.discovery.pieces import Piece, shared_pieces, unshared_ranges, without
 from semblend.discovery.runs import DonorRun, join_runs
-from semblend.discovery.token_arena import (
-    PAGE_BYTES,
-    PAGE_TOKENS,
-    PageRun,
-    TokenArena,
-    pages_for,
-)
+from semblend.discovery.token_arena import PAGE_BYTES, PAGE_TOKENS, PageRun, TokenArena, pages_for
 
 DONOR_BYTES = 900
 CHUNK_BYTES = 700
@@ -228,6 +222,11 @@ class DonorStore:
             for gone, listener in itertools.product(evicted, self._listeners):
                 listener(gone)
         return donor
+
+    def prepare(self) -> bool:
+        """Touch a slice of the index before donors have to; False once all is in memory."""
+        with self._lock:
+            return self._table.touch()
 
     def evict(self, donor_id: str) -> bool:
         """Forget a donor. False if it was not held."""

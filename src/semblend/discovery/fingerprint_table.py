@@ -7,6 +7,8 @@ emptier; a lookup reads both. Deleting empties the slot: no tombstones.
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 import numpy.typing as npt
 
@@ -19,6 +21,10 @@ MAX_PLACES = 8
 store), so only short boilerplate ever has more; half of its two buckets stays free
 for others."""
 
+TOUCH_BYTES = 1 << 20
+"""Touched at once by :meth:`FingerprintTable.touch`, of each of its arrays."""
+
+_PAGE = mmap.PAGESIZE
 _SECOND = np.uint64(0xC2B2AE3D27D4EB4F)
 _HALF = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -42,6 +48,7 @@ class FingerprintTable:
         self._tags: npt.NDArray[np.uint32] = np.zeros(shape, dtype=np.uint32)
         # Places are stored plus one: zero is an empty slot.
         self._places: npt.NDArray[np.uint32] = np.zeros(shape, dtype=np.uint32)
+        self._touched = 0
         self.stored = 0
         self.dropped = 0
 
@@ -49,6 +56,19 @@ class FingerprintTable:
     def nbytes(self) -> int:
         """Bytes of the table when every page of it has been touched."""
         return self._tags.nbytes + self._places.nbytes
+
+    def touch(self) -> bool:
+        """Have the next slice of the table in memory before it is needed; False at its end.
+
+        Fingerprints fall anywhere: the first long donor alone would touch nearly all of it,
+        and pay for it. What is stored stays as it is.
+        """
+        start, self._touched = self._touched, min(self._tags.nbytes, self._touched + TOUCH_BYTES)
+        step = _PAGE // self._tags.itemsize
+        for array in (self._tags.reshape(-1), self._places.reshape(-1)):
+            slots = array[start // array.itemsize : self._touched // array.itemsize : step]
+            slots[...] = slots.copy()
+        return start < self._touched
 
     def find(self, hashes: HashArray) -> tuple[IndexArray, IndexArray]:
         """All places of `hashes`: (index into hashes, place), both of shape [hits]."""

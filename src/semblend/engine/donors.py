@@ -87,8 +87,16 @@ class DonorLibrary:
     """
 
     def __init__(
-        self, *, pool: PagedPool, pipeline: SemBlendPipeline, tiers: TierStack, queued: int
+        self,
+        *,
+        pool: PagedPool,
+        pipeline: SemBlendPipeline,
+        tiers: TierStack,
+        queued: int,
+        stored: Callable[[], None] = lambda: None,
     ) -> None:
+        """Start the thread; `stored` is called on it after each prompt, kept or not."""
+        self._stored = stored
         self._pool = pool
         self._side = SideStream(pool.data.device)
         self._pipeline = pipeline
@@ -158,7 +166,7 @@ class DonorLibrary:
         return self._register(donor_id, tokens, namespace, keys)
 
     def prepare(self, *, longest: int) -> bool:
-        """Touch a slice of memory for prompts to come; False if there is enough.
+        """Touch a slice of memory for prompts to come, the index first; False if there is enough.
 
         Enough is what as many prompts of `longest` tokens take as may wait to be stored. For
         moments in which nothing else wants the processor.
@@ -166,7 +174,7 @@ class DonorLibrary:
         if not self._pipeline.settings.enabled:
             return False
         prompts = self._queue.maxsize * longest * self._pool.shape.token_bytes
-        return self._tiers.prepare(min(AHEAD_BYTES, prompts))
+        return self._pipeline.prepare() or self._tiers.prepare(min(AHEAD_BYTES, prompts))
 
     def wait(self) -> None:
         """Wait until everything offered so far is stored. For tests, demos and benchmarks."""
@@ -264,6 +272,7 @@ class DonorLibrary:
             finally:
                 self.busy_seconds += time.thread_time() - started
                 self._queue.task_done()
+                self._stored()
         self._queue.task_done()
 
     def _store(self, capture: _Capture) -> None:

@@ -34,11 +34,17 @@ from semblend.engine.scheduler import Scheduler
 from semblend.engine.sequence import Sequence
 from semblend.engine.shadow import Shadow
 from semblend.engine.worker import Worker
+from semblend.kv.depth_drift import DepthDrift, read_table
 from semblend.kv.tiers.disk import DiskTier
 from semblend.kv.tiers.memory import MemoryTier
 from semblend.kv.tiers.stack import TierStack
 from semblend.pipeline import SemBlendPipeline
-from semblend.planning.certificates import Standing, certificate_folders, look_up
+from semblend.planning.certificates import (
+    Standing,
+    certificate_folders,
+    find_depth_table,
+    look_up,
+)
 from semblend.planning.cost import CostModel
 
 logger = logging.getLogger("semblend.engine")
@@ -103,6 +109,7 @@ class EmbeddedEngine:
             pipeline=self.pipeline,
             tiers=self._tiers,
             queued=self.options.capture_queue,
+            stored=self._wake,  # idle, it makes up for the memory that was used
         )
         admission = Admission(
             model=model,
@@ -112,6 +119,7 @@ class EmbeddedEngine:
             donors=self.donors,
             boundaries=boundaries,
             shadow=self.shadow,
+            drift=_drift(model, self.standing, self.settings),
         )
         self._emission = Emission(
             pool=self.pool,
@@ -317,6 +325,14 @@ def _standing(model: LoadedModel, settings: Settings) -> Standing:
     elif not settings.allow_uncertified:
         logger.warning("%s: discovery only: %s", model.name, standing.detail)
     return standing
+
+
+def _drift(model: LoadedModel, standing: Standing, settings: Settings) -> DepthDrift | None:
+    """The model's table of depth drift: its certificate's, or for experiments any that is there."""
+    dtype = str(model.kv_shape.dtype).removeprefix("torch.")
+    folders = certificate_folders(settings.certificate_dir)
+    path = standing.depth_table or find_depth_table(model.fingerprint, dtype, folders)
+    return None if path is None else read_table(path).to(model.device)
 
 
 def _make_tiers(options: EngineOptions, model: LoadedModel) -> TierStack:

@@ -23,7 +23,8 @@ class EngineOptions:
     device_donor_bytes: int = 0
     """Byte cap of donor K/V beside the pool, on its device; 0 keeps none there."""
     host_donor_bytes: int = 1 << 30
-    """Byte cap of donor K/V in host memory."""
+    """Byte cap of donor K/V in host memory. On a CPU up to half of it is touched ahead of need,
+    while no request runs."""
     disk_donor_bytes: int = 0
     """Byte cap of donor K/V on disk; 0 keeps none there."""
     donor_folder: Path | None = None

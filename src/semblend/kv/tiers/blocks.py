@@ -7,6 +7,7 @@ that has gone. Spare bytes are counted by pages touched; address space costs not
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import threading
@@ -117,9 +118,14 @@ class HostBlocks:
     def _new(self) -> _Block | None:
         try:
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            return _Block(memory=mmap.mmap(-1, self.block_bytes, flags=flags), touched=0)
+            memory = mmap.mmap(-1, self.block_bytes, flags=flags)
         except OSError:
             return None
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):
+            # A huge page would take two mebibytes for the first byte, uncounted.
+            with contextlib.suppress(OSError):
+                memory.madvise(mmap.MADV_NOHUGEPAGE)
+        return _Block(memory=memory, touched=0)
 
     def _collect(self) -> int:
         """Take up what was returned; the bytes that are spare then."""
