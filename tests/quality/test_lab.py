@@ -19,6 +19,7 @@ from semblend.planning.policies.base import known_policies
 from semblend.quality.bound import Bound
 from semblend.quality.certifying import CANDIDATES, choice_cells
 from semblend.quality.curves import curves
+from semblend.quality.drift import measure_drift
 from semblend.quality.issuing import issue, part_of, read_curves
 from semblend.quality.items import data_fingerprint, to_item
 from semblend.quality.lab import Lab
@@ -38,6 +39,7 @@ SAFE = "budget(edit_dependents(1, 8) + span_head(8) + query_attention(0.1, 16, '
 def lab():
     torch.set_num_threads(1)
     made = Lab(load_model(str(MODEL), device="cpu", dtype="float32"), capacity_tokens=20_000)
+    made.use_drift(measure_drift(made, length=600, long=2, short=0))
     yield made
     assert made.pool.allocator.free == made.pool.allocator.total
     made.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +21,7 @@ from rich.progress import (
 from rich.table import Table
 
 from semblend.core.errors import SemBlendError, SettingsError
-from semblend.planning.certificates import file_name
+from semblend.planning.certificates import depth_table, file_name
 from semblend.planning.policies.base import policy_from_spec
 
 if TYPE_CHECKING:
@@ -39,7 +40,26 @@ class EngineKind(StrEnum):
     EMBEDDED = "embedded"
 
 
+def said(context: typer.Context) -> str:
+    """The command as it was given: every option that is not its default, and the seeds."""
+    words = ["semblend", context.info_name or ""]
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        source = context.get_parameter_source(parameter.name or "")
+        named = parameter.name in ("model", "dtype", "seed", "confirm_seed")
+        if source is not None and source.name == "DEFAULT" and not named:
+            continue
+        option = max(parameter.opts, key=len)
+        if isinstance(value, bool):
+            words.append(option if value else max(parameter.secondary_opts, key=len))
+            continue
+        for one in value if isinstance(value, (list, tuple)) else [value]:
+            words += [option, str(one)]
+    return shlex.join(words)
+
+
 def certify(
+    context: typer.Context,
     model: Annotated[
         str, typer.Option(help="Folder or hub name of the model.")
     ] = "models/semblend-reference-27m",
@@ -117,6 +137,7 @@ def certify(
             data=data,
             processes=processes,
             measured_on=measured_on,
+            command=said(context),
         )
         found = _run(campaign, console, output=output, page=page, measure=measure)
     except SemBlendError as error:
@@ -132,18 +153,23 @@ def _run(
     campaign: Campaign, console: Console, *, output: Path, page: Path | None, measure: bool
 ) -> Issue:
     from semblend.quality import sections
+    from semblend.quality.drift import bring_drift
     from semblend.quality.lab import Lab
     from semblend.quality.report import report
 
     def carry_out(job: Job) -> None:
-        if measure and job.processes > 1:
-            measure_in_shards(job, console)
-        elif measure:
-            lab = Lab(campaign.model)
-            try:
+        if not measure:
+            return
+        lab = Lab(campaign.model)
+        try:
+            with console.status("measuring depth drift"):
+                bring_drift(lab, job)
+            if job.processes > 1:
+                measure_in_shards(job, console)
+            else:
                 measure_cells(lab, job, console)
-            finally:
-                lab.close()
+        finally:
+            lab.close()
 
     found, curves = campaign.run(carry_out)
     name = Path(campaign.path).name
@@ -152,6 +178,8 @@ def _run(
     if found.certificate is not None:
         path = output / file_name(found.certificate)
         path.write_text(found.certificate.to_json(), encoding="utf-8")
+        if policy_from_spec(found.certificate.policy).shifts_depth:
+            depth_table(path).write_bytes(campaign.drift.read_bytes())
         stem = path.stem
         console.print(f"certificate: [bold]{path}[/]")
         console.print(f"policy: {found.certificate.policy}", markup=False)
@@ -167,16 +195,14 @@ def _run(
             "records": len(found.choice.records)
             + (len(found.confirmation.records) if found.confirmation else 0),
             "seeds": f"{campaign.seed} to choose by, {campaign.confirm_seed} to confirm",
-            "measured on": campaign.measured_on or str(campaign.model.device),
+            "measured on": campaign.hardware,
+            "command": campaign.command,
         },
     )
     (output / f"{stem}.html").write_text(html, encoding="utf-8")
     if page is not None:
-        command = (
-            f"semblend certify --model {campaign.path} --seed {campaign.seed} "
-            f"--confirm-seed {campaign.confirm_seed} --page {page}"
-        )
-        page.write_text(sections.page(found, model=name, command=command), encoding="utf-8")
+        text = sections.page(found, model=name, command=campaign.command)
+        page.write_text(text, encoding="utf-8")
     console.print(_table(found))
     console.print(f"report: [bold]{output / stem}.html[/]")
     return found

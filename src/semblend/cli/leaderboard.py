@@ -126,9 +126,17 @@ def _measure(
 ) -> None:
     from semblend.cli.certify import measure_cells, measure_in_shards
     from semblend.engine.model import load_model
+    from semblend.planning.certificates import find_depth_table
+    from semblend.quality.drift import bring_drift
     from semblend.quality.lab import Lab
-    from semblend.quality.shards import Job
+    from semblend.quality.shards import Job, drift_of
 
+    with console.status(f"loading {model}"):
+        loaded = load_model(model, device=device, dtype=dtype)
+    lab = Lab(loaded)
+    number_format = str(loaded.kv_shape.dtype).removeprefix("torch.")
+    shipped = find_depth_table(loaded.fingerprint, number_format)
+    table = shipped or drift_of(folder.parent, number_format)
     job = Job(
         model=model,
         device=device,
@@ -136,15 +144,16 @@ def _measure(
         cells=tuple(cells),
         seed=seed,
         folder=folder,
+        drift=table,
         processes=processes,
     )
-    if processes > 1:
-        measure_in_shards(job, console)
-        return
-    with console.status(f"loading {model}"):
-        lab = Lab(load_model(model, device=device, dtype=dtype))
     try:
-        measure_cells(lab, job, console)
+        with console.status("measuring depth drift"):
+            bring_drift(lab, job)
+        if processes > 1:
+            measure_in_shards(job, console)
+        else:
+            measure_cells(lab, job, console)
     finally:
         lab.close()
 

@@ -26,8 +26,10 @@ from semblend.engine.segmented import plan_runs
 from semblend.engine.sequence import Phase, Sequence
 from semblend.engine.shadow import Shadow
 from semblend.engine.streams import SideStream
+from semblend.kv.depth_drift import DepthDrift
 from semblend.pipeline import SemBlendPipeline
 from semblend.planning.boundaries import Boundaries
+from semblend.planning.depth import drift_for
 from semblend.planning.policies.base import policy_from_spec
 from semblend.planning.recompute import probed
 
@@ -51,9 +53,14 @@ class Admission:
         donors: DonorSource,
         boundaries: Boundaries | None = None,
         shadow: Shadow | None = None,
+        drift: DepthDrift | None = None,
         layerwise: bool | None = None,
     ) -> None:
-        """`layerwise` leaves copying to the first pass; where None, on a GPU only."""
+        """`layerwise` leaves copying to the first pass; where None, on a GPU only.
+
+        `drift`, on the pool's device, is what policies that shift depths go by.
+        """
+        self._drift = drift
         self._boundaries = boundaries
         self._shadow = shadow
         self._model = model
@@ -173,9 +180,11 @@ class Admission:
         if table is None:  # pragma: no cover - try_admit sets it
             return False
         pool, rotary, donors = self._pool, self._model.rotary, self._donors
+        policy = policy_from_spec(plan.policy)
         try:
+            drift = drift_for(policy, self._drift)
             # A dynamic policy looks at the copies before the first pass.
-            if self._layerwise and not policy_from_spec(plan.policy).dynamic:
+            if self._layerwise and not policy.dynamic and drift is None:
                 sequence.loading = start_load(
                     plan,
                     tokens,
@@ -186,7 +195,15 @@ class Admission:
                     stream=self._side.stream,
                 )
             else:
-                load_spans(plan, tokens, table=table, pool=pool, rotary=rotary, donors=donors)
+                load_spans(
+                    plan,
+                    tokens,
+                    table=table,
+                    pool=pool,
+                    rotary=rotary,
+                    donors=donors,
+                    drift=drift,
+                )
         except Exception as error:
             logger.warning(
                 "request %s: donor K/V could not be loaded (%s); computing it",

@@ -17,6 +17,8 @@ from semblend.core.tokens import TokenArray
 from semblend.engine.layerwise import Check, LayerwiseLoad
 from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
+from semblend.kv.depth_drift import DepthDrift
+from semblend.kv.layout import by_slot
 from semblend.kv.rotary import RotaryTable
 from semblend.kv.transfer import SpanCopy, copy_spans
 
@@ -81,11 +83,13 @@ def load_spans(
     pool: PagedPool,
     rotary: RotaryTable,
     donors: DonorSource,
+    drift: DepthDrift | None = None,
 ) -> int:
     """Copy everything a plan copies; returns the number of tokens put in place.
 
     Tokens are compared once more against the donor that is really there: between
-    planning and loading, an id may have come to mean something else.
+    planning and loading, an id may have come to mean something else. With `drift`, on the
+    pool's device, what moved is shifted to its new depth.
     """
     copied = 0
     for donor_id, spans in _by_donor(plan).items():
@@ -93,7 +97,32 @@ def load_spans(
             copies = _span_copies(donor_id, donor, spans, tokens, table)
             copied += copy_spans(pool.data, copies, rotary)
     _check_supplied(plan, copied)
+    if drift is not None:
+        shift_spans(plan, table=table, pool=pool, rotary=rotary, drift=drift)
     return copied
+
+
+@torch.no_grad()
+def shift_spans(
+    plan: Plan, *, table: PageTable, pool: PagedPool, rotary: RotaryTable, drift: DepthDrift
+) -> None:
+    """Shift a plan's copies, which are in place, from their donors' depths to their own."""
+    kv = by_slot(pool.data)
+    for span in plan.copies:
+        move = drift.move(
+            source_start=span.donor_start,
+            target_start=span.target_start,
+            tokens=span.length,
+            rotary=rotary,
+        )
+        if move is None:
+            continue
+        slots = torch.from_numpy(table.slots(span.target_start, span.target_end).astype(np.int64))
+        slots = slots.to(kv.device)
+        for layer in range(kv.shape[0]):
+            keys, values = kv[layer, 0], kv[layer, 1]
+            keys.index_copy_(0, slots, move.keys(layer, keys[slots]))
+            values.index_copy_(0, slots, move.values(layer, values[slots]))
 
 
 @contextmanager
@@ -153,7 +182,9 @@ def _span_copies(
     )
     for span in spans:
         theirs = donor.tokens[span.donor_start : span.donor_end]
-        if not np.array_equal(theirs, tokens[span.target_start : span.target_end]):
+        if len(theirs) != span.length or bool(
+            (theirs != tokens[span.target_start : span.target_end]).any()
+        ):
             raise DonorError(f"donor {donor_id!r} does not hold the planned tokens")
         # A long prompt has hundreds of spans and pieces: only those that meet are looked at.
         for number in range(bisect_right(ends, span.donor_start), len(ends)):

@@ -112,6 +112,8 @@ class Standing:
     certificate: Certificate | None = None
     reason: DeclineReason | None = None
     detail: str = ""
+    depth_table: Path | None = None
+    """The table of depth drift that the certificate was measured with, if its policy shifts."""
 
     @property
     def policy(self) -> str | None:
@@ -152,9 +154,14 @@ def look_up(
             continue
         if certificate.fingerprint != fingerprint:
             continue
-        objection = certificate.objection(dtype=dtype, now=now)
+        objection = certificate.objection(dtype=dtype, now=now) or _table_objection(
+            certificate, depth_table(path)
+        )
         if objection is None:
-            return Standing(certificate=certificate)
+            shifts = policy_from_spec(certificate.policy).shifts_depth
+            return Standing(
+                certificate=certificate, depth_table=depth_table(path) if shifts else None
+            )
         refusal = refusal or objection
     reason, detail = refusal or (
         DeclineReason.NO_CERTIFICATE,
@@ -186,6 +193,24 @@ def file_name(certificate: Certificate) -> str:
     return f"{name}-{certificate.fingerprint}-{certificate.dtype}.json"
 
 
+def depth_table(certificate_path: Path) -> Path:
+    """Where the table of depth drift lies that belongs to a certificate: beside it."""
+    return certificate_path.with_suffix(".depth.safetensors")
+
+
+def find_depth_table(
+    fingerprint: str, dtype: str, folders: Iterable[Path] | None = None
+) -> Path | None:
+    """A model's table of depth drift wherever certificates are looked for, certified or not."""
+    wanted = f"-{fingerprint}-{dtype}.depth.safetensors"
+    for folder in certificate_folders() if folders is None else folders:
+        if folder.is_dir():
+            for path in sorted(folder.glob("*.depth.safetensors")):
+                if path.name.endswith(wanted):
+                    return path
+    return None
+
+
 def release() -> str:
     """SemBlend's own version."""
     try:
@@ -200,6 +225,22 @@ def _files(folders: Iterable[Path]) -> Iterable[Path]:
             yield folder
         elif folder.is_dir():
             yield from sorted(folder.glob("*.json"))
+
+
+def _table_objection(certificate: Certificate, path: Path) -> tuple[DeclineReason, str] | None:
+    """What is wrong with the table a certificate that shifts depths was measured with."""
+    if not policy_from_spec(certificate.policy).shifts_depth:
+        return None
+    try:
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        found = "nothing"
+    if found == certificate.data.get("depth_table"):
+        return None
+    return (
+        DeclineReason.NO_CERTIFICATE,
+        f"the certificate's table of depth drift, {path.name}, is missing or was altered",
+    )
 
 
 def _digest(data: Mapping[str, Any]) -> str:

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from semblend.engine.model import LoadedModel
+from semblend.kv.depth_drift import table_digest
 from semblend.quality.bound import Bound, choose
-from semblend.quality.certifying import CANDIDATES, CURVED, choice_cells, confirmation_cells
+from semblend.quality.certifying import CURVED, DRAWN, choice_cells, confirmation_cells
 from semblend.quality.curves import Curve
 from semblend.quality.figures import cell_of
 from semblend.quality.issuing import Issue, Part, issue, part_of, read_curves
 from semblend.quality.items import data_fingerprint
-from semblend.quality.shards import Job, folder_of, record_files
+from semblend.quality.shards import Job, drift_of, folder_of, record_files
 from semblend.quality.suite import Cell, read_records
 
 Measure = Callable[[Job], None]
@@ -38,6 +41,25 @@ class Campaign:
     data: str | None = None
     processes: int = 1
     measured_on: str = ""
+    command: str = ""
+    """What was typed, for those who want to do it again."""
+
+    @property
+    def number_format(self) -> str:
+        """What the model computes in, "auto" resolved."""
+        return str(self.model.kv_shape.dtype).removeprefix("torch.")
+
+    @property
+    def hardware(self) -> str:
+        """What it is measured on, as told or as torch calls it."""
+        device = self.model.device
+        named = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+        return self.measured_on or named
+
+    @property
+    def drift(self) -> Path:
+        """The table of depth drift that all of it is measured with."""
+        return drift_of(self.folder, self.number_format)
 
     def run(self, measure: Measure) -> tuple[Issue, list[Curve]]:
         """Everything; `measure` carries jobs out, or does nothing where records are there."""
@@ -52,7 +74,7 @@ class Campaign:
         if choose(choice.verdicts) is not None:
             others = confirmation_cells(self.items, **options)
             confirmation = self._part(others, self.confirm_seed, measure, curved=CURVED)
-            folder = folder_of(self.folder, self.confirm_seed)
+            folder = folder_of(self.folder, self.confirm_seed, self.number_format)
             curves = read_curves(sorted(folder.glob("curves*.jsonl")))
         found = issue(
             choice,
@@ -66,15 +88,19 @@ class Campaign:
                 if confirmation is None
                 else self._data(others, self.confirm_seed, confirmation),
                 "real_text": self.data,
+                "command": self.command,
+                "depth_table": table_digest(self.drift.read_bytes())
+                if self.drift.exists()
+                else None,
             },
-            measured_on=self.measured_on or str(self.model.device),
+            measured_on=self.hardware,
         )
         return found, curves
 
     def _part(
         self, cells: Sequence[Cell], seed: int, measure: Measure, *, curved: tuple[str, ...] = ()
     ) -> Part:
-        folder = folder_of(self.folder, seed)
+        folder = folder_of(self.folder, seed, self.number_format)
         measure(
             Job(
                 model=self.path,
@@ -83,8 +109,9 @@ class Campaign:
                 cells=tuple(cells),
                 seed=seed,
                 folder=folder,
+                drift=self.drift,
                 processes=self.processes,
-                curves=tuple((name, ("none", CANDIDATES[0])) for name in curved),
+                curves=tuple((name, DRAWN) for name in curved),
             )
         )
         wanted = {cell.workload: set(cell.specs) for cell in cells}

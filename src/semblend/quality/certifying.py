@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from semblend.planning.policies.base import known_policies
 from semblend.planning.policies.budget import Budget
-from semblend.planning.policies.depth_limit import DepthLimit
+from semblend.planning.policies.depth_shift import DepthShift
 from semblend.quality.figures import READING
 from semblend.quality.suite import KINDS_OF_CONTROLS, KINDS_OF_EDITS, Cell
 from semblend.quality.workloads import LENGTHS
@@ -23,7 +23,10 @@ CURVED = ("instruction", "composed", "edited_exchanged")
 """Workloads whose K/V deviation is drawn."""
 
 BASELINES = ("cold", "none")
-CANDIDATES = (*Budget.grid, *DepthLimit.grid)
+DRAWN = ("none", "depth_shift(none)")
+"""Policies it is drawn under."""
+
+CANDIDATES = (*Budget.grid, *DepthShift.grid[-2:])
 """What a certificate may name, from cheap to cautious. All are measured twice, so that the price
 of caution is known; only the chosen one's confirmation counts."""
 

@@ -11,7 +11,7 @@ import torch
 from semblend.engine.pages import PageIds
 from semblend.planning.policies.base import policy_from_spec
 from semblend.quality.items import Item
-from semblend.quality.lab import Lab, Trial
+from semblend.quality.lab import Lab, Loaded, Trial
 
 DISTANCES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 """Lower edges of the distance buckets, in tokens from the span's first."""
@@ -43,13 +43,11 @@ def curves(lab: Lab, item: Item, specs: list[str]) -> list[Curve]:
     try:
         cold = lab.cold(item, item.answer_ids, take)
         lab.logits([cold])
-        pages = lab.pool.allocator.allocate(len(item.tokens))
-        take.append(pages)
-        loaded = lab.load(item, spans, pages)
+        policies = {spec: policy_from_spec(spec) for spec in specs}
+        loaded = Loaded(lab, item, spans, list(policies.values()), take)
         found: list[Curve] = []
-        for spec in specs:
-            policy = policy_from_spec(spec)
-            trial = lab.trial(item, spans, loaded, policy, item.answer_ids, take)
+        for spec, policy in policies.items():
+            trial = lab.trial(item, spans, loaded.under(policy), policy, item.answer_ids, take)
             lab.logits([trial])
             found.append(_curve(lab, trial, cold, spec))
         return found

@@ -20,13 +20,15 @@ from semblend.core.settings import EmbedderKind, Settings
 from semblend.core.tokens import TokenArray
 from semblend.engine.batch import ComputeRun, build_batch
 from semblend.engine.boundaries import boundaries_of
-from semblend.engine.materialise import DonorKv, DonorPiece, load_spans
+from semblend.engine.materialise import DonorKv, DonorPiece, load_spans, shift_spans
 from semblend.engine.model import LoadedModel
 from semblend.engine.pages import PageIds, PageTable
 from semblend.engine.pool import PagedPool
 from semblend.engine.probes import PoolProbe
 from semblend.engine.segmented import plan_runs
+from semblend.kv.depth_drift import DepthDrift
 from semblend.pipeline import SemBlendPipeline
+from semblend.planning.depth import drift_for
 from semblend.planning.policies.base import RecomputePolicy
 from semblend.planning.recompute import probed, with_policy
 from semblend.quality.items import Item
@@ -62,8 +64,18 @@ SPARE_TOKENS = 16
 class Lab:
     """A model, a pool of slots and a pipeline to measure with. One item's spans at a time."""
 
-    def __init__(self, model: LoadedModel, *, capacity_tokens: int = 65_536) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        capacity_tokens: int = 65_536,
+        drift: DepthDrift | None = None,
+    ) -> None:
+        """`drift` is needed by policies that shift depths."""
         self.model = model
+        self.drift: DepthDrift | None = None
+        if drift is not None:
+            self.use_drift(drift)
         self.boundaries = boundaries_of(model.tokenizer)
         self.pool = PagedPool(
             model.kv_shape,
@@ -81,6 +93,10 @@ class Lab:
             boundaries=self.boundaries,
         )
         self._namespace = Namespace.of(model=model.name)
+
+    def use_drift(self, drift: DepthDrift) -> None:
+        """Shift depths by this table from now on."""
+        self.drift = drift.to(self.model.device)
 
     @contextmanager
     def slots(self, count: int) -> Iterator[PageIds]:
@@ -113,6 +129,18 @@ class Lab:
             rotary=self.model.rotary,
             donors=_Donors(self, item, plan),
         )
+        return table
+
+    def shift(
+        self, item: Item, plan: Plan, loaded: PageTable, pages: PageIds, drift: DepthDrift
+    ) -> PageTable:
+        """The plan's spans once more, in `pages`, shifted to their new depths."""
+        table = PageTable(pages=pages, page_size=1)
+        size = len(item.tokens)
+        source, target = (torch.from_numpy(t.slots(0, size)) for t in (loaded, table))
+        kv, device = self.pool.by_slot, self.pool.data.device
+        kv.index_copy_(2, target.to(device), kv.index_select(2, source.to(device)))
+        shift_spans(plan, table=table, pool=self.pool, rotary=self.model.rotary, drift=drift)
         return table
 
     def trial(
@@ -199,6 +227,32 @@ class Lab:
         take.append(fresh)
         pages[own] = fresh
         return PageTable(pages=pages, page_size=1)
+
+
+class Loaded:
+    """An item's spans in place: as they were copied and, where policies ask, at their new depth."""
+
+    def __init__(
+        self,
+        lab: Lab,
+        item: Item,
+        spans: Plan,
+        policies: Sequence[RecomputePolicy],
+        take: list[PageIds],
+    ) -> None:
+        """Load once; slots are added to `take` for the caller to free."""
+        take.append(lab.pool.allocator.allocate(len(item.tokens)))
+        self._plain = lab.load(item, spans, take[-1])
+        self._shifted = self._plain
+        drifts = [drift_for(policy, lab.drift) for policy in policies]
+        drift = next((one for one in drifts if one is not None), None)
+        if drift is not None:
+            take.append(lab.pool.allocator.allocate(len(item.tokens)))
+            self._shifted = lab.shift(item, spans, self._plain, take[-1], drift)
+
+    def under(self, policy: RecomputePolicy) -> PageTable:
+        """Where a policy's copies are."""
+        return self._shifted if policy.shifts_depth else self._plain
 
 
 class _Donors:

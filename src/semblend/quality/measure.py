@@ -14,7 +14,7 @@ from semblend.core.tokens import TokenArray
 from semblend.engine.pages import PageIds
 from semblend.planning.policies.base import policy_from_spec
 from semblend.quality.items import Item
-from semblend.quality.lab import Lab, Trial
+from semblend.quality.lab import Lab, Loaded, Trial
 from semblend.quality.scores import divergence, rouge_l, token_f1
 
 ANSWER_TOKENS = 12
@@ -79,9 +79,8 @@ def _measure(
     lab: Lab, item: Item, spans: Plan, specs: Sequence[str], take: list[PageIds]
 ) -> list[Record]:
     cold = _cold(lab, item, take)
-    pages = lab.pool.allocator.allocate(len(item.tokens))
-    take.append(pages)
-    loaded = lab.load(item, spans, pages)
+    policies = {spec: policy_from_spec(spec) for spec in specs if spec != "cold"}
+    loaded = Loaded(lab, item, spans, list(policies.values()), take)
     records: list[Record] = []
     todo = list(specs)
     while todo:
@@ -90,11 +89,11 @@ def _measure(
         rows = 0
         while todo and rows < ROWS_A_PASS:
             spec = todo.pop(0)
-            trial = (
-                lab.cold(item, cold.forced, take)
-                if spec == "cold"
-                else lab.trial(item, spans, loaded, policy_from_spec(spec), cold.forced, take)
-            )
+            if spec == "cold":
+                trial = lab.cold(item, cold.forced, take)
+            else:
+                policy = policies[spec]
+                trial = lab.trial(item, spans, loaded.under(policy), policy, cold.forced, take)
             batch.append((spec, trial))
             rows += sum(len(run.tokens) for run in trial.runs())
         for (spec, trial), logits in zip(

@@ -16,6 +16,8 @@ import torch
 
 from semblend.core.errors import StorageError
 from semblend.engine.model import load_model
+from semblend.kv.depth_drift import read_table
+from semblend.planning.policies.base import policy_from_spec
 from semblend.quality.curves import curves
 from semblend.quality.items import to_item
 from semblend.quality.lab import Lab
@@ -37,9 +39,18 @@ class Job:
     cells: tuple[Cell, ...]
     seed: int
     folder: Path
+    drift: Path | None = None
+    """The model's table of depth drift, which policies that shift depths read."""
     processes: int = 1
     curves: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Workloads whose K/V deviation is drawn, with the policies to draw it under."""
+
+    @property
+    def shifts_depth(self) -> bool:
+        """Whether any policy asks for the table."""
+        specs = {spec for cell in self.cells for spec in cell.specs if spec != "cold"}
+        specs.update(spec for _, drawn in self.curves for spec in drawn)
+        return any(policy_from_spec(spec).shifts_depth for spec in specs)
 
     @property
     def records(self) -> int:
@@ -47,9 +58,14 @@ class Job:
         return sum(cell.items * len(cell.specs) for cell in self.cells)
 
 
-def folder_of(root: Path, seed: int) -> Path:
-    """Where a seed's records lie: names of items do not say which seed made them."""
-    return root / f"seed-{seed}"
+def folder_of(root: Path, seed: int, dtype: str) -> Path:
+    """Where a seed's records lie: names of items say neither seed nor number format."""
+    return root / f"seed-{seed}-{dtype}"
+
+
+def drift_of(root: Path, dtype: str) -> Path:
+    """Where the table of depth drift lies that goes with them."""
+    return root / f"depth-{dtype}.safetensors"
 
 
 def record_files(folder: Path) -> list[Path]:
@@ -94,7 +110,8 @@ def _shard(job: Job, shard: int) -> None:
     # float32 must mean the same on every device, or a certificate would not carry over.
     torch.backends.cuda.matmul.allow_tf32 = False
     model = load_model(job.model, device=job.device, dtype=job.dtype)
-    lab = Lab(model, capacity_tokens=SHARD_TOKENS)
+    drift = read_table(job.drift) if job.drift is not None and job.shifts_depth else None
+    lab = Lab(model, capacity_tokens=SHARD_TOKENS, drift=drift)
     try:
         _measure(lab, job, shard=shard, progress=lambda workload, done, total: None)
     finally:

@@ -79,6 +79,12 @@ class RecomputePolicy(ABC):
         """Whether the policy wants a probe."""
         return False
 
+    @property
+    def shifts_depth(self) -> bool:
+        """Whether moved K/V is shifted to its new depth: so it is where a policy inside says so."""
+        inside = (getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
+        return any(isinstance(one, RecomputePolicy) and one.shifts_depth for one in inside)
+
     @abstractmethod
     def runs(self, request: RecomputeRequest) -> list[Hole]:
         """Runs to recompute, in target positions."""

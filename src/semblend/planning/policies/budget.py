@@ -33,7 +33,7 @@ class Budget(RecomputePolicy):
         *(
             "budget(edit_dependents(1, 8) + span_head(8) "
             f"+ query_attention({ratio}, 16, 'displaced'), {ratio})"
-            for ratio in (0.1, 0.15, 0.2)
+            for ratio in (0.1, 0.2)
         ),
     )
 

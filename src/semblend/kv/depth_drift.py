@@ -1,0 +1,145 @@
+"""Depth drift: what K and V say about how deep in a text they were computed.
+
+A model's K and V hold, besides what a token means, how much text stood before it. Copied to
+another depth they go on saying the old one: on the reference model this one difference of
+means, the same for all tokens, is most of what separates a borrowed passage from a cold one
+(docs/quality.md). A table holds the mean at a number of depths; a passage that moved is given
+the difference between its new depth's mean and its old one's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from semblend.core.errors import SerialisationError
+from semblend.kv.rotary_table import RotaryTable, rotate
+
+STEP_TOKENS = 16
+"""Tokens that share one difference: the means change slowly."""
+
+SAME_DEPTH_TOKENS = 256
+"""Passages that moved by no more are left as they are: another instruction is no other depth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DepthDrift:
+    """Means of K and V by depth, for one model."""
+
+    depths: torch.Tensor
+    """fp32 [depths], ascending, in tokens from the start of the prompt; at least two."""
+    means: torch.Tensor
+    """fp32 [layers, 2, depths, kv_heads, head_dim]; K as it would stand at position 0."""
+
+    def __post_init__(self) -> None:
+        depths, means = self.depths, self.means
+        if (
+            depths.ndim != 1
+            or len(depths) < 2
+            or means.ndim != 5
+            or means.shape[1:3] != (2, len(depths))
+            or not bool((depths.diff() > 0).all())
+            or not bool(torch.isfinite(means).all())
+        ):
+            raise SerialisationError(
+                f"depth drift: ascending depths and finite means [layers, 2, depths, kv_heads, "
+                f"head_dim] expected, got {tuple(depths.shape)} and {tuple(means.shape)}"
+            )
+
+    def to(self, device: torch.device | str) -> DepthDrift:
+        """This table on another device."""
+        return DepthDrift(depths=self.depths.to(device), means=self.means.to(device))
+
+    def at(self, depths: torch.Tensor) -> torch.Tensor:
+        """Means at any depths [n], straight lines between the table's: [layers, 2, n, ...]."""
+        wanted = depths.to(self.depths)
+        above = torch.searchsorted(self.depths, wanted).clamp(1, len(self.depths) - 1)
+        low, high = self.depths[above - 1], self.depths[above]
+        share = ((wanted - low) / (high - low)).clamp(0.0, 1.0)[:, None, None]
+        return torch.lerp(self.means[:, :, above - 1], self.means[:, :, above], share)
+
+    def move(
+        self, *, source_start: int, target_start: int, tokens: int, rotary: RotaryTable
+    ) -> DepthMove | None:
+        """What a run of tokens needs that goes from one depth to another; None: nothing."""
+        if not tokens or abs(target_start - source_start) <= SAME_DEPTH_TOKENS:
+            return None
+        device = self.means.device
+        middles = torch.arange(0, tokens, STEP_TOKENS, device=device) + (STEP_TOKENS - 1) / 2
+        away = self.at(target_start + middles) - self.at(source_start + middles)
+        targets = torch.arange(target_start, target_start + tokens, device=device)
+        table = rotary if rotary.cos.device == device else rotary.to(device)
+        cos, sin = table.differences(torch.zeros_like(targets), targets)
+        return DepthMove(away=away, cos=cos[:, None], sin=sin[:, None], rotary=table, tokens=tokens)
+
+    def to_bytes(self) -> bytes:
+        """The table as a safetensors file."""
+        tensors = {"depths": self.depths.cpu().contiguous(), "means": self.means.cpu().contiguous()}
+        return save(tensors)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> DepthDrift:
+        """Read a table back.
+
+        Raises
+        ------
+        SerialisationError
+            If it is not one.
+        """
+        try:
+            tensors = load(data)
+            return cls(depths=tensors["depths"].float(), means=tensors["means"].float())
+        except (KeyError, ValueError, SafetensorError) as error:
+            raise SerialisationError(f"not a table of depth drift: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DepthMove:
+    """One run's differences, ready to be added layer by layer."""
+
+    away: torch.Tensor
+    """fp32 [layers, 2, steps, kv_heads, head_dim]; K as at position 0."""
+    cos: torch.Tensor
+    sin: torch.Tensor
+    """[tokens, 1, rotary_dim / 2]: rows from position 0 to each target position."""
+    rotary: RotaryTable
+    tokens: int
+
+    def keys(self, layer: int, keys: torch.Tensor) -> torch.Tensor:
+        """A layer's K [tokens, kv_heads, head_dim], rotated to its new place, at its new depth."""
+        away = self._spread(layer, 0)
+        width = self.rotary.rotary_dim
+        turned = rotate(away[..., :width], self.cos, self.sin, self.rotary.pairing)
+        moved = torch.cat((turned, away[..., width:]), dim=-1)
+        return (keys.float() + moved).to(keys.dtype)
+
+    def values(self, layer: int, values: torch.Tensor) -> torch.Tensor:
+        """A layer's V [tokens, kv_heads, head_dim] at its new depth."""
+        return (values.float() + self._spread(layer, 1)).to(values.dtype)
+
+    def _spread(self, layer: int, part: int) -> torch.Tensor:
+        return self.away[layer, part].repeat_interleave(STEP_TOKENS, dim=0)[: self.tokens]
+
+
+def table_digest(data: bytes) -> str:
+    """What a certificate names a table by."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_table(path: Path) -> DepthDrift:
+    """A table from a file.
+
+    Raises
+    ------
+    SerialisationError
+        If it cannot be read or is not a table.
+    """
+    try:
+        return DepthDrift.from_bytes(path.read_bytes())
+    except OSError as error:
+        raise SerialisationError(f"{path} cannot be read: {error.strerror or error}") from error

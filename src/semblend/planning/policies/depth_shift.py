@@ -1,0 +1,60 @@
+"""Borrowed K/V told how deep in the prompt it stands now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from semblend.core.plan import Hole
+from semblend.planning.policies.base import (
+    Probe,
+    RecomputePolicy,
+    RecomputeRequest,
+    register_policy,
+)
+from semblend.planning.policies.none import NoRecompute
+
+
+@register_policy("depth_shift")
+@dataclass(frozen=True, slots=True)
+class DepthShift(RecomputePolicy):
+    """`policy`, over K/V of moved passages shifted to their new depth by the model's own means.
+
+    K and V hold how much text stood before them; a passage from the top of its document that
+    stands deep in a prompt outshouts what is there. The shift costs no recompute. It needs the
+    table that `semblend certify` measures and ships with the certificate (docs/quality.md).
+    """
+
+    grid: ClassVar[tuple[str, ...]] = (
+        "depth_shift(none)",
+        "depth_shift(budget(edit_dependents(1, 8) + span_head(8), 0.15))",
+        *(
+            "depth_shift(budget(edit_dependents(1, 8) + span_head(8) "
+            f"+ query_attention({ratio}, 16, 'displaced'), 0.15))"
+            for ratio in (0.05, 0.1)
+        ),
+    )
+
+    policy: RecomputePolicy = field(default_factory=NoRecompute)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.policy, RecomputePolicy):
+            raise TypeError(f"a policy expected, got {self.policy!r}")
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the policy inside is."""
+        return self.policy.dynamic
+
+    @property
+    def shifts_depth(self) -> bool:
+        """Always."""
+        return True
+
+    def runs(self, request: RecomputeRequest) -> list[Hole]:
+        """The policy's."""
+        return self.policy.runs(request)
+
+    def probed_runs(self, request: RecomputeRequest, probe: Probe) -> list[Hole]:
+        """The policy's: its probe sees the shifted K/V."""
+        return self.policy.probed_runs(request, probe)

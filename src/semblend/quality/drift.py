@@ -1,0 +1,134 @@
+"""Measuring a model's depth drift: the mean of its K and V at many depths, over text of ours."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from semblend.core.tokens import TokenArray
+from semblend.engine.batch import ComputeRun, build_batch
+from semblend.engine.pages import PageTable
+from semblend.kv.depth_drift import DepthDrift, read_table
+from semblend.quality.items import to_item
+from semblend.quality.lab import Lab
+from semblend.quality.shards import Job
+from semblend.quality.workloads import LENGTHS, WORKLOADS
+
+LONG_TEXTS = 8
+SHORT_TEXTS = 32
+SHORT_TOKENS = 640
+"""Near the start means change fast and each depth has few tokens: more texts are read there."""
+
+FIRST_SEED = 900_000
+"""Of texts that no measurement of answers uses."""
+
+FITS = 12
+"""Turns after which the two effects no longer change."""
+
+WIDTH_TOKENS = 16
+GROWTH = 1.3
+"""Depths are gathered in runs of 16 tokens at first, each later one 1.3 times as deep."""
+
+
+def edges_up_to(tokens: int) -> list[int]:
+    """Where the runs of depths begin and end."""
+    edges = [0]
+    while edges[-1] < tokens:
+        edges.append(max(edges[-1] + WIDTH_TOKENS, int(edges[-1] * GROWTH)))
+    return edges
+
+
+@torch.no_grad()
+def measure_drift(
+    lab: Lab, *, length: int = LENGTHS[-1], long: int = LONG_TEXTS, short: int = SHORT_TEXTS
+) -> DepthDrift:
+    """Read some texts cold; what K, as at position 0, and V owe to depth and not to the token.
+
+    `long` texts are about as long as `length` tokens: deeper than that nothing is known.
+    """
+    edges = torch.tensor(edges_up_to(length))
+    if length <= SHORT_TOKENS:
+        short = 0
+    texts = [
+        _text(lab, number, length if number < long else SHORT_TOKENS, length)
+        for number in range(long + short)
+    ]
+    ids = torch.from_numpy(np.unique(np.concatenate(texts)))
+    device = lab.model.device
+    by_depth, by_token = (_Sums(size, lab) for size in (len(edges) - 1, len(ids)))
+    met = torch.zeros((len(edges) - 1, len(ids)), device=device)
+    for tokens in texts:
+        rows = _rows(lab, tokens)
+        depth = torch.bucketize(torch.arange(len(tokens)), edges[1:], right=True).to(device)
+        token = torch.searchsorted(ids, torch.from_numpy(tokens)).to(device)
+        by_depth.add(depth, rows)
+        by_token.add(token, rows)
+        met.index_put_((depth, token), torch.ones(len(tokens), device=device), accumulate=True)
+    seen = met.sum(1) > 0
+    effect = _depth_effect(by_depth.sums[seen], by_token.sums, met[seen])
+    shape = lab.model.kv_shape
+    means = effect.view(-1, shape.layers, 2, shape.kv_heads, shape.head_dim)
+    return DepthDrift(
+        depths=((edges[:-1] + edges[1:] - 1).float() / 2)[seen.cpu()],
+        means=means.permute(1, 2, 0, 3, 4).cpu().contiguous(),
+    )
+
+
+def _text(lab: Lab, number: int, tokens: int, length: int) -> TokenArray:
+    case = WORKLOADS["composed"](FIRST_SEED + number, 0, length)
+    return to_item(case, lab.model.tokenizer).tokens[: min(tokens, length)]
+
+
+def _rows(lab: Lab, tokens: TokenArray) -> torch.Tensor:
+    """K, as at position 0, and V of a cold prefill, one row a token."""
+    with lab.slots(len(tokens)) as pages:
+        table = PageTable(pages=pages, page_size=1)
+        run = ComputeRun(tokens=tokens, start=0, table=table)
+        lab.model.forward(build_batch(lab.pool, [run]))
+        kv = lab.pool.read(table, 0, len(tokens)).float()
+    positions = torch.arange(len(tokens), device=kv.device)
+    kv[:, 0] = lab.model.rotary.rerotate(kv[:, 0], positions, torch.zeros_like(positions))
+    return kv.permute(2, 0, 1, 3, 4).flatten(1)
+
+
+class _Sums:
+    """Rows added up by group."""
+
+    def __init__(self, groups: int, lab: Lab) -> None:
+        shape = lab.model.kv_shape
+        width = shape.layers * 2 * shape.kv_heads * shape.head_dim
+        self.sums = torch.zeros((groups, width), device=lab.model.device)
+
+    def add(self, group: torch.Tensor, rows: torch.Tensor) -> None:
+        self.sums.index_add_(0, group, rows)
+
+
+def _depth_effect(
+    by_depth: torch.Tensor, by_token: torch.Tensor, met: torch.Tensor
+) -> torch.Tensor:
+    """Rows as the sum of what the token brings and what its depth adds, by turns, to rest.
+
+    A plain mean by depth would hold which words happen to stand there: more than depth itself
+    near the start, and in layer 0, which knows nothing of depth, nothing else.
+    """
+    depths, tokens = met.sum(1, keepdim=True), met.sum(0)[:, None]
+    effect = torch.zeros_like(by_depth)
+    for _ in range(FITS):
+        token = (by_token - met.T @ effect) / tokens
+        effect = (by_depth - met @ token) / depths
+        effect -= effect[-1:].clone()
+    return effect
+
+
+def bring_drift(lab: Lab, job: Job) -> None:
+    """Give a lab the job's table if a policy asks for one, measured now if there is none.
+
+    It is written before other processes start: all of them must use the same.
+    """
+    if job.drift is None or not job.shifts_depth:
+        return
+    if not job.drift.exists():
+        job.drift.parent.mkdir(parents=True, exist_ok=True)
+        length = max(length for cell in job.cells for length in cell.lengths)
+        job.drift.write_bytes(measure_drift(lab, length=length).to_bytes())
+    lab.use_drift(read_table(job.drift))
