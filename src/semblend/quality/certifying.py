@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from semblend.planning.policies.base import known_policies
-from semblend.planning.policies.budget import Budget
 from semblend.planning.policies.depth_shift import DepthShift
 from semblend.quality.figures import READING
 from semblend.quality.suite import KINDS_OF_CONTROLS, KINDS_OF_EDITS, Cell
@@ -26,9 +25,9 @@ BASELINES = ("cold", "none")
 DRAWN = ("none", "depth_shift(none)")
 """Policies it is drawn under."""
 
-CANDIDATES = (*Budget.grid, *DepthShift.grid[-2:])
-"""What a certificate may name, from cheap to cautious. All are measured twice, so that the price
-of caution is known; only the chosen one's confirmation counts."""
+CANDIDATES = DepthShift.grid[-2:]
+"""What a certificate may name: policies that end edits, correct depths and look at what the
+question looks at. The others are measured beside them where it tells."""
 
 
 def grid() -> tuple[str, ...]:
