@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.fleet.charts import renderer
 from tests.fleet.support import need, until
 
 
@@ -71,6 +73,12 @@ def module_nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nat
     server = NatsServer(tmp_path_factory.mktemp("jetstream"))
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def render(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], Any]:
+    """The chart's documents for some values."""
+    return renderer(tmp_path_factory.mktemp("chart"))
 
 
 def _importable(name: str) -> bool:

@@ -1,10 +1,7 @@
 """What is deployed says what the code means: settings, flags, metrics and paths exist."""
 
 import json
-import os
 import re
-import shutil
-import subprocess
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,11 +10,11 @@ import pytest
 import yaml
 
 from semblend.core.settings import Settings, variable
+from tests.fleet.charts import CHART
 from tests.fleet.support import need
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-CHART = DEPLOY / "helm" / "semblend"
 DASHBOARD = DEPLOY / "grafana" / "semblend-fleet.json"
 
 
@@ -106,38 +103,8 @@ def test_values_and_their_schema_name_the_same_things():
     assert used == defined, "every value is used, and every one used is defined"
 
 
-RENDERER = Path(__file__).parent / "chart_renderer" / "main.go"
-GO_LIBRARIES = Path("/usr/share/gocode")
 SECRET = {"secret": {"namespaceSecret": "0123456789abcdef"}}
 EVERYTHING = {**SECRET, "serviceMonitor": {"enabled": True}, "dashboard": {"enabled": True}}
-
-
-@pytest.fixture(scope="module")
-def render(tmp_path_factory):
-    """The chart's documents for some values: by helm, or by Go's templates in its place."""
-    folder = tmp_path_factory.mktemp("chart")
-    helm, go = shutil.which("helm"), shutil.which("go")
-    if helm is None:
-        if go is None or not (GO_LIBRARIES / "src/github.com/Masterminds/sprig").exists():
-            need(False, "helm, or go with sprig and yaml")
-        env = {**os.environ, "GO111MODULE": "off", "GOPATH": str(GO_LIBRARIES), "GOFLAGS": ""}
-        env.setdefault("GOCACHE", str(folder / "cache"))
-        subprocess.run([go, "build", "-o", folder / "render", RENDERER], env=env, check=True)
-
-    def documents(values):
-        given = folder / "values.json"
-        given.write_text(json.dumps(values), encoding="utf-8")
-        command = (
-            [folder / "render", CHART, given]
-            if helm is None
-            else [helm, "template", "fleet", CHART, "--values", given]
-        )
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise ValueError(done.stderr)
-        return [part for part in yaml.safe_load_all(done.stdout) if part]
-
-    return documents
 
 
 def test_the_chart_renders_what_it_promises(render):

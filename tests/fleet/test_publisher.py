@@ -4,9 +4,10 @@ import threading
 from collections.abc import Sequence
 
 from semblend.fleet.announcer import DonorAnnouncer
+from semblend.fleet.blocks import open_blocks
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.index import SketchIndex
-from semblend.fleet.events.model import DonorEvicted, Event, GenerationReset
+from semblend.fleet.events.model import DonorEvicted, DonorRegistered, Event, GenerationReset
 from semblend.fleet.keys import donor_key
 from semblend.fleet.publish.bus import InProcessBus
 from semblend.fleet.publish.publisher import Publisher, PublisherOptions
@@ -53,6 +54,61 @@ def test_directories_early_and_late_know_what_workers_hold():
     until(lambda: late.donor_keys() == truth(("w", shelf)), "the late directory")
     announcer.close()
     assert held.donor_keys() == {("w", 0): frozenset()}
+
+
+def test_a_donor_that_cannot_be_described_costs_nobody_elses_news():
+    bus, shelf, held = InProcessBus(), Shelf(), directory()
+    bus.attach(held)
+    announcer = announce(bus, "w", shelf)
+    shelf.keep("a", prompt(1, 600))
+    assert announcer.publisher.wait()
+    held_back = threading.Event()
+    announcer.publisher.say(lambda: held_back.wait() and None)
+    shelf.lose("a")
+    shelf.keep("b", prompt(3, 600))
+    announcer.publisher.say(lambda: 1 // 0)
+    held_back.set()
+    assert announcer.publisher.wait()
+    b = donor_key("w", 0, "b")
+    until(lambda: b in held.donor_keys()["w", 0], "the donor after it")
+    assert donor_key("w", 0, "a") not in held.donor_keys()["w", 0], "an eviction was lost"
+    announcer.close()
+
+
+def test_blocks_are_announced_for_who_has_the_secret_and_missing_names_are_no_harm():
+    named = {"a": [1, -2], "gone": []}
+    bus, shelf, said = InProcessBus(), Shelf(), {}
+
+    class Log:
+        """Hears every event."""
+
+        def apply(self, events):
+            for each in events:
+                if isinstance(each.data, DonorRegistered):
+                    said[each.data.donor_id] = each.data.blocks
+
+        def on_doubt(self, listener):
+            pass
+
+        def hear(self, beat):
+            pass
+
+    bus.attach(Log())
+    announcer = DonorAnnouncer(
+        shelf,
+        bus.sink("w"),
+        worker_id="w",
+        secret=SECRET,
+        blocks=named.__getitem__,
+        options=FAST,
+    )
+    for number, donor_id in enumerate(("a", "gone", "unnamed")):
+        shelf.keep(donor_id, prompt(number, 600))
+    assert announcer.publisher.wait()
+    assert open_blocks(said["a"], SECRET) == (1, 2**64 - 2)
+    assert "gone" not in said, "the engine had let go of it"
+    assert said["unnamed"] is None, "its names could not be told; it is announced all the same"
+    announcer.close()
 
 
 def test_a_worker_tells_its_public_namespace_and_nothing_about_tenants():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -25,6 +26,8 @@ from semblend.fleet.keys import FleetKeys, tenant_key
 from semblend.fleet.publish.publisher import Publisher, PublisherOptions, Sayable
 from semblend.fleet.publish.sink import EventSink
 from semblend.fleet.sketch import DEFAULT_SAMPLING, MARK_TOKENS, check_sampling, sketch
+
+logger = logging.getLogger("semblend.fleet")
 
 HeldDonor: TypeAlias = tuple[str, TokenArray, Namespace | bytes]
 """(donor id, tokens, namespace); a namespace may be given by its secret key alone."""
@@ -159,9 +162,16 @@ class DonorAnnouncer:
                 keys = FleetKeys.of_root(namespace)
         except SemBlendError:
             return None  # An incomplete namespace matches nothing.
-        names = () if self._blocks is None else self._blocks(donor_id)
-        if self._blocks is not None and not names:
-            return None  # The engine has let go of it; that is said next.
+        names: Sequence[int] = ()
+        if self._blocks is not None:
+            try:
+                names = self._blocks(donor_id)
+            except Exception as error:
+                # Told without them it is believed until we take it back ourselves.
+                logger.warning("blocks of %s cannot be named: %s", donor_id, error)
+            else:
+                if not names:
+                    return None  # The engine has let go of it; that is said next.
         drawn = sketch(tokens, keys, sampling=self._sampling)
         ends = np.arange(1, drawn.marks.size + 1) * MARK_TOKENS
         return DonorRegistered(

@@ -239,7 +239,7 @@ class Publisher:
             self._sending = bool(batch)
             if not batch:
                 self._idle.notify_all()
-        said = (data() if callable(data) else data for data in batch)
+        said = map(_made, batch)
         numbered = [self._numbered(data) for data in said if data is not None]
         # A batch of nothing to say is not the end of what waits.
         return numbered or (self._number_next() if batch else [])
@@ -265,6 +265,21 @@ class Publisher:
         ):
             # The log has grown to several times what it says: say it anew and drop the past.
             self._start_anew = True
+
+
+def _made(data: Sayable) -> EventData | None:
+    """What is to be said; None where it could not be made.
+
+    Only what a worker holds is made late. One donor less is known then; an exception here would
+    take the evictions of its batch along, which must not be lost.
+    """
+    if not callable(data):
+        return data
+    try:
+        return data()
+    except Exception as error:
+        logger.warning("a donor could not be announced: %s", error)
+        return None
 
 
 def _now_us() -> int:
