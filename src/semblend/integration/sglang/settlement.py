@@ -5,6 +5,7 @@ from __future__ import annotations
 from semblend.core.errors import PlanError
 from semblend.core.ledger import Ledger
 from semblend.core.outcomes import DeclineReason, Outcome
+from semblend.integration.accounts import settle_unreused
 from semblend.integration.sglang.log_lines import BackendLog
 from semblend.integration.sglang.request_state import Progress, RequestState
 from semblend.integration.sglang.stats import BackendStats
@@ -68,16 +69,14 @@ class Settlements:
             self._decline(state, DeclineReason.CANCELLED, "ended before its pass")
             return
         state.settled = True
-        try:
-            settled = self._ledger.settle_cold(state.request_id, exact_tokens=state.exact_tokens)
-        except PlanError:  # never planned for
-            counts = {"prompt_tokens": prompt_tokens, "exact_tokens": state.exact_tokens}
-            if state.reason is not None:
-                settled = self._ledger.refused(
-                    state.request_id, state.reason, state.detail, **counts
-                )
-            else:
-                settled = self._ledger.exact(state.request_id, **counts)
+        settled = settle_unreused(
+            self._ledger,
+            state.request_id,
+            prompt_tokens=prompt_tokens,
+            exact_tokens=state.exact_tokens,
+            reason=state.reason,
+            detail=state.detail,
+        )
         self._stats.settled(
             settled.outcome, prompt=prompt_tokens, exact=state.exact_tokens, reason=state.reason
         )

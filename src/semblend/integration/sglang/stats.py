@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from semblend.core.outcomes import DeclineReason, Outcome
+from semblend.integration.accounts import LABELLED_COUNTERS, tokens_by_source
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _PLAIN = {
@@ -65,12 +66,8 @@ class BackendStats:
         self._add("requests", 1, outcome=outcome.value)
         if reason is not None:
             self._add("declines", 1, reason=reason.value)
-        for source, amount in (
-            ("exact", exact),
-            ("reused", reused),
-            ("recomputed", recomputed),
-            ("computed", prompt - exact - reused - recomputed),
-        ):
+        sources = tokens_by_source(prompt=prompt, exact=exact, reused=reused, recomputed=recomputed)
+        for source, amount in sources.items():
             self._add("tokens", amount, source=source)
 
     def _add(self, name: str, amount: int, **labels: str) -> None:
@@ -89,9 +86,7 @@ class BackendStats:
             return Counter(f"sglang:semblend_{name}", text, [*self._labels, *labels])
 
         made: dict[str, Any] = {
-            "tokens": counter("tokens", "Prompt tokens by where their K/V came from.", "source"),
-            "requests": counter("requests", "Requests by outcome.", "outcome"),
-            "declines": counter("declines", "Requests not reused, why.", "reason"),
+            name: counter(name, text, label) for name, (text, label) in LABELLED_COUNTERS.items()
         }
         made |= {name: counter(name, text) for name, text in _PLAIN.items()}
         made |= {

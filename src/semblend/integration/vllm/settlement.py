@@ -5,6 +5,7 @@ from __future__ import annotations
 from semblend.core.errors import PlanError
 from semblend.core.ledger import Ledger
 from semblend.core.outcomes import DeclineReason, Outcome
+from semblend.integration.accounts import settle_unreused
 from semblend.integration.audit import AuditStream
 from semblend.integration.vllm.metadata import LoadFailure
 from semblend.integration.vllm.request_state import Progress, RequestState
@@ -79,16 +80,14 @@ class Settlements:
             # Aborted before the workers answered: planned, never confirmed.
             self._decline(state, DeclineReason.CANCELLED, "ended before its load was confirmed")
             return
-        counts = {"prompt_tokens": len(state.tokens), "exact_tokens": state.exact_tokens}
-        try:
-            settled = self._ledger.settle_cold(state.request_id, exact_tokens=state.exact_tokens)
-        except PlanError:  # never planned for
-            if state.reason is not None:
-                settled = self._ledger.refused(
-                    state.request_id, state.reason, state.detail, **counts
-                )
-            else:
-                settled = self._ledger.exact(state.request_id, **counts)
+        settled = settle_unreused(
+            self._ledger,
+            state.request_id,
+            prompt_tokens=len(state.tokens),
+            exact_tokens=state.exact_tokens,
+            reason=state.reason,
+            detail=state.detail,
+        )
         self._stats.settled(
             settled.outcome, exact=state.exact_tokens, prompt=len(state.tokens), reason=state.reason
         )

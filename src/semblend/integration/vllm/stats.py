@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 
 from semblend.core.outcomes import DeclineReason, Outcome
+from semblend.integration.accounts import LABELLED_COUNTERS, TOKEN_SOURCES, tokens_by_source
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _PLAIN = {
@@ -45,7 +46,6 @@ _VALUES = {
         (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0),
     ),
 }
-_SOURCES = ("exact", "reused", "recomputed", "computed")
 
 
 @dataclass
@@ -85,21 +85,13 @@ class SemBlendStats(KVConnectorStats):
         recomputed: int = 0,
         reason: DeclineReason | None = None,
     ) -> None:
-        """Count one request and its prompt tokens by where their K/V came from.
-
-        Tokens of holes are computed, like everything that no donor and no cache supplied.
-        """
+        """Count one request and its prompt tokens by where their K/V came from."""
         _add(self.data["requests"], outcome.value, 1)
         if reason is not None:
             _add(self.data["declines"], reason.value, 1)
-        tokens = self.data["tokens"]
-        for source, amount in (
-            ("exact", exact),
-            ("reused", reused),
-            ("recomputed", recomputed),
-            ("computed", prompt - exact - reused - recomputed),
-        ):
-            _add(tokens, source, amount)
+        sources = tokens_by_source(prompt=prompt, exact=exact, reused=reused, recomputed=recomputed)
+        for source, amount in sources.items():
+            _add(self.data["tokens"], source, amount)
 
     def aggregate(self, other: KVConnectorStats) -> SemBlendStats:
         """Both together."""
@@ -146,13 +138,10 @@ class SemBlendPromMetrics(KVConnectorPromMetrics):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        self._tokens = self._counter(
-            "vllm:semblend_tokens", "Prompt tokens by where their K/V came from.", "source"
-        )
-        self._requests = self._counter("vllm:semblend_requests", "Requests by outcome.", "outcome")
-        self._declines = self._counter(
-            "vllm:semblend_declines", "Requests not reused, why.", "reason"
-        )
+        self._labelled = {
+            name: self._counter(f"vllm:semblend_{name}", text, label)
+            for name, (text, label) in LABELLED_COUNTERS.items()
+        }
         self._counts = {
             name: self._counter(f"vllm:semblend_{name}", text) for name, text in _PLAIN.items()
         }
@@ -175,8 +164,8 @@ class SemBlendPromMetrics(KVConnectorPromMetrics):
             for name, (text, buckets) in _VALUES.items()
         }
         for engine in per_engine_labelvalues:
-            for source in _SOURCES:  # so that a scrape before the first request has them at 0
-                self._tokens.labels(*per_engine_labelvalues[engine], source)
+            for source in TOKEN_SOURCES:  # a scrape before the first request has them at 0
+                self._labelled["tokens"].labels(*per_engine_labelvalues[engine], source)
             for metric in (
                 *self._counts.values(),
                 *self._seconds.values(),
@@ -192,11 +181,7 @@ class SemBlendPromMetrics(KVConnectorPromMetrics):
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add one interval's statistics."""
         values = self.per_engine_labelvalues[engine_idx]
-        for metric, part in (
-            (self._tokens, "tokens"),
-            (self._requests, "requests"),
-            (self._declines, "declines"),
-        ):
+        for part, metric in self._labelled.items():
             for label, amount in transfer_stats_data.get(part, {}).items():
                 metric.labels(*values, label).inc(amount)
         for name, amount in transfer_stats_data.get("counts", {}).items():
