@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from semblend.core.outcomes import DeclineReason
 from semblend.core.settings import Settings
 from semblend.integration.model_identity import content_fingerprint, weights_folder
+from semblend.integration.probing import UNPROBED
 from semblend.planning.certificates import Standing, certificate_folders, look_up
 
 logger = logging.getLogger("semblend.certificates")
 
 
 def standing_of(
-    name: str, hf_config: Any, *, dtype: str, settings: Settings, revision: str | None = None
+    name: str,
+    hf_config: Any,
+    *,
+    dtype: str,
+    settings: Settings,
+    revision: str | None = None,
+    can_run: Callable[[str], bool] | None = None,
 ) -> Standing:
-    """The certificate of these very weights that holds, or why none does. Never raises."""
+    """The certificate of these very weights that holds, or why none does. Never raises.
+
+    A certificate holds for its policy: where the engine cannot run that (`can_run`), for none.
+    """
     try:
         fingerprint = content_fingerprint(weights_folder(name, revision), hf_config)
         if fingerprint is None:
             detail = f"no safetensors files of {name} were found to look up"
             return Standing(reason=DeclineReason.NO_CERTIFICATE, detail=detail)
-        return look_up(
-            fingerprint, dtype=dtype, folders=certificate_folders(settings.certificate_dir)
-        )
+        folders = certificate_folders(settings.certificate_dir)
+        standing = look_up(fingerprint, dtype=dtype, folders=folders)
+        if standing.policy is None or can_run is None or can_run(standing.policy):
+            return standing
+        detail = f"the certified policy {standing.policy} {UNPROBED}"
+        return Standing(reason=DeclineReason.NO_CERTIFICATE, detail=detail)
     except Exception as error:
         logger.warning("could not look for certificates of %s", name, exc_info=True)
         return Standing(reason=DeclineReason.NO_CERTIFICATE, detail=f"not looked up: {error}")

@@ -57,6 +57,11 @@ def is_dynamic(spec: str) -> bool:
     return policy_from_spec(spec).dynamic
 
 
+def is_static(spec: str) -> bool:
+    """Whether a policy runs where no probe is made at all."""
+    return not is_dynamic(spec)
+
+
 @lru_cache(maxsize=256)
 def can_probe(spec: str) -> bool:
     """Whether all a policy asks of a probe is the tail's attention; found out by asking it."""

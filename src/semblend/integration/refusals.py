@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from semblend.core.errors import UnsupportedModelError
+from semblend.core.errors import UnsupportedModelError, UnsupportedRotaryError
+from semblend.integration.probing import UNPROBED
+
+Features: TypeAlias = tuple[tuple[str, Callable[[Any], Any]], ...]
+"""Names of an engine's features, and how to see in its configuration that one is in use."""
 
 VERIFIED_ARCHITECTURES = (
     "LlamaForCausalLM",
@@ -51,3 +55,37 @@ def architecture_refusals(hf_config: Any, *, unverified: bool) -> list[Refusal]:
             remedy="never seen to work; unverified_architectures=true tries it",
         )
     ]
+
+
+def refused_features(features: Features, config: Any) -> list[Refusal]:
+    """One for every feature that is in use, in the order of the list."""
+    used = dict.fromkeys(name for name, in_use in features if in_use(config))
+    return [Refusal(feature=name) for name in used]
+
+
+def stated(name: str) -> Callable[[Any], Any]:
+    """What an engine was told by this name; nothing where this version has no such argument."""
+    return lambda arguments: getattr(arguments, name, None)
+
+
+def more_than_one(name: str) -> Callable[[Any], bool]:
+    """Whether a number of ranks, beams or the like is more than one."""
+    return lambda arguments: int(getattr(arguments, name, 1) or 1) > 1
+
+
+def policy_refusals(spec: str, can_run: Callable[[str], bool]) -> list[Refusal]:
+    """Nothing for a recompute policy that gets the probe it asks for."""
+    if can_run(spec):
+        return []
+    return [Refusal(feature=f"recompute policy {spec}", remedy=f"it {UNPROBED}")]
+
+
+def rotary_refusals(text_config: Any) -> list[Refusal]:
+    """Nothing for rotary positions that K can follow."""
+    from semblend.kv.rotary_spec import RotarySpec
+
+    try:
+        RotarySpec.from_config(text_config)
+    except UnsupportedRotaryError as error:
+        return [Refusal(feature=f"rotary positions: {error}")]
+    return []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from semblend.core.settings import Settings
+from semblend.integration.certificates import standing_of
 from semblend.integration.model_cost import cost_model
+from semblend.integration.probing import can_probe
 from semblend.integration.refusals import Refusal, UnsupportedEngineError
 from semblend.integration.sentence_ends import boundaries_of
 from semblend.integration.sglang import namespaces
-from semblend.integration.sglang.certificates import standing_of
 from semblend.integration.sglang.forward_hook import attach, is_installed
 from semblend.integration.sglang.kv_pool import KvPool
 from semblend.integration.sglang.loading import SpanLoader
@@ -32,6 +34,8 @@ from semblend.integration.sglang.support import (
     resolved,
 )
 from semblend.integration.sglang.tail_probe import PolicyProbe
+from semblend.kv.depth_drift import read_table
+from semblend.planning.certificates import Standing
 
 _UNCHUNKED_PASS = 8192
 """Tokens of a pass where the engine does not cut its prefills."""
@@ -70,9 +74,8 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
     runner = context.tp_worker.model_runner
     settings = options.settings()
     namespace = namespaces.engine_namespace(context, options, settings)
-    segmented = options.mode is Mode.SEGMENTED
-    standing = standing_of(runner, settings) if segmented else None
-    certified = standing is not None and standing.policy is not None
+    standing = _standing(runner.model_config, options, settings)
+    certified = standing.certificate is not None
     provider = SemBlendProvider(
         namespace,
         settings,
@@ -83,11 +86,13 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
     )
     budget = _pass_tokens(context.server_args)
     loads = options.mode.loads and not settings.discovery_only
-    loads = loads and (certified or not segmented)
+    loads = loads and (certified or options.mode is not Mode.SEGMENTED)
     loader, passes = None, None
     if loads:
         pool = KvPool(runner, table_from_model(runner.model))
-        loader = SpanLoader(cache, pool, provider)
+        table = standing.depth_table
+        drift = None if table is None else read_table(table)
+        loader = SpanLoader(cache, pool, provider, drift)
         limits = PassLimits(
             sequences=int(runner.max_running_requests),
             tokens=budget,
@@ -110,6 +115,27 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
         hole_budget=options.max_hole_tokens_per_step or budget,
         certified=certified,
     )
+
+
+def _standing(model_config: Any, options: BackendOptions, settings: Settings) -> Standing:
+    """What certificates say about the model; asked in mode `segmented` only."""
+    if options.mode is not Mode.SEGMENTED:
+        return Standing()
+    standing = standing_of(
+        str(model_config.model_path),
+        model_config.hf_config,
+        dtype=str(model_config.dtype).removeprefix("torch."),
+        settings=settings,
+        revision=getattr(model_config, "revision", None),
+        can_run=can_probe,
+    )
+    if standing.certificate is None:
+        logger.warning(
+            "SemBlend: %s: mode segmented runs discovery only: %s",
+            model_config.model_path,
+            standing.detail,
+        )
+    return standing
 
 
 def _pass_tokens(server_args: Any) -> int:

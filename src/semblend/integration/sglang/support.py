@@ -7,52 +7,49 @@ prefill; not refusing costs wrong answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from semblend.core.errors import UnsupportedRotaryError
 from semblend.integration.probing import can_probe
-from semblend.integration.refusals import Refusal, architecture_refusals
+from semblend.integration.refusals import (
+    Features,
+    Refusal,
+    architecture_refusals,
+    more_than_one,
+    policy_refusals,
+    refused_features,
+    stated,
+)
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.versions import installed
 
-PROBE_REMEDY = "it asks for a probe that is not made here"
 ATTENTION_BACKENDS = ("torch_native", "triton", "fa3", "flashinfer")
 """Passes of one hole a request are chunks to these; only torch_native was run."""
 
 
-def _arg(name: str, default: Any = None) -> Callable[[Any], Any]:
-    """What the server was told, or the default where this SGLang has no such flag."""
-    return lambda args: getattr(args, name, default)
-
-
-def _more_than_one(name: str) -> Callable[[Any], bool]:
-    return lambda args: int(getattr(args, name, 1) or 1) > 1
-
-
-_FEATURES: tuple[tuple[str, Callable[[Any], Any]], ...] = (
-    ("tensor parallelism", _more_than_one("tp_size")),
-    ("pipeline parallelism", _more_than_one("pp_size")),
-    ("data parallelism", _more_than_one("dp_size")),
-    ("context parallelism", _more_than_one("attn_cp_size")),
-    ("decode context parallelism", _more_than_one("dcp_size")),
-    ("attention data parallelism", _arg("enable_dp_attention")),
-    ("speculative decoding", _arg("speculative_algorithm")),
+_FEATURES: Features = (
+    ("tensor parallelism", more_than_one("tp_size")),
+    ("pipeline parallelism", more_than_one("pp_size")),
+    ("data parallelism", more_than_one("dp_size")),
+    ("context parallelism", more_than_one("attn_cp_size")),
+    ("decode context parallelism", more_than_one("dcp_size")),
+    ("attention data parallelism", stated("enable_dp_attention")),
+    ("speculative decoding", stated("speculative_algorithm")),
     (
         "prefill/decode disaggregation",
         lambda args: getattr(args, "disaggregation_mode", "null") not in (None, "null"),
     ),
-    ("hierarchical cache", _arg("enable_hierarchical_cache")),
-    ("LMCache", _arg("enable_lmcache")),
-    ("FlexKV", _arg("enable_flexkv")),
-    ("an external cache linker", _arg("enable_unified_cache_external_linker")),
-    ("streaming sessions", _arg("enable_streaming_session")),
-    ("session radix cache", _arg("enable_session_radix_cache")),
-    ("mixed chunked prefill", _arg("enable_mixed_chunk")),
-    ("two-batch overlap", _arg("enable_two_batch_overlap")),
-    ("unified memory pools", _arg("enable_unified_memory")),
-    ("LoRA", _arg("enable_lora")),
-    ("diffusion language models", _arg("dllm_algorithm")),
+    ("hierarchical cache", stated("enable_hierarchical_cache")),
+    ("LMCache", stated("enable_lmcache")),
+    ("FlexKV", stated("enable_flexkv")),
+    ("an external cache linker", stated("enable_unified_cache_external_linker")),
+    ("streaming sessions", stated("enable_streaming_session")),
+    ("session radix cache", stated("enable_session_radix_cache")),
+    ("mixed chunked prefill", stated("enable_mixed_chunk")),
+    ("two-batch overlap", stated("enable_two_batch_overlap")),
+    ("unified memory pools", stated("enable_unified_memory")),
+    ("LoRA", stated("enable_lora")),
+    ("diffusion language models", stated("dllm_algorithm")),
 )
 
 
@@ -86,8 +83,7 @@ def engine_refusals(context: Any, options: BackendOptions) -> list[Refusal]:
 
 def feature_refusals(server_args: Any) -> list[Refusal]:
     """Everything the server was told to do that this adapter was not proven with."""
-    arguments = resolved(server_args)
-    return [Refusal(feature=name) for name, used in _FEATURES if used(arguments)]
+    return refused_features(_FEATURES, resolved(server_args))
 
 
 def version_refusals() -> list[Refusal]:
@@ -186,8 +182,7 @@ def _model_refusals(runner: Any, options: BackendOptions) -> list[Refusal]:
 
 
 def _policy_refusals(options: BackendOptions) -> list[Refusal]:
-    """Policies that ask for more than the tail's attention."""
-    spec = options.settings().recompute_policy
-    if options.mode.uncertified and not can_probe(spec):
-        return [Refusal(feature=f"recompute policy {spec}", remedy=PROBE_REMEDY)]
-    return []
+    """Policies that ask for more than the tail's attention; a certificate's is looked at there."""
+    if not options.mode.uncertified:
+        return []
+    return policy_refusals(options.settings().recompute_policy, can_probe)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from semblend.core.namespace import Namespace
-from semblend.core.outcomes import DeclineReason
 from semblend.core.settings import Settings
 from semblend.integration import certificates
 from semblend.integration.model_cost import cost_model
-from semblend.integration.probing import is_dynamic
+from semblend.integration.probing import is_static
 from semblend.integration.sentence_ends import boundaries_of
 from semblend.integration.trtllm import namespaces
 from semblend.integration.trtllm.engine_facts import EngineFacts
@@ -144,12 +143,8 @@ def standing_of(facts: EngineFacts, options: ConnectorOptions, settings: Setting
         dtype=facts.dtype or "unknown",
         settings=settings,
         revision=facts.revision,
+        can_run=is_static,
     )
-    if standing.policy is not None and is_dynamic(standing.policy):
-        standing = Standing(
-            reason=DeclineReason.NO_CERTIFICATE,
-            detail=f"the certified policy {standing.policy} asks for a probe not made here",
-        )
     if standing.policy is None:
         logger.warning("SemBlend: %s: ladders find nothing: %s", facts.model, standing.detail)
     return standing

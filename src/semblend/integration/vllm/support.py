@@ -7,21 +7,22 @@ prefill; not refusing costs wrong answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-from semblend.core.errors import UnsupportedRotaryError
-from semblend.integration.refusals import Refusal, architecture_refusals
+from semblend.integration.refusals import (
+    Features,
+    Refusal,
+    architecture_refusals,
+    refused_features,
+    rotary_refusals,
+)
 from semblend.integration.vllm.modes import Execution
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.versions import judge
 
 WORKER_CLASS = "semblend.integration.vllm.worker.SemBlendWorker"
 CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
-
-
-_Check = Callable[[Any], bool]
-"""Of a VllmConfig: whether the feature is in use."""
 
 
 def _model(config: Any, name: str) -> bool:
@@ -40,7 +41,7 @@ def _sliding(config: Any) -> bool:
     return window and _text(config, "use_sliding_window") is not False
 
 
-_FEATURES: tuple[tuple[str, _Check], ...] = (
+_FEATURES: Features = (
     ("pipeline parallelism", lambda c: c.parallel_config.pipeline_parallel_size > 1),
     ("data parallelism", lambda c: c.parallel_config.data_parallel_size > 1),
     (
@@ -83,11 +84,11 @@ _FEATURES: tuple[tuple[str, _Check], ...] = (
 
 def engine_refusals(config: Any, options: ConnectorOptions) -> list[Refusal]:
     """Everything in a VllmConfig under which donor K/V must not be loaded."""
-    refusals = [Refusal(feature=name) for name, present in _FEATURES if present(config)]
+    refusals = refused_features(_FEATURES, config)
     dtype = str(config.cache_config.cache_dtype)
     if dtype not in CACHE_DTYPES:
         refusals.append(Refusal(feature=f"quantised K/V cache ({dtype})"))
-    refusals += _rotary_refusals(config.model_config.hf_text_config)
+    refusals += rotary_refusals(config.model_config.hf_text_config)
     transfer = config.kv_transfer_config
     if transfer.kv_load_failure_policy != "recompute":
         refusals.append(
@@ -167,16 +168,6 @@ def request_refusal(request: Any) -> str | None:
     if request.sampling_params is not None and request.sampling_params.prompt_logprobs is not None:
         return "prompt_logprobs"
     return None
-
-
-def _rotary_refusals(text_config: Any) -> list[Refusal]:
-    from semblend.kv.rotary_spec import RotarySpec
-
-    try:
-        RotarySpec.from_config(text_config)
-    except UnsupportedRotaryError as error:
-        return [Refusal(feature=f"rotary positions: {error}")]
-    return []
 
 
 def _worker_refusals(worker_cls: Any) -> list[Refusal]:
