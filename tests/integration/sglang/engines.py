@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from semblend.core.tokens import TokenArray
+from tests.integration.models import folder_of
 from tests.integration.sglang import probes
-from tests.integration.sglang.models import folder_of
 from tests.integration.sglang.scheduler_process import serve
 
 SHIMS = Path(__file__).parent / "shims"

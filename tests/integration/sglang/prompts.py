@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from semblend.core.tokens import TokenArray
-from tests.integration.sglang.models import joined, random_tokens
+from tests.integration.models import joined, random_tokens
 
 DOCUMENT = random_tokens(420, seed=1)
 DONOR = joined(random_tokens(50, seed=2), DOCUMENT, random_tokens(20, seed=3))

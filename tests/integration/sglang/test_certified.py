@@ -7,8 +7,8 @@ import json
 from semblend.planning.policies.base import policy_from_spec
 from semblend.quality.measure import states
 from semblend.quality.suite import Cell, items_of
+from tests.integration.models import REFERENCE
 from tests.integration.sglang import probes
-from tests.integration.sglang.models import REFERENCE
 
 
 def test_the_bundled_model_is_served_under_its_shipped_certificate(make_engine, monkeypatch):

@@ -20,8 +20,8 @@ from semblend.integration.sglang.support import (
     request_refusal,
     version_refusals,
 )
+from tests.integration.models import folder_of
 from tests.integration.sglang.engines import environment
-from tests.integration.sglang.models import folder_of
 
 FLAGS = {
     "tensor parallelism": {"tp_size": 2},

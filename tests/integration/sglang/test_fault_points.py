@@ -11,8 +11,8 @@ import pytest
 
 from semblend.core.faults import FaultPoint
 from semblend.core.outcomes import DeclineReason
+from tests.integration.models import joined, random_tokens
 from tests.integration.sglang import fault_probes, probes
-from tests.integration.sglang.models import joined, random_tokens
 from tests.integration.sglang.prompts import DONOR, TARGET
 from tests.reliability.fault_results import record
 

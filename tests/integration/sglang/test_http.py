@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from sembench.engine_events.sglang import SglangParser
+from tests.integration.models import REFERENCE
 from tests.integration.sglang.engines import environment
-from tests.integration.sglang.models import REFERENCE
 
 FACTS = " ".join(
     f"The {place} of {town} is kept by {name}, who opens it at {hour} and closes it at dusk."

@@ -9,9 +9,9 @@ import pytest
 
 from semblend.kv.fingerprint import weights_fingerprint
 from semblend.planning.certificates import Certificate, file_name, release
+from tests.integration.models import folder_of, plain_model
 from tests.integration.sglang import probes
 from tests.integration.sglang.engines import Engine, SchedulerDiedError
-from tests.integration.sglang.models import folder_of, plain_model
 from tests.integration.sglang.prompts import DONOR, TARGET
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.integration.models import joined, random_tokens
 from tests.integration.sglang import probes
-from tests.integration.sglang.models import joined, random_tokens
 from tests.integration.sglang.prompts import DOCUMENT, DONOR, TARGET, mixed_requests
 
 PACKAGE = "semblend.integration.sglang"

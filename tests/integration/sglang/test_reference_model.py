@@ -14,8 +14,8 @@ from semblend.core.settings import EmbedderKind, Settings
 from semblend.core.tokens import TokenArray
 from semblend.engine import EmbeddedEngine, EngineOptions
 from semblend.engine.api import GenerationRequest, SamplingParams
+from tests.integration.models import REFERENCE
 from tests.integration.sglang import probes
-from tests.integration.sglang.models import REFERENCE
 
 POLICY = Settings.model_fields["recompute_policy"].default
 SHIPPED = json.loads(next((REFERENCE.parents[1] / "certificates").glob("*.json")).read_text())

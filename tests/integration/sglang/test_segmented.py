@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.integration.models import joined, plain_model, random_tokens
 from tests.integration.sglang import probes
-from tests.integration.sglang.models import joined, plain_model, random_tokens
 from tests.integration.sglang.prompts import DONOR, TARGET
 from tests.oracles.attention import move_keys, segmented_forward
 

@@ -15,11 +15,11 @@ import pytest
 
 from semblend.integration.trtllm.ladder_client import LadderAnswer, LadderLLM
 from semblend.integration.trtllm.options import VARIABLE
+from tests.integration.models import folder_of, plain_model
 from tests.integration.trtllm.executor import Executor, SimulatedLLM
 from tests.integration.trtllm.generations import NEWER, Generation, salt_number
 from tests.integration.trtllm.managers import SimulatedManager
 from tests.integration.trtllm.ranks import Ranks, stub_modules
-from tests.integration.vllm.models import folder_of, plain_model
 
 BLOCK = 16
 

@@ -15,7 +15,7 @@ from semblend.integration.trtllm.semantic_plan import dispatched
 from semblend.integration.trtllm.worker_side import WorkerSide
 from semblend.kv.rotary_spec import RotarySpec
 from semblend.kv.rotary_table import RotaryTable
-from tests.integration.vllm.models import joined, random_tokens
+from tests.integration.models import joined, random_tokens
 
 BLOCK, DIM, HEADS, LAYERS = 16, 32, 2, 3
 TABLE = RotaryTable.from_spec(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.integration.models import joined, random_tokens
 from tests.integration.trtllm.engines import BLOCK, cold
 from tests.integration.trtllm.generations import GENERATIONS
-from tests.integration.vllm.models import joined, random_tokens
 
 DOCUMENT = random_tokens(300, seed=1)
 

@@ -13,7 +13,7 @@ from semblend.fleet.directory.index import SketchIndex
 from semblend.fleet.keys import donor_key
 from semblend.fleet.publish.bus import InProcessBus
 from tests.fleet.support import need, until
-from tests.integration.vllm.models import random_tokens
+from tests.integration.models import random_tokens
 
 
 @pytest.fixture

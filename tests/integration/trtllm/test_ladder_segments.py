@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from semblend.core.faults import planted
+from tests.integration.models import joined, plain_model, random_tokens
 from tests.integration.trtllm.engines import BLOCK, cold
 from tests.integration.trtllm.generations import GENERATIONS
 from tests.integration.trtllm.oracle import Borrowed, logits_by_hand
-from tests.integration.vllm.models import joined, plain_model, random_tokens
 
 FIRST, SECOND = random_tokens(200, seed=11), random_tokens(180, seed=12)
 
@@ -237,7 +237,7 @@ def reference_prompts():
     from benchmarks.suite.documents import case, document_of
 
     from semblend.quality.documents import DocumentWriter
-    from tests.integration.vllm.models import REFERENCE
+    from tests.integration.models import REFERENCE
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(REFERENCE)
     document = document_of(DocumentWriter(3), 500)
@@ -262,7 +262,7 @@ def write_certificate(folder, policy):
 
     from semblend.integration.model_identity import content_fingerprint
     from semblend.planning.certificates import Certificate, file_name, release
-    from tests.integration.vllm.models import REFERENCE
+    from tests.integration.models import REFERENCE
 
     config = transformers.AutoConfig.from_pretrained(REFERENCE)
     now = datetime.now(UTC)

@@ -35,8 +35,8 @@ from semblend.integration.trtllm.semantic_plan import (
     SemanticKvSegment,
 )
 from semblend.integration.trtllm.support import engine_refusals, request_refusal
+from tests.integration.models import folder_of, joined, random_tokens
 from tests.integration.trtllm.engines import BLOCK, llm_args
-from tests.integration.vllm.models import folder_of, joined, random_tokens
 
 ROOT = Path(__file__).parents[3]
 OPTIONS = ConnectorOptions()

@@ -10,8 +10,8 @@ import torch
 from semblend.integration.trtllm.agreement import Agreement
 from semblend.integration.trtllm.metadata import ConnectorMeta
 from semblend.integration.trtllm.worker_side import WorkerSide
+from tests.integration.models import joined, random_tokens
 from tests.integration.trtllm.engines import BLOCK, cold
-from tests.integration.vllm.models import joined, random_tokens
 
 DOCUMENT = random_tokens(300, seed=1)
 

@@ -8,9 +8,9 @@ from functools import cache
 import numpy as np
 import pytest
 
+from tests.integration.models import joined, random_tokens
 from tests.integration.trtllm.engines import cold
 from tests.integration.trtllm.generations import GENERATIONS
-from tests.integration.vllm.models import joined, random_tokens
 
 PASSAGES = [random_tokens(n, seed=400 + n) for n in (60, 97, 150, 33, 210)]
 

@@ -9,8 +9,8 @@ import torch
 
 from semblend.core.faults import planted
 from semblend.integration.trtllm.worker_side import LoadFailedError, WorkerSide
+from tests.integration.models import joined, random_tokens
 from tests.integration.trtllm.engines import BLOCK, cold
-from tests.integration.vllm.models import joined, random_tokens
 
 DOCUMENT = random_tokens(300, seed=1)
 FIRST = joined(DOCUMENT, random_tokens(20, seed=2))

@@ -13,6 +13,7 @@ import asyncio
 import pytest
 import torch
 
+from tests.integration.models import joined, random_tokens
 from tests.integration.trtllm import contract
 from tests.integration.trtllm.engines import BLOCK, cold, making
 from tests.integration.trtllm.upstream_manager import (
@@ -22,7 +23,6 @@ from tests.integration.trtllm.upstream_manager import (
     source,
     upstream,
 )
-from tests.integration.vllm.models import joined, random_tokens
 
 PATH = source()
 pytestmark = pytest.mark.skipif(

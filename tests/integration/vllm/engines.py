@@ -12,7 +12,7 @@ from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
 
 from semblend.core.tokens import TokenArray
-from tests.integration.vllm.models import folder_of
+from tests.integration.models import folder_of
 from tests.integration.vllm.probe import ProbeConnector
 
 WORKER = "semblend.integration.vllm.worker.SemBlendWorker"

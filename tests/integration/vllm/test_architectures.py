@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from semblend.core.plan import Hole
-from tests.integration.vllm.models import MODELS, joined, random_tokens
+from tests.integration.models import SERVED, joined, random_tokens
 
 DOCUMENT = random_tokens(420, seed=71)
 # Far apart, so that a wrong frequency shows; beyond what YaRN and llama3 were "trained" on.
@@ -22,7 +22,7 @@ def all_holes(plan, tokens):
     return replace(plan, recompute=(Hole(plan.spans[0].target_start, plan.end),))
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "llama"])
+@pytest.mark.parametrize("name", [name for name in SERVED if name != "llama"])
 def test_spans_move_as_the_model_rotates_and_holes_equal_cold(make_engine, name):
     engine = make_engine(name)
     engine.donate(DONOR)

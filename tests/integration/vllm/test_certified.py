@@ -10,7 +10,7 @@ import transformers
 
 from semblend.integration.model_identity import content_fingerprint
 from semblend.planning.certificates import Certificate, file_name, release
-from tests.integration.vllm.models import folder_of, joined, random_tokens
+from tests.integration.models import folder_of, joined, random_tokens
 
 DOCUMENT = random_tokens(420, seed=121)
 DONOR = joined(random_tokens(50, seed=122), DOCUMENT, random_tokens(20, seed=123))
@@ -90,7 +90,7 @@ def test_an_altered_certificate_is_none(engines, tmp_path, monkeypatch):
 def test_the_fingerprint_is_the_embedded_engines(tmp_path):
     """Certificates are measured with the embedded engine and used here."""
     from semblend.engine.model import load_model
-    from tests.integration.vllm.models import REFERENCE
+    from tests.integration.models import REFERENCE
 
     config = transformers.AutoConfig.from_pretrained(REFERENCE)
     loaded = load_model(str(REFERENCE), device="cpu")
@@ -103,7 +103,7 @@ def test_the_bundled_model_is_served_under_its_shipped_certificate(engines, monk
 
     from semblend.quality.measure import states
     from semblend.quality.suite import Cell, items_of
-    from tests.integration.vllm.models import REFERENCE
+    from tests.integration.models import REFERENCE
 
     monkeypatch.delenv("SEMBLEND_CERTIFICATE_DIR", raising=False)
     engines.close()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from semblend.core.plan import Hole
-from tests.integration.vllm.models import joined, random_tokens
+from tests.integration.models import joined, random_tokens
 
 DOCUMENT = random_tokens(420, seed=111)
 DONOR = joined(random_tokens(50, seed=112), DOCUMENT, random_tokens(20, seed=113))

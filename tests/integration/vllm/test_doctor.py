@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from semblend.cli.doctor import doctor
-from tests.integration.vllm.models import REFERENCE
+from tests.integration.models import REFERENCE
 
 
 def ask(*arguments):

@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 
-from tests.integration.vllm.models import REFERENCE, joined, random_tokens
+from tests.integration.models import REFERENCE, joined, random_tokens
 
 MEBIBYTE = 1 << 20
 """Holds 682 tokens of the tiny model: one prompt of these, not two."""

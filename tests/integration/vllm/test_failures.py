@@ -11,7 +11,7 @@ import pytest
 
 from semblend.core.faults import InjectedError, planted
 from semblend.kv.segments import kv_bytes
-from tests.integration.vllm.models import joined, random_tokens
+from tests.integration.models import joined, random_tokens
 
 DOCUMENT = random_tokens(420, seed=51)
 DONOR = joined(random_tokens(50, seed=52), DOCUMENT, random_tokens(20, seed=53))

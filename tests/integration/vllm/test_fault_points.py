@@ -17,7 +17,7 @@ from semblend.core.faults import FaultPoint, planted
 from semblend.core.outcomes import DeclineReason
 from semblend.integration.vllm import capture
 from semblend.integration.vllm.capture import CaptureThread
-from tests.integration.vllm.models import joined, random_tokens
+from tests.integration.models import joined, random_tokens
 from tests.reliability.fault_results import record
 
 DOCUMENT = random_tokens(420, seed=51)

@@ -10,7 +10,7 @@ import torch
 
 from semblend.core.plan import Plan
 from semblend.integration.ladder import RungReply, climb, rungs_of
-from tests.integration.vllm.models import joined, plain_model, random_tokens
+from tests.integration.models import joined, plain_model, random_tokens
 from tests.oracles.attention import move_keys, segmented_forward
 
 DOCUMENT = random_tokens(420, seed=81)

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from semblend.planning.policies.base import known_policies, policy_from_spec
-from tests.integration.vllm.models import joined, random_tokens
+from tests.integration.models import joined, random_tokens
 
 DOCUMENT = random_tokens(420, seed=141)
 DONOR = joined(random_tokens(50, seed=142), DOCUMENT, random_tokens(20, seed=143))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.vllm.models import joined, random_tokens
+from tests.integration.models import joined, random_tokens
 
 BLOCK = 32
 DOCUMENT = random_tokens(420, seed=11)

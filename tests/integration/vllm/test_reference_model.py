@@ -10,7 +10,7 @@ import pytest
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.engine import EmbeddedEngine, EngineOptions
 from semblend.engine.api import GenerationRequest, SamplingParams
-from tests.integration.vllm.models import REFERENCE
+from tests.integration.models import REFERENCE
 
 FACTS = (
     "The lighthouse keeper of Varn is called Mirelle Otho. ",

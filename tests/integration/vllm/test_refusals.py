@@ -21,8 +21,8 @@ from semblend.integration.vllm.support import (
     layer_refusals,
     version_refusals,
 )
+from tests.integration.models import folder_of, joined, random_tokens
 from tests.integration.vllm.engines import WORKER, Engine, transfer_config
-from tests.integration.vllm.models import folder_of, joined, random_tokens
 
 OPTIONS = ConnectorOptions(mode="segmented_experimental")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from semblend.integration.vllm.metadata import ConnectorMeta
-from tests.integration.vllm.models import joined, random_tokens
+from tests.integration.models import joined, random_tokens
 
 DOCUMENT = random_tokens(420, seed=31)
 DONOR = joined(random_tokens(50, seed=32), DOCUMENT, random_tokens(20, seed=33))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from semblend.core.plan import Hole, Plan
-from tests.integration.vllm.models import joined, plain_model, random_tokens
+from tests.integration.models import joined, plain_model, random_tokens
 from tests.integration.vllm.probe import chopped
 from tests.oracles.attention import segmented_forward
 

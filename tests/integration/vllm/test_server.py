@@ -17,8 +17,8 @@ import pytest
 from sembench.engine_events.connector_audit import audited_requests
 from sembench.engine_events.vllm import VllmParser
 from semblend.integration.vllm.ladder_client import LadderClient
+from tests.integration.models import REFERENCE
 from tests.integration.vllm.engines import WORKER
-from tests.integration.vllm.models import REFERENCE
 from tests.integration.vllm.servers import vllm_server
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "vllm"

@@ -12,7 +12,7 @@ from semblend.integration.vllm.shadow_orders import ShadowOrders
 from semblend.integration.vllm.shadow_passes import compared
 from semblend.integration.vllm.stats import SemBlendStats
 from semblend.planning.shadow_watch import COMPARED_TOKENS, ShadowWatch
-from tests.integration.vllm.models import joined, plain_model, random_tokens
+from tests.integration.models import joined, plain_model, random_tokens
 
 DOCUMENT = random_tokens(420, seed=801)
 DONOR = joined(random_tokens(50, seed=802), DOCUMENT, random_tokens(20, seed=803))

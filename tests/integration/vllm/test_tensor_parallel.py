@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from semblend.core.plan import Hole
+from tests.integration.models import joined, random_tokens
 from tests.integration.vllm.engines import transfer_config
-from tests.integration.vllm.models import joined, random_tokens
 
 DOCUMENT = random_tokens(420, seed=101)
 DONOR = joined(random_tokens(50, seed=102), DOCUMENT, random_tokens(20, seed=103))

@@ -1,4 +1,4 @@
-"""Tiny random models as folders vLLM can load, made once a session, and plain twins of them."""
+"""Tiny random models as folders engines can load, made once a session, and plain twins of them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import transformers
 
 from semblend.core.tokens import TokenArray
 
-REFERENCE = Path(__file__).parents[3] / "models" / "semblend-reference-27m"
+REFERENCE = Path(__file__).parents[2] / "models" / "semblend-reference-27m"
 VOCABULARY = 512
-_FOLDER = Path(tempfile.mkdtemp(prefix="semblend-vllm-models-"))
+_FOLDER = Path(tempfile.mkdtemp(prefix="semblend-models-"))
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 128,
@@ -34,6 +34,7 @@ _SHAPE: dict[str, Any] = {
 _THETA = 10_000.0
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
+    "one-layer": ("Llama", {"num_hidden_layers": 1}),
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {}),
     "mistral": ("Mistral", {"sliding_window": None}),
@@ -65,7 +66,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
+    "llama-dynamic": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": _THETA}},
+    ),
 }
+
+SERVED = tuple(name for name in MODELS if name not in ("one-layer", "llama-dynamic"))
+"""One of every architecture and rotary kind that adapters take."""
 
 
 @cache
