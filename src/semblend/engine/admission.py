@@ -29,7 +29,7 @@ from semblend.engine.streams import SideStream
 from semblend.kv.depth_drift import DepthDrift
 from semblend.pipeline import SemBlendPipeline
 from semblend.planning.boundaries import Boundaries
-from semblend.planning.depth import drift_for
+from semblend.planning.depth import declined_without_table, drift_for
 from semblend.planning.policies.base import policy_from_spec
 from semblend.planning.recompute import probed
 
@@ -166,6 +166,7 @@ class Admission:
         finally:
             sequence.lookup_ms = (time.perf_counter() - started) * 1e3
         sequence.in_ledger = True
+        plan = declined_without_table(plan, has_table=self._drift is not None)
         objection = None if self._shadow is None else self._shadow.objection(sequence.share_key)
         if plan.executable and objection is not None:
             plan = plan.declined(DeclineReason.SHADOW_DIVERGED, objection)

@@ -18,6 +18,7 @@ import numpy as np
 from semblend.core.errors import SemBlendError
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan, Span, SpanKind
+from semblend.planning.depth import shifts_depth
 from semblend.planning.policies.base import RecomputeRequest, Scores, policy_from_spec
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ def is_dynamic(spec: str) -> bool:
 
 
 def is_static(spec: str) -> bool:
-    """Whether a policy runs where no probe is made at all."""
-    return not is_dynamic(spec)
+    """Whether a policy runs where spans are copied, and nothing but that is done."""
+    return not is_dynamic(spec) and not shifts_depth(spec)
 
 
 @lru_cache(maxsize=256)

@@ -55,6 +55,25 @@ class DepthDrift:
         """This table on another device."""
         return DepthDrift(depths=self.depths.to(device), means=self.means.to(device))
 
+    def of_rank(self, *, layers: int, kv_heads: int, rank: int, ranks: int) -> DepthDrift:
+        """The part of one of `ranks` workers, which holds `kv_heads` of each layer's heads.
+
+        Raises
+        ------
+        SerialisationError
+            If the table is of a model with other layers or heads.
+        """
+        heads = self.means.shape[3]
+        if self.means.shape[0] != layers or kv_heads != max(1, heads // ranks):
+            raise SerialisationError(
+                f"depth drift: {layers} layers and {kv_heads} heads on each of {ranks} ranks "
+                f"expected, got {self.means.shape[0]} layers and {heads} heads"
+            )
+        # With more ranks than heads, neighbours hold the same one.
+        first = rank * heads // ranks
+        means = self.means[:, :, :, first : first + kv_heads]
+        return DepthDrift(depths=self.depths, means=means.contiguous())
+
     def at(self, depths: torch.Tensor) -> torch.Tensor:
         """Means at any depths [n], straight lines between the table's: [layers, 2, n, ...]."""
         wanted = depths.to(self.depths)

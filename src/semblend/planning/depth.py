@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from pathlib import Path
 from typing import TypeVar
 
 from semblend.core.errors import PlanError
-from semblend.planning.policies.base import RecomputePolicy
+from semblend.core.outcomes import DeclineReason
+from semblend.core.plan import Plan
+from semblend.planning.policies.base import RecomputePolicy, policy_from_spec
 
 TableT = TypeVar("TableT")
 
@@ -26,3 +30,28 @@ def drift_for(policy: RecomputePolicy, table: TableT | None) -> TableT | None:
             f"`semblend certify` makes one beside the certificate"
         )
     return table
+
+
+@lru_cache(maxsize=256)
+def shifts_depth(spec: str) -> bool:
+    """Whether a policy's copies are shifted."""
+    return policy_from_spec(spec).shifts_depth
+
+
+def table_for(spec: str, path: Path | None) -> str:
+    """The file of the table for a worker of another process; empty where none is needed.
+
+    Raises
+    ------
+    PlanError
+        As :func:`drift_for` does.
+    """
+    return str(drift_for(policy_from_spec(spec), path)) if shifts_depth(spec) else ""
+
+
+def declined_without_table(plan: Plan, *, has_table: bool) -> Plan:
+    """The plan, declined by name if its policy shifts depths and there is nothing to go by."""
+    if has_table or not plan.executable or not shifts_depth(plan.policy):
+        return plan
+    detail = f"{plan.policy} shifts depths, and no table of this model's depth drift is here"
+    return plan.declined(DeclineReason.UNSUPPORTED, detail)

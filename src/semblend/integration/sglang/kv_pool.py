@@ -11,6 +11,7 @@ import torch
 
 from semblend.core.faults import FaultPoint, fault_point
 from semblend.integration.key_turns import KeyTurn
+from semblend.kv.depth_drift import DepthDrift
 from semblend.kv.rotary_table import RotaryTable
 
 
@@ -48,6 +49,11 @@ class KvPool:
         self._stream = getattr(runner, "forward_stream", None) if self._keys[0].is_cuda else None
 
     @property
+    def device(self) -> torch.device:
+        """Where K/V is."""
+        return self._device
+
+    @property
     def layers(self) -> int:
         """Layers that hold K/V."""
         return len(self._keys)
@@ -57,15 +63,15 @@ class KvPool:
         return self._keys[layer]
 
     @torch.inference_mode()
-    def copy(self, copies: Sequence[SlotCopy]) -> int:
-        """Copy every run; returns the tokens copied.
+    def copy(self, copies: Sequence[SlotCopy], drift: DepthDrift | None = None) -> int:
+        """Copy every run, shifted to its new depth by `drift`; returns the tokens copied.
 
         Queued behind the forwards that wrote the donors, on the stream they run on:
         nobody can overwrite a donor's slot between now and the copy.
         """
         with self._on_forward_stream(copies):
             for copy in copies:
-                self._copy(copy)
+                self._copy(copy, drift)
         return sum(copy.tokens for copy in copies)
 
     def wait_for_copies(self) -> None:
@@ -74,16 +80,25 @@ class KvPool:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     @fault_point(FaultPoint.COPY, after=True)
-    def _copy(self, copy: SlotCopy) -> None:
+    def _copy(self, copy: SlotCopy, drift: DepthDrift | None) -> None:
         turn = KeyTurn(
             self._table,
             donor_start=copy.donor_start,
             target_start=copy.target_start,
             tokens=copy.tokens,
         )
-        for keys, values in zip(self._keys, self._values, strict=True):
-            keys[copy.target] = turn(keys[copy.source])
-            values[copy.target] = values[copy.source]
+        move = drift and drift.move(
+            source_start=copy.donor_start,
+            target_start=copy.target_start,
+            tokens=copy.tokens,
+            rotary=self._table,
+        )
+        for layer, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
+            moved, told = turn(keys[copy.source]), values[copy.source]
+            if move:
+                moved, told = move.keys(layer, moved), move.values(layer, told)
+            keys[copy.target] = moved
+            values[copy.target] = told
 
     def _on_forward_stream(self, copies: Sequence[SlotCopy]) -> AbstractContextManager[Any]:
         if self._stream is None:

@@ -22,6 +22,9 @@ from semblend.core.tokens import TokenArray
 from semblend.integration.sglang.kv_pool import KvPool, SlotCopy
 from semblend.integration.sglang.provider import DonorRecord, SemBlendProvider
 from semblend.integration.sglang.request_state import PrivateLoad
+from semblend.kv.depth_drift import DepthDrift
+from semblend.planning.depth import drift_for
+from semblend.planning.policies.base import policy_from_spec
 
 
 class DonorLostError(DonorError):
@@ -35,7 +38,15 @@ class DonorLostError(DonorError):
 class SpanLoader:
     """Carries plans out in the tree's own pool."""
 
-    def __init__(self, cache: Any, pool: KvPool, provider: SemBlendProvider) -> None:
+    def __init__(
+        self,
+        cache: Any,
+        pool: KvPool,
+        provider: SemBlendProvider,
+        drift: DepthDrift | None = None,
+    ) -> None:
+        """`drift` is what policies that shift depths go by."""
+        self._drift = None if drift is None else drift.to(pool.device)
         self._cache = cache
         self._pool = pool
         self._provider = provider
@@ -131,7 +142,7 @@ class SpanLoader:
             raise DonorLostError([span.donor_id], f"{span.donor_id} holds other tokens")
 
     def _copy(self, plan: Plan, sources: dict[str, torch.Tensor], slots: torch.Tensor) -> None:
-        start = plan.exact_tokens
+        start, policy = plan.exact_tokens, policy_from_spec(plan.policy)
         copied = self._pool.copy(
             [
                 SlotCopy(
@@ -141,7 +152,8 @@ class SpanLoader:
                     target_start=span.target_start,
                 )
                 for span in plan.copies
-            ]
+            ],
+            drift_for(policy, self._drift),
         )
         if copied != plan.reused_tokens:
             raise DonorError(f"{plan.reused_tokens} tokens planned, {copied} copied")

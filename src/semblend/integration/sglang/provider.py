@@ -39,6 +39,7 @@ from semblend.pipeline import PipelineStats, SemBlendPipeline
 from semblend.planning.boundaries import Boundaries
 from semblend.planning.certificates import Standing
 from semblend.planning.cost import CostModel
+from semblend.planning.depth import declined_without_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -82,6 +83,7 @@ class SemBlendProvider:
         self.pipeline.add_eviction_listener(self._dropped)
         self.namespace = namespace
         self._page_size = page_size
+        self._has_depth_table = standing.depth_table is not None
         self._numbers = itertools.count(1)
         self._donors: dict[str, DonorRecord] = {}
         self._contents = HeldContents()
@@ -179,6 +181,7 @@ class SemBlendProvider:
             plan = self.pipeline.plan(tokens, namespace, exact_tokens=exact_tokens, block_size=page)
         if plan.executable and not can_probe(plan.policy):
             plan = declined_unprobed(plan)
+        plan = declined_without_table(plan, has_table=self._has_depth_table)
         if plan.executable and hole_budget is not None:
             cut = within_hole_budget(plan, hole_budget, page_size=self._page_size)
             if cut is None or pass_tokens(cut) > hole_budget:

@@ -27,6 +27,7 @@ from semblend.pipeline import SemBlendPipeline
 from semblend.planning.boundaries import Boundaries
 from semblend.planning.certificates import Standing
 from semblend.planning.cost import CostModel
+from semblend.planning.depth import declined_without_table
 
 
 class SemBlendKvProvider:
@@ -88,7 +89,8 @@ class SemBlendKvProvider:
         )
         if plan.executable and is_dynamic(plan.policy):
             return declined_unprobed(plan)
-        return plan
+        # Ladders are copied by ranks that hold no table.
+        return declined_without_table(plan, has_table=False)
 
     def exact(self, tokens: TokenArray, namespace: Namespace, *, exact_tokens: int) -> Plan:
         """The identical prefix behind what the engine has, whole blocks of it. Never raises."""

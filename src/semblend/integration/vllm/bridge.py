@@ -24,6 +24,7 @@ from semblend.pipeline import SemBlendPipeline
 from semblend.planning.boundaries import Boundaries
 from semblend.planning.certificates import Standing
 from semblend.planning.cost import CostModel
+from semblend.planning.depth import declined_without_table
 
 logger = logging.getLogger("vllm.semblend")
 
@@ -73,6 +74,7 @@ class PlannerBridge:
         """Changes whenever the set of donors does; plans are remembered against it."""
         self._mode = mode
         self._probes = probes
+        self._has_depth_table = standing.depth_table is not None
         self._block_size = block_size
         self._ranks = ranks
         self._settings = settings
@@ -105,6 +107,8 @@ class PlannerBridge:
             plan = self._cut_to_mode(plan)
             if plan.executable and not self._can_carry_out(plan):
                 plan = declined_unprobed(plan)
+            if self._mode is not Mode.EXACT_PREFIX:
+                plan = declined_without_table(plan, has_table=self._has_depth_table)
             if self.rewrite is not None:
                 plan = self.rewrite(plan, tokens)
         except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from semblend.integration.key_turns import KeyTurn
 from semblend.integration.vllm.donors import DonorKv, WorkerDonors
 from semblend.integration.vllm.metadata import LoadCommand
 from semblend.integration.vllm.paged_access import PagedAccess
+from semblend.kv.depth_drift import DepthDrift, read_table
 from semblend.kv.rotary_table import RotaryTable
 
 
@@ -35,10 +37,20 @@ class _Copy:
 class SpanLoader:
     """Copies spans into the paged cache. K that does not move is copied bit for bit."""
 
-    def __init__(self, access: PagedAccess, donors: WorkerDonors, table: RotaryTable) -> None:
+    def __init__(
+        self,
+        access: PagedAccess,
+        donors: WorkerDonors,
+        table: RotaryTable,
+        *,
+        rank: tuple[int, int] = (0, 1),
+    ) -> None:
+        """`rank`, of how many: which of the model's K/V heads this worker holds."""
         self._access = access
+        self._rank = rank
         self._donors = donors
         self._table = table.to(access.device)
+        self._drifts: dict[str, DepthDrift] = {}
 
     @torch.inference_mode()
     def load(self, command: LoadCommand) -> int:
@@ -52,7 +64,7 @@ class SpanLoader:
         DonorLostError
             Naming the donor that is gone or does not hold what was planned.
         """
-        copied = 0
+        copied, drift = 0, self._drift(command.depth_table)
         by_donor: dict[str, list[Span]] = {}
         for span in command.copies:
             by_donor.setdefault(span.donor_id, []).append(span)
@@ -63,7 +75,7 @@ class SpanLoader:
                 with self._donors.lease(donor_id, first, last) as donor:
                     _check_tokens(donor_id, donor, spans, command)
                     for copy in _copies(donor, spans):
-                        self._copy(copy, command.block_ids)
+                        self._copy(copy, command.block_ids, drift)
                         copied += copy.tokens
             except DonorError as error:
                 raise DonorLostError(donor_id, str(error)) from error
@@ -72,13 +84,31 @@ class SpanLoader:
         return copied
 
     @fault_point(FaultPoint.COPY, after=True)
-    def _copy(self, copy: _Copy, block_ids: Sequence[int]) -> None:
+    def _copy(self, copy: _Copy, block_ids: Sequence[int], drift: DepthDrift | None) -> None:
         access, count, target = self._access, copy.tokens, copy.target_start
         slots = access.slots(block_ids, target, target + count)
         source = copy.kv.to(access.device, non_blocking=True)
         turn = KeyTurn(self._table, donor_start=copy.donor_start, target_start=target, tokens=count)
+        move = drift and drift.move(
+            source_start=copy.donor_start, target_start=target, tokens=count, rotary=self._table
+        )
         for layer in range(len(access.layers)):
-            access.write(layer, turn(source[layer, 0]), source[layer, 1], slots)
+            keys, values = turn(source[layer, 0]), source[layer, 1]
+            if move:
+                keys, values = move.keys(layer, keys), move.values(layer, values)
+            access.write(layer, keys, values, slots)
+
+    def _drift(self, path: str) -> DepthDrift | None:
+        """The table of depth drift at `path`, this rank's heads of it; none for no path."""
+        if not path:
+            return None
+        if path not in self._drifts:
+            access, (rank, ranks) = self._access, self._rank
+            table = read_table(Path(path)).of_rank(
+                layers=len(access.layers), kv_heads=access.kv_heads, rank=rank, ranks=ranks
+            )
+            self._drifts[path] = table.to(access.device)
+        return self._drifts[path]
 
 
 class DonorLostError(DonorError):

@@ -34,6 +34,8 @@ class LoadCommand:
     holes: tuple[Hole, ...]
     refine: Plan | None = None
     """The plan, where a dynamic policy adds to the holes once the spans are in place."""
+    depth_table: str = ""
+    """File of the table that copies are shifted to their new depth by; empty: they are not."""
     refused: str = ""
     """Why this load must fail: tokens were allocated for which nothing was claimed."""
 

@@ -36,6 +36,7 @@ from semblend.integration.vllm.setup import SchedulerSetup
 from semblend.integration.vllm.shadow_orders import ShadowOrders
 from semblend.integration.vllm.staged import StagedClaims
 from semblend.integration.vllm.stats import SemBlendStats
+from semblend.planning.depth import table_for
 
 logger = logging.getLogger("vllm.semblend")
 
@@ -168,6 +169,7 @@ class SchedulerSide:
             copies=plan.copies,
             holes=plan.holes,
             refine=plan if is_dynamic(plan.policy) else None,
+            depth_table=table_for(plan.policy, self.setup.standing.depth_table),
         )
         self._admit(state, plan, command)
 

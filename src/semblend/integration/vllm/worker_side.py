@@ -82,7 +82,7 @@ class WorkerSide:
         self._report.layers = len(layers)
         if not self.needs_model:
             table = rotary.table_from_config(self._config)
-            self.loader = SpanLoader(self.access, self.donors, table)
+            self.loader = SpanLoader(self.access, self.donors, table, rank=_tp_place())
 
     def bind_model_runner(self, runner: Any) -> None:
         """Our worker class hands the model over: prepare the nested pass and prove it."""
@@ -99,7 +99,7 @@ class WorkerSide:
             table,
             max_positions=int(self._config.model_config.max_model_len),
         )
-        self.loader = SpanLoader(self.access, self.donors, table)
+        self.loader = SpanLoader(self.access, self.donors, table, rank=_tp_place())
 
     def share_with(self, exchange: DonorExchange) -> None:
         """Share what is captured from now on, and fetch what is ordered."""
@@ -312,6 +312,13 @@ def _failure(error: Exception) -> LoadFailure:
         reason=DeclineReason.MATERIALISATION_FAILED.value,
         detail=f"{type(error).__name__}: {error}",
     )
+
+
+def _tp_place() -> tuple[int, int]:
+    """This worker's rank, and how many there are."""
+    from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size
+
+    return _tp_rank(), int(get_tensor_model_parallel_world_size())
 
 
 def _tp_rank() -> int:
