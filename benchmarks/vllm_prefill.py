@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from benchmarks.vllm_arms import Arm, Tokens
 from semblend.cli.benchmark_report import BenchmarkReport
+from semblend.quality.intervals import bootstrap_median
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "models" / "semblend-reference-27m"
@@ -125,7 +126,7 @@ def measure_miss(
         return np.array([100 * (r["on"][clock] / r[base][clock] - 1.0) for r in rounds])
 
     walls = over("off", "wall")
-    low, high = interval_of_median(walls)
+    low, high = bootstrap_median(walls.tolist(), resamples=RESAMPLES)
     title = f"overhead, median of {pairs} pairs"
     report.add(label, title, float(np.median(walls)), "%", at_most=2.0)
     report.add(label, "its 95 % interval, low", low, "%")
@@ -136,17 +137,10 @@ def measure_miss(
     behind = [100 * r["on"]["behind"] / r["on"]["wall"] for r in rounds]
     report.add(label, "copying behind the first token", float(np.median(behind)), "%")
     walls = over("plain", "wall")
-    low, high = interval_of_median(walls)
+    low, high = bootstrap_median(walls.tolist(), resamples=RESAMPLES)
     report.add(label, "over another process", float(np.median(walls)), "%")
     report.add(label, "its 95 % interval, low (processes)", low, "%")
     report.add(label, "its 95 % interval, high (processes)", high, "%")
-
-
-def interval_of_median(values: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """A 95 % bootstrap interval."""
-    draws = np.random.default_rng(0).choice(values, (RESAMPLES, values.size))
-    low, high = np.quantile(np.median(draws, axis=1), (0.025, 0.975))
-    return float(low), float(high)
 
 
 def random_model(folder: Path) -> str:
