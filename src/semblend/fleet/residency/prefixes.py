@@ -29,6 +29,8 @@ from semblend.fleet.residency.decoding import BlockHash, BlocksStored, StoredTok
 class _Names:
     """One rank's blocks under our names."""
 
+    bit: int
+    """The rank, in sets of ranks."""
     of: dict[BlockHash, bytes] = field(default_factory=dict)
     private: set[BlockHash] = field(default_factory=set)
     block_size: int = 0
@@ -44,7 +46,8 @@ class PrefixResidency:
     def __init__(self) -> None:
         self._key = os.urandom(16)
         self._ranks: dict[RankName, _Names] = {}
-        self._holders: dict[bytes, set[RankName]] = {}
+        self._holders: dict[bytes, int] = {}
+        """Ranks that hold a block, as bits."""
         self._adapters: set[str] = set()
         self._lock = threading.Lock()
 
@@ -54,7 +57,9 @@ class PrefixResidency:
         if content is None or event.group:
             return
         with self._lock:
-            names = self._ranks.setdefault(name, _Names())
+            names = self._ranks.get(name)
+            if names is None:
+                names = self._ranks[name] = _Names(bit=1 << len(self._ranks))
             names.block_size = names.block_size or content.block_size
             if content.block_size != names.block_size:
                 return  # Part of a block: its whole is told, too.
@@ -70,7 +75,7 @@ class PrefixResidency:
                     names.private.add(block)
                     continue
                 names.of[block] = named
-                self._holders.setdefault(named, set()).add(name)
+                self._holders[named] = self._holders.get(named, 0) | names.bit
 
     def gone(self, name: RankName, block: BlockHash) -> None:
         """A block of a rank is resident no more."""
@@ -82,10 +87,9 @@ class PrefixResidency:
             named = names.of.pop(block, None)
             if named is None:
                 return
-            holders = self._holders.get(named, set())
-            holders.discard(name)
-            if not holders:
-                self._holders.pop(named, None)
+            holders = self._holders.pop(named, 0) & ~names.bit
+            if holders:
+                self._holders[named] = holders
 
     def resident(
         self, tokens: TokenArray, *, salt: str | None = None, model: str = ""
@@ -101,15 +105,18 @@ class PrefixResidency:
         """
         with self._lock:
             found = dict.fromkeys(self._ranks, 0)
+            adapter = (model,) if model in self._adapters else ()
             for size in {names.block_size for names in self._ranks.values()}:
-                present = {rank for rank, names in self._ranks.items() if names.block_size == size}
-                adapter = (model,) if model in self._adapters else ()
-                for index, named in enumerate(self._names_of(tokens, size, salt, adapter)):
-                    present &= self._holders.get(named, set())
+                ranks = {n.bit: rank for rank, n in self._ranks.items() if n.block_size == size}
+                present, held = sum(ranks), 0
+                for named in self._names_of(tokens, size, salt, adapter):
+                    left = present & self._holders.get(named, 0)
+                    if left != present:
+                        _note(found, ranks, present & ~left, held)
+                    present, held = left, held + size
                     if not present:
                         break
-                    for rank in present:
-                        found[rank] = (index + 1) * size
+                _note(found, ranks, present, held)
         return found
 
     def _names_of(
@@ -135,3 +142,11 @@ class PrefixResidency:
         if keys:
             made.update(b"\0" + keys.encode())
         return made.digest()
+
+
+def _note(found: dict[RankName, int], ranks: dict[int, RankName], bits: int, held: int) -> None:
+    """The ranks of `bits` hold so many tokens and no more."""
+    while held and bits:
+        bit = bits & -bits
+        found[ranks[bit]] = held
+        bits ^= bit

@@ -20,18 +20,23 @@ drops leaves first, so while the last page is there all pages before it are."""
 class BlockNamer:
     """Names pages as one cache's events do."""
 
-    def __init__(self, recorder: Any, *, page_size: int) -> None:
-        """`recorder` is the cache's KVCacheEventRecorder; it is read, never written to."""
-        self._recorder = recorder
+    def __init__(self, *, page_size: int, dynamo_format: bool, lora_names: Any) -> None:
+        """As SGLang's KVCacheEventRecorder is made for the cache."""
         self._page_size = page_size
+        self._dynamo_format = dynamo_format
+        self._lora_names = lora_names
 
     @classmethod
     def of(cls, cache: Any) -> BlockNamer | None:
         """For a radix cache; None if it publishes no events."""
-        recorder = getattr(cache.tree_core, "kv_events", None)
-        if recorder is None or not recorder.enabled:
+        params = cache.made_with
+        if not params.enable_kv_cache_events:
             return None
-        return cls(recorder, page_size=int(cache.page_size))
+        return cls(
+            page_size=int(cache.page_size),
+            dynamo_format=bool(params.dynamo_kv_event_format),
+            lora_names=params.kv_event_lora_names,
+        )
 
     def names(self, donor: DonorRecord) -> list[int]:
         """The donor's pages, 64 bits each with a sign; every one, or of small ones some."""
@@ -47,8 +52,8 @@ class BlockNamer:
         aside = KVCacheEventRecorder(
             enabled=True,
             page_size=self._page_size,
-            dynamo_format=self._recorder.dynamo_format,
-            lora_names=self._recorder.lora_names,
+            dynamo_format=self._dynamo_format,
+            lora_names=self._lora_names,
         )
         aside.record_remove(node)
         pages: list[int] = aside.take()[0].block_hashes

@@ -22,6 +22,8 @@ class SemBlendRadixCache(UnifiedRadixCache):
 
     def __init__(self, params: Any) -> None:
         self.semblend: SchedulerSide | None = None  # the parent's constructor calls reset()
+        self.made_with = params
+        """SGLang's CacheInitParams: also how K/V events name pages."""
         super().__init__(params)
 
     def match_prefix(self, params: Any) -> Any:
