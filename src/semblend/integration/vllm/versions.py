@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-SUPPORTED = {"0.30": "run", "0.31": "read", "0.32": "run"}
+SUPPORTED = {"0.30": "run", "0.31": "run", "0.32": "run"}
 """Minor versions, and whether the tests ran on one or its contract was compared only."""
 
 
