@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ from semblend.fleet.transport.exporting import DonorExporter
 from semblend.fleet.transport.folder import FolderStore
 from semblend.fleet.transport.importing import DonorImporter
 from semblend.fleet.transport.shelf import SharedShelf
-from semblend.planning.certificates import Certificate, file_name, release
+from tests.certificates import certificate_of, write
 from tests.engine.conftest import REUSING, Driver, EngineMaker, same
 from tests.engine.models import tiny
 from tests.engine.test_engine import behind
@@ -193,20 +192,7 @@ def test_a_clock_that_jumps_forth_leaves_no_certificate_standing(
     make_engine: EngineMaker, tmp_path: Path
 ) -> None:
     model = tiny("llama-gqa")[0]
-    now = datetime.now(UTC)
-    certificate = Certificate(
-        model="tiny",
-        fingerprint=model.fingerprint,
-        dtype="float32",
-        policy="none",
-        bound={},
-        figures={},
-        data={},
-        versions={"semblend": release()},
-        created=now.isoformat(),
-        expires=(now + timedelta(days=1)).isoformat(),
-    )
-    (tmp_path / file_name(certificate)).write_text(certificate.to_json(), encoding="utf-8")
+    write(tmp_path, certificate_of(model.fingerprint, policy="none"))
     settings = REUSING.model_copy(
         update={"allow_uncertified": False, "certificate_dir": str(tmp_path)}
     )

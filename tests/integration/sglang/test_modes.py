@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from semblend.kv.fingerprint import weights_fingerprint
-from semblend.planning.certificates import Certificate, file_name, release
+from tests.certificates import certificate_of, write
 from tests.integration.models import folder_of, plain_model
 from tests.integration.sglang import probes
 from tests.integration.sglang.engines import Engine, SchedulerDiedError
@@ -28,20 +27,8 @@ def test_without_a_certificate_spans_are_found_and_not_loaded(make_engine):
 
 def test_a_certificate_lets_spans_be_loaded_under_its_policy(make_engine, tmp_path, monkeypatch):
     model = plain_model("llama")
-    now = datetime.now(UTC)
-    certificate = Certificate(
-        model="llama",
-        fingerprint=weights_fingerprint(model, model.config, Path(folder_of("llama"))),
-        dtype="float32",
-        policy="span_head(16)",
-        bound={},
-        figures={},
-        data={},
-        versions={"semblend": release()},
-        created=now.isoformat(),
-        expires=(now + timedelta(days=1)).isoformat(),
-    )
-    (tmp_path / file_name(certificate)).write_text(certificate.to_json())
+    fingerprint = weights_fingerprint(model, model.config, Path(folder_of("llama")))
+    write(tmp_path, certificate_of(fingerprint, policy="span_head(16)"))
     monkeypatch.setenv("SEMBLEND_CERTIFICATE_DIR", str(tmp_path))
     engine = make_engine("llama", mode="segmented", recompute_policy="all")
     engine.donate(DONOR)

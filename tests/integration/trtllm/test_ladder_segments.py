@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from semblend.core.faults import planted
-from tests.integration.models import joined, plain_model, random_tokens
+from tests.certificates import certificate_of, write
+from tests.integration.models import REFERENCE, joined, plain_model, random_tokens
 from tests.integration.trtllm.engines import BLOCK, cold
 from tests.integration.trtllm.generations import GENERATIONS
 from tests.integration.trtllm.oracle import Borrowed, logits_by_hand
@@ -237,7 +238,6 @@ def reference_prompts():
     from benchmarks.suite.documents import case, document_of
 
     from semblend.quality.documents import DocumentWriter
-    from tests.integration.models import REFERENCE
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(REFERENCE)
     document = document_of(DocumentWriter(3), 500)
@@ -256,29 +256,14 @@ def reference_prompts():
 
 def write_certificate(folder, policy):
     """A certificate of the reference model as if it had been measured with this policy."""
-    from datetime import UTC, datetime, timedelta
-
     import transformers
 
     from semblend.integration.model_identity import content_fingerprint
-    from semblend.planning.certificates import Certificate, file_name, release
-    from tests.integration.models import REFERENCE
 
     config = transformers.AutoConfig.from_pretrained(REFERENCE)
-    now = datetime.now(UTC)
-    certificate = Certificate(
-        model="reference",
-        fingerprint=content_fingerprint(REFERENCE, config),
-        dtype="float32",
-        policy=policy,
-        bound={},
-        figures={},
-        data={},
-        versions={"semblend": release()},
-        created=now.isoformat(),
-        expires=(now + timedelta(days=1)).isoformat(),
-    )
-    (folder / file_name(certificate)).write_text(certificate.to_json(), encoding="utf-8")
+    fingerprint = content_fingerprint(REFERENCE, config)
+    assert fingerprint is not None
+    write(folder, certificate_of(fingerprint, policy=policy))
 
 
 def test_under_a_certificate_a_trained_model_answers_as_it_does_cold(make, tmp_path, monkeypatch):
