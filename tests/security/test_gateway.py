@@ -119,12 +119,15 @@ def test_a_key_finds_its_own_tenants_donors_and_no_header_changes_whose(gateway:
     assert mine.status_code == 200
     assert routing(mine)["x-semblend-worker"] == OWNER
     assert int(routing(mine)["x-semblend-expected-tokens"]) > 500
-    for headers in ({}, {"x-tenant-id": "alice"}):
-        theirs = ask(url, MALLORY, **headers)
-        assert theirs.status_code == 200
-        assert routing(theirs)["x-semantic-route"] == "router"
-        assert routing(theirs)["x-semblend-worker"] == "a-other"
-        assert "x-semblend-expected-tokens" not in theirs.headers
+    theirs = ask(url, MALLORY)
+    assert theirs.status_code == 200
+    assert routing(theirs)["x-semantic-route"] == "router"
+    assert routing(theirs)["x-semblend-worker"] == "a-other"
+    assert "x-semblend-expected-tokens" not in theirs.headers
+    for claimed in ("alice", "nobody"):
+        refused = ask(url, MALLORY, **{"x-tenant-id": claimed})
+        assert refused.status_code == 403
+        assert routing(refused) == {}
 
 
 def test_without_a_known_key_nothing_is_looked_up(gateway: Gateway) -> None:
@@ -139,6 +142,10 @@ def test_without_a_known_key_nothing_is_looked_up(gateway: Gateway) -> None:
 def test_somebody_the_worker_turns_away_learns_nothing_from_headers(gateway: Gateway) -> None:
     """A gateway that leaves keys to the workers must not answer before them."""
     url = gateway(key_file=None, trust_tenant_header=True)
+    nameless = ask(url, None)
+    assert nameless.status_code == 400
+    assert nameless.json()["error"]["code"] == "tenant_header_missing"
+    assert routing(nameless) == {}
     known = ask(url, None, **{"x-tenant-id": "alice"})
     unknown = ask(url, None, **{"x-tenant-id": "nobody"})
     assert known.status_code == unknown.status_code == 401

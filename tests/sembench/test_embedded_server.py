@@ -204,7 +204,11 @@ def test_exact_figures_are_the_same_on_the_mock_and_the_real_server(
 
 
 def test_the_endpoint_verifies_and_counts_what_it_did(server: str, tmp_path: Path) -> None:
-    done = sembench("verify-endpoint", "--base-url", server, "--expect-model", MODEL.name)
+    ask = ("verify-endpoint", "--base-url", server, "--expect-model", MODEL.name)
+    nameless = sembench(*ask)
+    assert nameless.exit_code == 2
+    assert "x-tenant-id" in str(nameless.exception), "the server says what it misses"
+    done = sembench(*ask, "--tenant", "t")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["reports"]["semantic_reuse"] is True
     snapshot = tmp_path / "s.json"

@@ -28,6 +28,13 @@ def engine() -> Iterator[EmbeddedEngine]:
 
 @pytest.fixture(scope="session")
 def server(engine: EmbeddedEngine) -> Iterator[Running]:
+    with running(engine) as host:
+        yield host
+
+
+@pytest.fixture(scope="session")
+def shared(engine: EmbeddedEngine) -> Iterator[Running]:
+    """The same engine where a header says whose prompt it is."""
     with running(engine, trust_tenant_header=True) as host:
         yield host
 

@@ -92,12 +92,23 @@ def test_the_body_of_an_unknown_caller_is_not_read(app: Any) -> None:
     assert response.status_code == 401
 
 
+@pytest.mark.parametrize("trusts", [False, True])
 def test_a_key_becomes_its_tenant_and_no_header_changes_that(
-    app: Any, scripted: ScriptedEngine
+    key_file: Path, scripted: ScriptedEngine, trusts: bool
 ) -> None:
+    options = ServeOptions(model_name=MODEL_NAME, key_file=key_file, trust_tenant_header=trusts)
+    app = create_app(scripted, options)
     for key, tenant in ((ALICE, "alice"), (BOB, "bob"), (ADMIN, "ops")):
-        assert ask(app, bearer(key, **{"x-tenant-id": "victim"})).status_code == 200
-        assert scripted.handles[-1].request.namespace.tenant == tenant
+        for headers in ({}, {"x-tenant-id": tenant}):
+            assert ask(app, bearer(key, **headers)).status_code == 200
+            assert scripted.handles[-1].request.namespace.tenant == tenant
+    served = len(scripted.handles)
+    for key in (ALICE, BOB, *(() if trusts else (ADMIN,))):
+        for claimed in ("victim", "none", ""):
+            refused = ask(app, bearer(key, **{"x-tenant-id": claimed}))
+            assert refused.status_code == (403 if trusts else 400), "not answered as somebody else"
+            assert refused.json()["error"]["param"] == "x-tenant-id"
+    assert len(scripted.handles) == served
 
 
 def test_a_trusted_gateway_may_name_the_tenant_and_others_may_not(
@@ -107,9 +118,8 @@ def test_a_trusted_gateway_may_name_the_tenant_and_others_may_not(
         scripted,
         ServeOptions(model_name=MODEL_NAME, key_file=key_file, trust_tenant_header=True),
     )
-    for key, tenant in ((ADMIN, "victim"), (ALICE, "alice")):
-        ask(app, bearer(key, **{"x-tenant-id": "victim"}))
-        assert scripted.handles[-1].request.namespace.tenant == tenant
+    assert ask(app, bearer(ADMIN, **{"x-tenant-id": "victim"})).status_code == 200
+    assert scripted.handles[-1].request.namespace.tenant == "victim"
     refused = ask(app, bearer(ADMIN, **{"x-tenant-id": "a b"}))
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "x-tenant-id"
@@ -123,6 +133,21 @@ def test_an_untrusted_tenant_header_is_refused_rather_than_ignored(
     assert response.status_code == 400
     assert "--trust-tenant-header" in response.json()["error"]["message"]
     assert not scripted.handles
+
+
+def test_where_a_header_names_tenants_a_prompt_without_one_is_refused(
+    scripted: ScriptedEngine,
+) -> None:
+    """Its namespace would be that of everybody who sends none, and of a tenant of its name."""
+    app = create_app(scripted, ServeOptions(model_name=MODEL_NAME, trust_tenant_header=True))
+    chat = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "hello"}]}
+    for refused in (ask(app, {}), call(app, "POST", "/v1/chat/completions", json=chat)):
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "tenant_header_missing"
+    assert not scripted.handles
+    assert ask(app, {"x-tenant-id": "none"}).status_code == 200
+    for path in ("/v1/models", "/semblend/state", "/metrics", "/health"):
+        assert call(app, "GET", path).status_code == 200, "watching needs no tenant"
 
 
 def test_a_tenant_sees_its_own_requests_and_nothing_of_others(app: Any) -> None:

@@ -123,17 +123,17 @@ def test_the_last_streamed_chunk_carries_the_report(server: Running, include_usa
     )
 
 
-def test_tenants_never_share_donors(server: Running) -> None:
+def test_tenants_never_share_donors(shared: Running) -> None:
     text = document(6)
     alice, bob = {"x-tenant-id": "alice"}, {"x-tenant-id": "bob"}
-    donate(server, messages("Answer.", text, QUESTION), headers=alice)
+    donate(shared, messages("Answer.", text, QUESTION), headers=alice)
     changed = messages("Read this first, please.", text, QUESTION)
-    foreign = report(ask(server, changed, headers=bob))
+    foreign = report(ask(shared, changed, headers=bob))
     assert (foreign["outcome"], foreign["donors"], foreign["donor_ids"]) == ("cold", 0, [])
     assert (foreign["exact_tokens"], foreign["reused_tokens"]) == (0, 0)
-    own = report(ask(server, changed, headers=alice))
+    own = report(ask(shared, changed, headers=alice))
     assert own["outcome"] == "materialised"
-    repeated = report(ask(server, messages("Answer.", text, QUESTION), headers=bob))
+    repeated = report(ask(shared, messages("Answer.", text, QUESTION), headers=bob))
     assert repeated["outcome"] != "exact_prefix" or repeated["exact_tokens"] == 0
 
 
@@ -155,14 +155,14 @@ def test_salts_and_templates_keep_donors_apart(
     assert report(ask(server, changed, **dict(mine)))["reused_tokens"] > 0
 
 
-def test_donor_names_are_opaque_and_a_tenants_own(server: Running) -> None:
+def test_donor_names_are_opaque_and_a_tenants_own(shared: Running) -> None:
     text = document(80)
     names: dict[str, list[str]] = {}
     for tenant in ("carol", "dave"):
         headers = {"x-tenant-id": tenant, "x-request-id": "the-same-id"}
-        donate(server, messages("Answer.", text, QUESTION), headers=headers)
+        donate(shared, messages("Answer.", text, QUESTION), headers=headers)
         seen = report(
-            ask(server, messages("Read this first, please.", text, QUESTION), headers=headers)
+            ask(shared, messages("Read this first, please.", text, QUESTION), headers=headers)
         )
         assert seen["donors"] == 1
         names[tenant] = seen["donor_ids"]

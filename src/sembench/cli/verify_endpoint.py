@@ -19,6 +19,7 @@ def verify_endpoint(
     model: Annotated[
         str | None, typer.Option(help="Model asked for; left out, the expected or the first one.")
     ] = None,
+    tenant: Annotated[str, typer.Option(help="x-tenant-id of every request, if any.")] = "",
     timeout_seconds: Annotated[float, typer.Option(min=0.001, help="Per request.")] = 30.0,
 ) -> None:
     """Check an endpoint and print what it is as JSON."""
@@ -42,11 +43,14 @@ def verify_endpoint(
         client: StreamingClient
         if engine == "sglang":
             client = SglangClient(
-                base_url=base_url, caller=Caller(), timeout_seconds=timeout_seconds
+                base_url=base_url, caller=Caller(tenant=tenant), timeout_seconds=timeout_seconds
             )
         else:
             client = OpenAIClient(
-                base_url=base_url, model=name, caller=Caller(), timeout_seconds=timeout_seconds
+                base_url=base_url,
+                model=name,
+                caller=Caller(tenant=tenant),
+                timeout_seconds=timeout_seconds,
             )
         async with client:
             return await verify(

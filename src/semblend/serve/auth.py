@@ -39,6 +39,9 @@ class Caller:
     """None: the engine's default tenant."""
     sees_all: bool = False
     """Whether other tenants' metadata may be shown (an admin key, or no keys at all)."""
+    nameless: bool = False
+    """Whether tenants come from a header here and this caller sent none: it may watch, but its
+    prompts would share a namespace with those of everybody else who sent none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,27 +139,38 @@ class Authenticator:
         Raises
         ------
         ApiError
-            401 for a missing or unknown key, 400 for a tenant header that cannot be honoured.
+            401 for a missing or unknown key, 400 or 403 for a tenant header that cannot be
+            honoured. Ignoring it would put callers who ask to be kept apart into one namespace.
         """
         tenant = headers.get("x-tenant-id")
+        caller = self._holder(headers)
+        if tenant is None or tenant == caller.tenant:
+            return caller
+        if not self._trusts_header:
+            raise ApiError(
+                400,
+                "x-tenant-id: this server does not take tenants from headers; leave it out, "
+                "or start the server with --trust-tenant-header",
+                param="x-tenant-id",
+                code="tenant_header_not_trusted",
+            )
+        if not caller.sees_all:
+            raise ApiError(
+                403,
+                "x-tenant-id: this API key stands for a tenant of its own; leave it out, or send "
+                "an admin's key",
+                param="x-tenant-id",
+                code="tenant_not_allowed",
+            )
+        return Caller(tenant=checked_name("x-tenant-id", tenant), sees_all=True)
+
+    def _holder(self, headers: Mapping[str, str]) -> Caller:
+        """Who calls by the key alone, where keys are asked for."""
         if self._keys is None:
-            if tenant is None:
-                return Caller(tenant=None, sees_all=True)
-            if not self._trusts_header:
-                # Ignoring it would put callers who ask to be kept apart into one namespace.
-                raise ApiError(
-                    400,
-                    "x-tenant-id: this server does not take tenants from headers; leave it out, "
-                    "or start the server with --trust-tenant-header",
-                    param="x-tenant-id",
-                    code="tenant_header_not_trusted",
-                )
-            return Caller(tenant=checked_name("x-tenant-id", tenant), sees_all=True)
+            return Caller(tenant=None, sees_all=True, nameless=self._trusts_header)
         caller = self._keys.find(_bearer(headers))
         if caller is None:
             raise ApiError(401, "unknown API key", code="invalid_api_key")
-        if tenant is not None and self._trusts_header and caller.sees_all:
-            return Caller(tenant=checked_name("x-tenant-id", tenant), sees_all=True)
         return caller
 
 
@@ -170,6 +184,24 @@ def require_admin(caller: Caller | None) -> None:
     """
     if caller is not None and not caller.sees_all:
         raise ApiError(403, "an admin's API key is needed here", code="admin_only")
+
+
+def require_tenant(caller: Caller) -> None:
+    """Refuse a prompt that nobody has said whose it is, where tenants come from a header.
+
+    Raises
+    ------
+    ApiError
+        400.
+    """
+    if caller.nameless:
+        raise ApiError(
+            400,
+            "x-tenant-id: expected with every prompt; this server was started with "
+            "--trust-tenant-header",
+            param="x-tenant-id",
+            code="tenant_header_missing",
+        )
 
 
 def _bearer(headers: Mapping[str, str]) -> str:

@@ -41,12 +41,12 @@ def openai_router(service: Service) -> APIRouter:
         """Continue a prompt; with `stream`, as server-sent events."""
         return await service.completion(body, request)
 
-    @router.get("/models", responses=refusals(401, 421))
+    @router.get("/models", responses=refusals(400, 401, 403, 421))
     async def models() -> replies.ModelList:
         """The one model served."""
         return replies.ModelList(data=[card])
 
-    @router.get("/models/{model:path}", responses=refusals(400, 401, 404, 421))
+    @router.get("/models/{model:path}", responses=refusals(400, 401, 403, 404, 421))
     async def model(model: str) -> replies.ModelCard:
         """One model by name."""
         if model != card.id:

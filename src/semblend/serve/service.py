@@ -12,7 +12,7 @@ from semblend.core.errors import RequestError, SettingsError
 from semblend.core.tokens import TokenArray
 from semblend.engine.api import GenerationRequest, SamplingParams
 from semblend.planning.policies.base import policy_from_spec
-from semblend.serve.auth import Caller, checked_name
+from semblend.serve.auth import Caller, checked_name, require_tenant
 from semblend.serve.dialects import ChatDialect, Dialect, TextDialect
 from semblend.serve.errors import ApiError
 from semblend.serve.exchange import Desk
@@ -78,6 +78,7 @@ class Service:
         endpoint: str,
     ) -> Response:
         caller: Caller = http.state.caller
+        require_tenant(caller)
         template = http.headers.get("x-chat-template-id")
         reuse = body.semblend or ReuseOptions()
         if reuse.policy:

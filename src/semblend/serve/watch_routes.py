@@ -53,7 +53,7 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
     @router.get(
         "/metrics",
         response_class=Response,
-        responses={**refusals(401, 403, 421), 200: {"content": {"text/plain": {}}}},
+        responses={**refusals(400, 401, 403, 421), 200: {"content": {"text/plain": {}}}},
     )
     async def metrics(request: Request) -> Response:
         """Prometheus metrics. They add up all tenants, so with API keys they need an admin's."""
@@ -61,7 +61,7 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
         body, content_type = await asyncio.to_thread(desk.metrics.render)
         return Response(body, headers={"content-type": content_type})
 
-    @router.get("/semblend/state", responses=refusals(400, 401, 421))
+    @router.get("/semblend/state", responses=refusals(400, 401, 403, 421))
     async def state(
         request: Request, since: Annotated[int, Query(ge=0, le=2**53)] = 0
     ) -> JSONResponse:
@@ -88,7 +88,9 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
             }
         )
 
-    @router.post("/semblend/reuse/resume", responses=refusals(401, 403, 408, 413, 415, 421, 503))
+    @router.post(
+        "/semblend/reuse/resume", responses=refusals(400, 401, 403, 408, 413, 415, 421, 503)
+    )
     async def resume(request: Request) -> JSONResponse:
         """Turn reuse on again wherever shadow samples turned it off. An admin's decision."""
         require_admin(request.state.caller)

@@ -19,7 +19,7 @@ from semblend.fleet.directory.directory import Directory
 from semblend.fleet.keys import fleet_secret
 from semblend.fleet.residency.caches import FollowedCaches
 from semblend.integration.dynamo.pinning import RouterAffinity
-from semblend.serve.auth import Authenticator, Caller, require_admin
+from semblend.serve.auth import Authenticator, Caller, require_admin, require_tenant
 from semblend.serve.errors import ApiError
 from semblend.serve.gate import Gate
 from semblend.serve.gateway.forwarding import Forwarder
@@ -159,7 +159,15 @@ def create_gateway(
 
 
 def _tenant(http: Request) -> str | None:
+    """Whose prompt it is.
+
+    Raises
+    ------
+    ApiError
+        400 where the header that should say so is missing.
+    """
     caller: Caller = http.state.caller
+    require_tenant(caller)
     return caller.tenant
 
 
