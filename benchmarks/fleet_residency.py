@@ -10,13 +10,13 @@ to the caches' true state.
 from __future__ import annotations
 
 import argparse
+import importlib
 import resource
 import shlex
 import sys
 import time
 from collections import deque
 
-import msgpack
 import numpy as np
 
 from semblend.cli.benchmark_report import BenchmarkReport
@@ -25,6 +25,7 @@ from semblend.fleet.directory.index import SketchIndex
 from semblend.fleet.residency.decoding import decode_batch
 from semblend.fleet.residency.live_donors import LiveDonors
 
+_MSGPACK = importlib.import_module("msgpack")
 BLOCK = 16
 PROMPT_TOKENS = 8192
 PROMPT_BLOCKS = PROMPT_TOKENS // BLOCK
@@ -60,7 +61,7 @@ class Cache:
                 "group_idx": 0,
             }
         )
-        packed: bytes = msgpack.packb([time.time(), events, 0])
+        packed: bytes = _MSGPACK.packb([time.time(), events, 0])
         return packed
 
 

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,18 +49,34 @@ class LineWorker:
         raise AssertionError(self._log.read_text()[-3000:])
 
 
+def lend(folder: Path, *packages: str) -> Path:
+    """A folder of packages that engines' own environments lack, of which we have some."""
+    folder.mkdir()
+    for package in packages:
+        place = Path(importlib.util.find_spec(package).origin).parent
+        (folder / package).symlink_to(place)
+        for libraries in place.parent.glob(f"{package}*.libs"):
+            (folder / libraries.name).symlink_to(libraries)
+    return folder
+
+
 @contextmanager
 def line_worker(
-    python: Path, *command: str, worker_id: str, nats_url: str, folder: Path, **settings: str
+    python: Path,
+    *command: str,
+    worker_id: str,
+    nats_url: str,
+    folder: Path,
+    packages: Sequence[str] = ("nats",),
+    on: Callable[[list[str]], list[str]] = list,
+    **settings: str,
 ) -> Iterator[LineWorker]:
     """Start `python -m command…` as a member of the fleet; killed at the end.
 
-    `settings` are more SEMBLEND_* variables.
+    `settings` are more SEMBLEND_* variables, `packages` are lent to the engine's environment,
+    and `on` makes the command line one for another machine.
     """
-    # Engines' environments lack the log's client, which is pure Python: lend them ours.
-    lent = folder / f"{worker_id}-lent"
-    lent.mkdir()
-    (lent / "nats").symlink_to(Path(importlib.util.find_spec("nats").origin).parent)
+    lent = lend(folder / f"{worker_id}-lent", *packages)
     env = {
         **os.environ,
         "PYTHONPATH": f"{ROOT}:{lent}",
@@ -75,7 +91,7 @@ def line_worker(
     log = folder / f"{worker_id}.log"
     with log.open("w") as errors:
         process = subprocess.Popen(
-            [str(python), "-m", *command],
+            on([str(python), "-m", *command]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

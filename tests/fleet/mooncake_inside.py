@@ -21,7 +21,7 @@ def main() -> None:
     folder, program = Path(sys.argv[1]), sys.argv[2]
     machines = Machines(folder, "master", "giver", "taker")
     machines.start("master", [program, "-port", "50051", "-metrics_port", "9103"], env=os.environ)
-    until(lambda: _listens("master", 50051), "Mooncake's master")
+    until(lambda: listens("master", 50051), "Mooncake's master")
     child = [sys.executable, "-m", "tests.fleet.store_child"]
     with subprocess.Popen(
         machines.command("giver", [*child, "put", "mooncake:master:50051", NAME]),
@@ -43,7 +43,8 @@ def main() -> None:
         giver.communicate("stop\n", timeout=60)
 
 
-def _listens(host: str, port: int) -> bool:
+def listens(host: str, port: int) -> bool:
+    """Whether somebody does."""
     with socket.socket() as probe:
         return probe.connect_ex((host, port)) == 0
 

@@ -1,6 +1,10 @@
 """Real vLLM workers in a fleet: donors are announced, found, placed to, and moved between them."""
 
+import importlib.util
+import json
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +21,8 @@ from semblend.integration.isolation import by_salt
 from tests.fleet.cache_relay import Relay, as_arrays
 from tests.fleet.engines import MODEL, SLOW_PREFILL
 from tests.fleet.line_workers import ROOT, SECRET, found_by_a_gateway, line_worker
-from tests.fleet.support import need_environment, slow, until
+from tests.fleet.machines import inside
+from tests.fleet.support import need, need_environment, need_own_network, slow, until
 
 pytestmark = slow
 
@@ -247,3 +252,18 @@ def test_a_donor_moves_to_the_vllm_worker_that_needs_it_and_a_damaged_one_does_n
         gone = other.ask(tokens)
         assert gone["semblend"]["reused_tokens"] == 0
         assert gone["tokens"] == other.ask(tokens, salt="cold-2", **COLD)["tokens"]
+
+
+def test_mooncake_store_carries_a_donor_from_one_vllm_machine_to_another(tmp_path):
+    need(importlib.util.find_spec("mooncake"), "mooncake-transfer-engine-non-cuda")
+    need_environment(PYTHON, "vLLM", "scripts/vllm_env.sh")
+    need_own_network()
+    master = Path(sys.executable).with_name("mooncake_master")
+    told = inside("tests.fleet.vllm_mooncake_inside", str(tmp_path), str(PYTHON), str(master))
+    said = json.loads(told.splitlines()[-1])
+    theirs, mine = said["theirs"]["semblend"], said["mine"]["semblend"]
+    assert theirs["outcome"] == "materialised", said
+    assert theirs["donor_ids"][0].startswith("fleet.")
+    assert theirs["reused_tokens"] == mine["reused_tokens"] > 600
+    assert said["theirs"]["tokens"] == said["mine"]["tokens"]
+    assert said["theirs"]["fetched"] == 1

@@ -4,13 +4,11 @@ K/V events say who owns an exact prefix.
 Block hashes are whole digests here; tests/fleet/test_vllm_fleet.py has them as numbers.
 """
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -19,7 +17,7 @@ import pytest
 
 from semblend.engine.model import load_model
 from tests.fleet.engines import MODEL, Worker
-from tests.fleet.line_workers import ROOT, SECRET
+from tests.fleet.line_workers import ROOT, SECRET, lend
 from tests.fleet.support import need_environment, slow, until
 from tests.fleet.test_commands import _answers, _free_port
 
@@ -63,9 +61,7 @@ def process(command, env, log, url):
 
 
 def serving_vllm(folder, nats_url, url):
-    lent = folder / "lent"
-    lent.mkdir()
-    (lent / "nats").symlink_to(Path(importlib.util.find_spec("nats").origin).parent)
+    lent = lend(folder / "lent", "nats")
     events = {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
