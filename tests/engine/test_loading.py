@@ -19,7 +19,7 @@ from semblend.engine.api import FinishReason
 from semblend.engine.batch import ComputeRun
 from semblend.engine.segmented import compute
 from semblend.kv.segments import kv_checksum
-from tests.engine.conftest import Driver, EngineMaker, same
+from tests.engine.conftest import REUSING, Driver, EngineMaker, same
 from tests.engine.models import random_tokens
 from tests.engine.test_engine import behind
 from tests.engine.test_failures import assert_cold
@@ -35,17 +35,23 @@ def leased(driver: Driver) -> int:
     return sum(tier.leased for tier in driver.engine._tiers.stats())
 
 
+PROBING = "budget(span_head(2) + query_attention(0.2, 16), 0.3)"
+"""Looks at copied K/V before the first pass."""
+
+
+@pytest.mark.parametrize("policy", ["none", PROBING])
 @pytest.mark.parametrize("step_tokens", [16, 2048])
 def test_a_hit_is_what_it_is_with_spans_loaded_at_once(
-    make_engine: EngineMaker, monkeypatch: pytest.MonkeyPatch, step_tokens: int
+    make_engine: EngineMaker, monkeypatch: pytest.MonkeyPatch, step_tokens: int, policy: str
 ) -> None:
     results = []
     for by_layer in (True, False):
         monkeypatch.setattr(engine_module, "Admission", partial(Admission, layerwise=by_layer))
         driver = make_engine(step_tokens=step_tokens)
         driver.run(behind(1))
-        results.append(driver.run(behind(5), max_tokens=6))
+        results.append(driver.run(behind(5), max_tokens=6, policy=policy))
         assert results[-1].report.outcome is Outcome.MATERIALISED
+        assert bool(results[-1].report.recomputed_tokens) is (policy == PROBING)
         assert leased(driver) == 0
     assert same(*results, tolerance=0.0)
 
@@ -62,8 +68,11 @@ def test_hits_that_load_in_one_pass_do_not_disturb_each_other(make_engine: Engin
     assert leased(driver) == 0
 
 
-def test_a_corrupt_donor_is_found_before_the_first_token(make_engine: EngineMaker) -> None:
-    driver = make_engine()
+@pytest.mark.parametrize("policy", ["none", PROBING])
+def test_a_corrupt_donor_is_found_before_the_first_token(
+    make_engine: EngineMaker, policy: str
+) -> None:
+    driver = make_engine(settings=REUSING.model_copy(update={"recompute_policy": policy}))
     donor = driver.run(behind(1)).report.request_id
     with driver.engine.donors.lease(f"{donor}.1", 0, 10) as held:
         held.pieces[0].kv.view(-1)[1000] += 1.0

@@ -16,7 +16,7 @@ from semblend.core.errors import CorruptSegmentError, DonorError
 from semblend.core.outcomes import DeclineReason, Outcome
 from semblend.core.plan import Hole, Plan
 from semblend.engine.loading import start_load
-from semblend.engine.materialise import DonorSource, load_spans
+from semblend.engine.materialise import DonorSource, load_spans, shift_spans
 from semblend.engine.model import LoadedModel
 from semblend.engine.pages import PageIds, PageTable
 from semblend.engine.pool import PagedPool
@@ -184,8 +184,7 @@ class Admission:
         policy = policy_from_spec(plan.policy)
         try:
             drift = drift_for(policy, self._drift)
-            # A dynamic policy looks at the copies before the first pass.
-            if self._layerwise and not policy.dynamic and drift is None:
+            if self._layerwise:
                 sequence.loading = start_load(
                     plan,
                     tokens,
@@ -195,6 +194,11 @@ class Admission:
                     donors=donors,
                     stream=self._side.stream,
                 )
+                if policy.dynamic or drift is not None:
+                    # Looked at, or shifted, before the first pass: they cannot wait for it.
+                    sequence.loading.place(pool.shape.layers)
+                if drift is not None:
+                    shift_spans(plan, table=table, pool=pool, rotary=rotary, drift=drift)
             else:
                 load_spans(
                     plan,
@@ -211,6 +215,7 @@ class Admission:
                 sequence.request.request_id,
                 _describe(error),
             )
+            sequence.drop_load()
             sequence.reason, sequence.detail = _load_failure(error), _describe(error)
             return False
         return True

@@ -90,7 +90,8 @@ class PagedPool:
     ) -> torch.Tensor:
         """A copy of K/V at positions [start, end): [layers, 2, end - start, kv_heads, head_dim].
 
-        It is made in `out` where that is given: of this shape and the pool's type and device.
+        It is made in `out` where that is given: of this shape and the pool's type, on its device
+        or in pinned memory of the host.
         """
         if out is None:
             shape = self.read_shape(end - start)
@@ -99,15 +100,23 @@ class PagedPool:
         for slot, length in table.runs(start, end):
             _copy(out[:, :, row : row + length], self.by_slot[:, :, slot : slot + length])
             row += length
+        if out.device != self.data.device:
+            torch.cuda.current_stream(self.data.device).synchronize()
         return out
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
     """On a CPU by numpy: it copies on the calling thread alone, without the interpreter's lock.
 
-    Torch would start a team of threads beside that of the request being computed.
+    Torch would start a team of threads beside that of the request being computed. From a GPU
+    layer by layer: a strided copy would first be gathered by a kernel that takes processors
+    from the pass beside it, plain ones take the copy engine alone.
     """
-    if target.device.type == "cpu":
+    if target.device != source.device:
+        for layer in range(len(target)):
+            for kv in (0, 1):
+                target[layer, kv].copy_(source[layer, kv], non_blocking=True)
+    elif target.device.type == "cpu":
         np.copyto(target.view(torch.uint8).numpy(), source.view(torch.uint8).numpy())
     else:
         target.copy_(source)

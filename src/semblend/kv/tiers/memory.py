@@ -84,7 +84,9 @@ class MemoryTier:
         To be taken inside the `load` of :meth:`put_from`, when there is room for it.
         """
         if self._blocks is None:
-            return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+            return torch.empty(
+                tuple(shape), dtype=dtype, device=self.device, pin_memory=self._pinned
+            )
         return self._blocks.empty(shape, dtype)
 
     def prepare(self, ahead_bytes: int) -> bool:

@@ -84,11 +84,10 @@ class TierStack:
             self._tell(left)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Memory on a device for a segment to be put, out of a tier's spare where there is one."""
-        tier = next((t for t in reversed(self.memory) if t.device == device), None)
-        if tier is None:
-            return torch.empty(tuple(shape), dtype=dtype, device=device)
-        return tier.empty(shape, dtype)
+        """Memory for a segment to be put that is on `device` now: there, if a tier is, or where
+        the fastest tier is; out of a tier's spare where there is one."""
+        tiers = (tier for tier in reversed(self.memory) if tier.device == device)
+        return next(tiers, self.memory[0]).empty(shape, dtype)
 
     def prepare(self, ahead_bytes: int) -> bool:
         """Touch a slice of host memory for segments to come; False if there is enough."""
