@@ -54,12 +54,6 @@ class EndpointError(SemBenchError):
     """An endpoint cannot be reached, or answers something other than its protocol."""
 
 
-class GateFailure(SemBenchError):  # noqa: N818 - it is a verdict, not a fault
-    """A requested gate does not hold."""
-
-    exit_code = 1
-
-
 class EngineFlagsError(SemBenchError):
     """The engine does not run with the flags the benchmark requires."""
 

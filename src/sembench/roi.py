@@ -21,8 +21,6 @@ from typing import Any
 
 from sembench.errors import UsageError
 
-SHARE_TOLERANCE = 1e-6
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:

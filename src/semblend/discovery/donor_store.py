@@ -134,11 +134,6 @@ class DonorStore:
         with self._lock:
             return sum(chunk.run.length for chunk in self._chunks.values())
 
-    @property
-    def dropped_fingerprints(self) -> int:
-        """Fingerprints not kept because their content stands in too many places."""
-        return self._table.dropped
-
     def donor(self, donor_id: str) -> Donor | None:
         """The donor of that id, if it is held."""
         return self._donors.get(donor_id)

@@ -123,7 +123,9 @@ class Standing:
     @property
     def until(self) -> datetime | None:
         """When the certificate stops to hold, for processes that outlive it."""
-        return None if self.certificate is None else datetime.fromisoformat(self.certificate.expires)
+        return (
+            None if self.certificate is None else datetime.fromisoformat(self.certificate.expires)
+        )
 
     @property
     def refusal(self) -> tuple[DeclineReason, str] | None:
@@ -168,11 +170,6 @@ def look_up(
         "this model has no quality certificate; `semblend certify` makes one",
     )
     return Standing(reason=reason, detail=detail)
-
-
-def find_certificate(fingerprint: str) -> Certificate | None:
-    """The model's certificate from the usual folders, or None."""
-    return look_up(fingerprint).certificate
 
 
 def certificate_folders(explicit: str = "") -> tuple[Path, ...]:

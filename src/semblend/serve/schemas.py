@@ -8,7 +8,7 @@ no request is answered as if it had been asked something else.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from rapidfuzz import process
@@ -89,7 +89,6 @@ class GenerationBody(BaseModel):
     """The fields both generation endpoints share."""
 
     model_config = _STRICT
-    length_field: ClassVar[str] = "max_tokens"
 
     model: str = Field(min_length=1, max_length=256, description="A name /v1/models lists.")
     max_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
