@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from semblend.core.errors import SettingsError
 from semblend.core.namespace import Namespace
-from semblend.core.plan import Hole, Plan, Span
+from semblend.core.plan import Hole
 from semblend.core.settings import Settings
-from semblend.integration.plan_cuts import within_hole_budget
 from semblend.integration.sglang.launcher import prepare
 from semblend.integration.sglang.namespaces import isolation_of
 from semblend.integration.sglang.nested_pass import PassLimits, passes_over
@@ -54,22 +53,6 @@ def test_passes_compute_every_hole_once_in_order_and_within_limits(holes, sequen
             computed[item.row] += range(item.start, item.end)
     for row, runs in holes.items():
         assert computed[row] == [p for run in sorted(runs) for p in range(run.start, run.end)]
-
-
-@given(budget=st.integers(0, 120), page=st.sampled_from([1, 16]))
-def test_a_plan_within_the_budget_is_a_shorter_plan_on_whole_pages(budget, page):
-    spans = tuple(
-        Span(donor_id="d", donor_start=start, target_start=start + 30, length=70)
-        for start in (0, 100, 200, 300)
-    )
-    plan = Plan(namespace="n", prompt_tokens=500, spans=spans, end=400)
-    cut = within_hole_budget(plan, budget, page_size=page)
-    if cut is None:
-        assert budget < 30
-        return
-    assert sum(map(len, cut.holes)) <= max(budget, 0)
-    assert cut.end <= plan.end
-    assert cut == plan or cut.end % page == 0
 
 
 def test_the_provider_works_alone():
