@@ -18,7 +18,7 @@ from semblend.integration.trtllm.donor_budget import DonorBudget, segment_keys
 from semblend.integration.trtllm.metadata import CaptureCommand
 from semblend.integration.trtllm.options import ConnectorOptions
 from semblend.integration.trtllm.provider import SemBlendKvProvider
-from semblend.integration.trtllm.requests import RequestState
+from semblend.integration.trtllm.request_state import RequestState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

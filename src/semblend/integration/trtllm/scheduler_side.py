@@ -32,7 +32,7 @@ from semblend.integration.trtllm.interfaces import (
 )
 from semblend.integration.trtllm.ladder_desk import LadderQuestion, Ladders, deadline
 from semblend.integration.trtllm.metadata import CaptureCommand, ConnectorMeta, LoadCommand
-from semblend.integration.trtllm.requests import (
+from semblend.integration.trtllm.request_state import (
     Progress,
     RequestState,
     Salt,

@@ -7,7 +7,7 @@ from semblend.core.ledger import Ledger
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.integration.audit import AuditStream
-from semblend.integration.trtllm.requests import Progress, RequestState
+from semblend.integration.trtllm.request_state import Progress, RequestState
 
 
 class Settlements:

@@ -22,7 +22,7 @@ from semblend.integration.vllm import rotary
 from semblend.integration.vllm.capture import CaptureThread
 from semblend.integration.vllm.donors import WorkerDonors, make_tiers
 from semblend.integration.vllm.exchange import DonorExchange
-from semblend.integration.vllm.load import DonorLostError, SpanLoader
+from semblend.integration.vllm.loading import DonorLostError, SpanLoader
 from semblend.integration.vllm.metadata import (
     ConnectorMeta,
     LoadCommand,
