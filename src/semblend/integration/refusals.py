@@ -1,4 +1,9 @@
-"""What adapters say about engines they were not proven with."""
+"""What adapters say about engines they were not proven with.
+
+Every entry is a feature under which K/V of a span is not what segmented prefill
+takes it for, or under which nobody has seen it work. Refusing costs a cold
+prefill; not refusing costs wrong answers.
+"""
 
 from __future__ import annotations
 

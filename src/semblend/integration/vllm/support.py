@@ -1,9 +1,4 @@
-"""What this adapter was not proven with, refused by name: at start, or for one request.
-
-Every entry is a feature under which K/V of a span is not what segmented prefill
-takes it for, or under which nobody has seen it work. Refusing costs a cold
-prefill; not refusing costs wrong answers.
-"""
+"""What this adapter was not proven with, refused by name: at start, or for one request."""
 
 from __future__ import annotations
 
