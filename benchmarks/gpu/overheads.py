@@ -80,12 +80,21 @@ def _capture(
 ) -> None:
     started = time.perf_counter()
     size = len(tokens)
+
+    def read(key: SegmentKey, shape: tuple[int, ...]) -> Segment:
+        out = tier.empty(shape, bench.pool.data.dtype)
+        return Segment(
+            key=key, kv=bench.pool.read(table, key.start, key.start + key.length, out=out)
+        )
+
     keys = SegmentKey.chain(NAMESPACE, tokens, [*range(0, size, SEGMENT_TOKENS), size])
     with side.after(mark):
         for key in keys:
             tier.remove(key)
-            kv = bench.pool.read(table, key.start, key.start + key.length)
-            tier.put(Segment(key=key, kv=kv))
+            shape = bench.pool.read_shape(key.length)
+            tier.put_from(
+                key, key.length * bench.model.kv_shape.token_bytes, partial(read, key, shape)
+            )
     done.append(time.perf_counter() - started)
 
 
