@@ -192,16 +192,17 @@ def _ask(gateway: str, targets: list[str]) -> dict[str, Any]:
     said: dict[str, Any] = {}
     document = " ".join(f"Page {page} speaks of item {page * 37 % 101}." for page in range(90))
     with httpx.Client(trust_env=False, timeout=120) as client:
+        model = client.get(f"{gateway}/v1/models").json()["data"][0]["id"]
 
         def ask(prompt: str) -> dict[str, Any]:
-            body = {"model": "m", "prompt": prompt, "max_tokens": 4, "temperature": 0}
+            body = {"model": model, "prompt": prompt, "max_tokens": 4, "temperature": 0}
             reply = client.post(f"{gateway}/v1/completions", json=body)
             headers = {k: v for k, v in reply.headers.items() if k.startswith("x-sem")}
             return {"status": reply.status_code, "headers": headers, "body": reply.json()}
 
         said["first"] = ask(document + " What is item 37?")
         deadline = time.monotonic() + 60
-        body = {"model": "m", "prompt": "Read this, please. " + document + " And item 74?"}
+        body = {"model": model, "prompt": "Read this, please. " + document + " And item 74?"}
         while True:
             placed = client.post(f"{gateway}/semblend/placement", json=body).json()
             if placed["choice"] != "router" or time.monotonic() > deadline:

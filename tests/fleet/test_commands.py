@@ -56,6 +56,16 @@ def test_fleet_lists_the_workers_and_what_they_hold(nats_server):
         (["route", "--worker", "nonsense"], {"SEMBLEND_NATS_URL": "nats://x"}, "id=http"),
         (["route", "--worker", "a=http://x"], {"SEMBLEND_NATS_URL": "nats://x"}, "SECRET"),
         (
+            ["route", "--worker", "a=http://x", "--kv-events", "b=tcp://x:1"],
+            {"SEMBLEND_NATS_URL": "nats://x"},
+            "'b' is not one",
+        ),
+        (
+            ["route", "--worker", "a=http://x", "--kv-events", "a=x:1"],
+            {"SEMBLEND_NATS_URL": "nats://x"},
+            "tcp://host:port",
+        ),
+        (
             ["route", "--worker", "a=http://x"],
             {"SEMBLEND_NATS_URL": "x", "SEMBLEND_NAMESPACE_SECRET": SECRET},
             "SEMBLEND_NATS_URL",

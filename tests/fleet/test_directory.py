@@ -203,7 +203,9 @@ def test_a_lost_worker_loses_all_its_ranks_and_nobody_elses():
         for rank in range(2):
             start = event(1, GenerationReset(generation=1), worker, rank)
             held.apply([start, event(2, registered("d", DOCUMENT), worker, rank)])
-    assert held.lose("w") == 2
+    for rank in range(2):
+        held.doubt(("w", rank))
+    assert held.stats().ranks_in_doubt == 2
     assert {name for name, donors in held.donor_keys().items() if donors} == {("v", 0), ("v", 1)}
 
 

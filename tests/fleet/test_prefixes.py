@@ -1,20 +1,40 @@
 """A rank is said to hold exactly the prefix that its engine's cache holds."""
 
 import hashlib
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
+from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semblend.core.private_hashes import is_private, private_hash
 from semblend.fleet.directory.answers import Found, WorkerHolding
+from semblend.fleet.directory.directory import Directory
+from semblend.fleet.directory.index import SketchIndex
 from semblend.fleet.placement.chooser import Choice, WorkerLoad, choose
 from semblend.fleet.placement.cost import FleetCost
-from semblend.fleet.residency.decoding import BlocksStored, StoredTokens, keys_text
+from semblend.fleet.residency.caches import FollowedCaches
+from semblend.fleet.residency.decoding import (
+    BlocksStored,
+    CacheBatch,
+    StoredTokens,
+    keys_text,
+)
 from semblend.fleet.residency.prefixes import PrefixResidency
-from tests.fleet.support import prompt
+from semblend.integration.dynamo.pinning import PIN_HEADER
+from semblend.serve.gateway.app import create_gateway
+from semblend.serve.gateway.options import GatewayOptions
+from tests.fleet.engines import MODEL, SLOW_PREFILL
+from tests.fleet.engines import settings as gateway_settings
+from tests.fleet.support import SECRET, prompt
 
 SIZE = 4
+
+
+def batch(*events):
+    return CacheBatch(events=events, dp_rank=0)
 
 
 class Cache:
@@ -171,3 +191,56 @@ def test_the_owner_of_an_exact_prefix_is_who_holds_the_blocks():
         can_reuse=False,
     )
     assert exact_only.choice is Choice.ROUTER
+
+
+@pytest.fixture(scope="module")
+def asked():
+    """A gateway before two workers, one of which holds a prompt's blocks: what it chooses."""
+    from transformers import AutoTokenizer
+
+    held = Directory(SketchIndex(max_donors=16, max_postings=1000), lease_s=None)
+    caches = FollowedCaches(held, [], secret=SECRET)
+    tokens = (prompt(1, 800) % 4000).tolist()
+    told = SimpleNamespace(stored=lambda name, event: caches.donors.blocks(name, batch(event)))
+    for salt in (None, "salt"):
+        Cache(("b", 0), told).compute(tokens if salt is None else tokens[::-1], salt=salt)
+    client = {}
+    for kind, header in (("alone", ""), ("before Dynamo", PIN_HEADER), ("tenants", "")):
+        options = GatewayOptions(
+            workers=(("a", "http://a"), ("b", "http://b")),
+            trust_tenant_header=kind == "tenants",
+            allowed_hosts=("testserver",),
+            pin_header=header,
+            cost=SLOW_PREFILL,
+            health_interval_s=600.0,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(str(MODEL))
+        client[kind] = TestClient(
+            create_gateway(held, tokenizer, options, gateway_settings(), caches=caches)
+        )
+
+    def ask(salt=None, tenant=None, reverse=False, kind="alone"):
+        body = {"model": "m", "prompt": [*(tokens[::-1] if reverse else tokens), 1, 2]}
+        headers = {} if tenant is None else {"x-tenant-id": tenant}
+        kind = kind if tenant is None else "tenants"
+        if salt is not None:
+            body["cache_salt"] = salt
+        said = client[kind].post("/semblend/placement", json=body, headers=headers).json()
+        assert "choice" in said, said
+        return said["choice"], said["worker"]
+
+    yield ask
+    caches.close()
+
+
+def test_a_gateway_places_by_the_engines_blocks(asked):
+    assert asked() == ("exact_prefix", "b")
+    assert asked(reverse=True, salt="salt") == ("exact_prefix", "b")
+    assert asked(kind="before Dynamo")[0] == "router", "Dynamo knows as much and is left alone"
+
+
+def test_where_a_request_goes_tells_nothing_of_other_tenants(asked):
+    assert asked(reverse=True)[0] == "router", "stored under a salt"
+    assert asked(salt="another")[0] == "router"
+    assert asked(tenant="one")[0] == "router", "an engine knows no tenants: it may be another's"
+    assert asked(reverse=True, tenant="one", salt="salt") == ("exact_prefix", "b")

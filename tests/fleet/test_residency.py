@@ -266,6 +266,18 @@ def test_a_directory_speaks_of_a_donor_exactly_while_its_blocks_are_resident(sea
     assert fleet.knows(), "the worker has taken it back"
 
 
+def test_a_log_that_is_read_again_does_not_end_the_watch():
+    fleet = Followed()
+    fleet.live.started(NAME)
+    fleet.hear(stored(1, 2))
+    said = [event(1, GenerationReset(generation=1)), event(2, with_blocks("d", [1, 2]))]
+    fleet.live.apply(said)
+    assert fleet.knows("d")
+    fleet.live.apply(said)
+    fleet.hear(removed(2))
+    assert fleet.knows(), "its blocks were followed no more"
+
+
 def test_lost_events_hide_donors_until_the_worker_has_looked_again():
     fleet = Followed()
     fleet.live.started(NAME)

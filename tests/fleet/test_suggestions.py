@@ -58,7 +58,7 @@ def test_the_dead_are_not_suggested():
     suggestions.apply([event(3, DonorEvicted(donor_id="d", generation=1))])
     assert not suggestions.suggest((1.0, 0.0, 0.0), KEYS.namespace_id)
     suggestions.apply([event(4, meaning("e", (1.0, 0.0, 0.0), 2))])
-    held.lose("w")  # nobody says so in an event
+    held.doubt(("w", 0))  # nobody says so in an event
     assert not suggestions.suggest((1.0, 0.0, 0.0), KEYS.namespace_id)
 
 

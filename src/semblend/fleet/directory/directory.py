@@ -88,20 +88,27 @@ class Directory:
 
     # -- hearing -------------------------------------------------------------------
 
-    def apply(self, events: Iterable[Event]) -> None:
-        """Take events in the order they were received; those seen before change nothing."""
+    def apply(self, events: Iterable[Event]) -> list[Event]:
+        """Take events in the order they were received; returns those not seen before.
+
+        The others change nothing.
+        """
         doubted: list[RankName] = []
+        taken: list[Event] = []
         with self._lock:
             now = self._clock()
             for event in events:
                 rank = self._rank((event.worker_id, event.dp_rank), now)
                 self.events += 1
-                doubt_before = rank.in_doubt
+                doubt_before, seen_before = rank.in_doubt, self.duplicates
                 self._take(rank, event)
+                if self.duplicates == seen_before:
+                    taken.append(event)
                 if rank.in_doubt and not doubt_before:
                     doubted.append(rank.name)
             self._flush()
         self._tell(doubted)
+        return taken
 
     def hear(self, beat: Heartbeat) -> None:
         """Take a heartbeat: the rank lives. While we are behind it, it stays hidden."""
@@ -145,17 +152,6 @@ class Directory:
                     self._forget(rank)
                     rank.in_doubt = True
         return hidden
-
-    def lose(self, worker_id: str) -> int:
-        """A worker is known to be gone: drop its donors. Returns how many there were."""
-        with self._lock:
-            self._flush()
-            lost = 0
-            for rank in self.ranks:
-                if rank.name[0] == worker_id:
-                    lost += self._forget(rank)
-                    rank.in_doubt = True
-            return lost
 
     def doubt(self, name: RankName) -> None:
         """Drop a rank's donors and ask it to tell everything anew."""

@@ -61,10 +61,8 @@ class LiveDonors:
 
     def apply(self, events: Iterable[Event]) -> None:
         """Take events of the log."""
-        listed = list(events)
         with self._lock, self._directory.as_one():
-            self._directory.apply(listed)
-            for event in listed:
+            for event in self._directory.apply(events):
                 name = (event.worker_id, event.dp_rank)
                 if name in self._believed:
                     self._note(name, event)
