@@ -1,5 +1,6 @@
 """A certificate that is not exactly what was measured, here and now, allows nothing."""
 
+import hashlib
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -11,7 +12,9 @@ from semblend.core.outcomes import DeclineReason
 from semblend.planning.certificates import (
     Certificate,
     certificate_folders,
+    depth_table,
     file_name,
+    find_depth_table,
     look_up,
     release,
 )
@@ -108,3 +111,30 @@ def test_folders_are_searched_as_told_then_the_users_then_the_shipped(tmp_path):
     assert users.parts[-2:] == ("semblend", "certificates")
     assert shipped.name == "certificates"
     assert certificate_folders("none") == ()
+
+
+def test_a_policy_that_shifts_depths_holds_with_its_very_table_and_no_other(tmp_path):
+    table = b"means by depth"
+    shifting = replace(
+        GOOD,
+        policy="depth_shift(none)",
+        data={"depth_table": hashlib.sha256(table).hexdigest()},
+    )
+    path = tmp_path / file_name(shifting)
+    path.write_text(shifting.to_json(), encoding="utf-8")
+    missing = standing(tmp_path)
+    depth_table(path).write_bytes(table + b".")
+    altered = standing(tmp_path)
+    for found in (missing, altered):
+        assert found.policy is found.depth_table is None
+        assert found.refusal[0] is DeclineReason.NO_CERTIFICATE
+        assert depth_table(path).name in found.refusal[1]
+    depth_table(path).write_bytes(table)
+    assert standing(tmp_path).depth_table == depth_table(path)
+    assert find_depth_table(GOOD.fingerprint, "float32", [tmp_path]) == depth_table(path)
+    assert find_depth_table(GOOD.fingerprint, "bfloat16", [tmp_path]) is None
+    assert find_depth_table("0" * 32, "float32", [tmp_path, tmp_path / "none"]) is None
+
+
+def test_other_policies_need_no_table(folder):
+    assert standing(folder).depth_table is None

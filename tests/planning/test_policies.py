@@ -1,15 +1,18 @@
 """Every registered policy, by itself, in one matrix."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semblend.core.errors import SettingsError
+from semblend.core.errors import PlanError, SettingsError
+from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Hole, Plan, Span, SpanKind
 from semblend.planning.boundaries import Boundaries
+from semblend.planning.depth import declined_without_table, drift_for, shifts_depth, table_for
 from semblend.planning.policies.base import (
     RecomputeRequest,
     known_policies,
@@ -288,6 +291,46 @@ def test_holes_outside_spans_are_dropped():
     assert inside_spans([Hole(0, 12), Hole(15, 40)], [span]) == (Hole(10, 12), Hole(15, 20))
 
 
+def test_depths_are_shifted_where_any_policy_inside_says_so_and_runs_are_the_policys():
+    for spec, shifts in (
+        ("span_head(8)", False),
+        ("depth_shift(span_head(8))", True),
+        ("budget(depth_shift(span_head(8)), 0.2)", True),
+        ("seams(4) + depth_shift(none)", True),
+        ("budget(seams(4) + none, 0.2)", False),
+    ):
+        policy = policy_from_spec(spec)
+        assert policy.shifts_depth is shifts is shifts_depth(spec)
+        assert policy_from_spec(policy.spec) == policy
+    span = Span(donor_id="d", donor_start=20, target_start=900, length=600)
+    plan = Plan(namespace="n", prompt_tokens=2000, spans=(span,), end=1999)
+    tokens = np.zeros(2000, dtype=np.int32)
+    plain, shifted = (
+        with_policy(plan, tokens, policy_from_spec(spec))
+        for spec in ("span_head(8)", "depth_shift(span_head(8))")
+    )
+    assert plain.recompute == shifted.recompute
+    assert declined_without_table(plain, has_table=False) == plain
+    assert declined_without_table(shifted, has_table=True) == shifted
+    declined = declined_without_table(shifted, has_table=False)
+    assert declined.reason is DeclineReason.UNSUPPORTED
+    assert shifted.policy in declined.detail
+
+
+def test_the_table_is_asked_for_exactly_where_depths_are_shifted():
+    table, path = object(), Path("somewhere")
+    assert drift_for(policy_from_spec("none"), table) is None
+    assert drift_for(policy_from_spec("depth_shift(none)"), table) is table
+    assert table_for("none", path) == table_for("none", None) == ""
+    assert table_for("depth_shift(none)", path) == "somewhere"
+    for ask in (
+        lambda: drift_for(policy_from_spec("depth_shift(none)"), None),
+        lambda: table_for("depth_shift(none)", None),
+    ):
+        with pytest.raises(PlanError, match="table of depth drift"):
+            ask()
+
+
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
@@ -302,6 +345,7 @@ def test_holes_outside_spans_are_dropped():
         ("budget(0.1)", "a policy expected"),
         ("depth_limit(0.1)", "a policy expected"),
         ("depth_limit(none, 0)", "1 or more"),
+        ("depth_shift(8)", "a policy expected"),
         ("budget(unknown, 0.1)", "known are"),
         ("span_head(8) - none", "known are"),
         ("__import__('os')", "known are"),

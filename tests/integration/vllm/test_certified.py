@@ -6,10 +6,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 
 from semblend.integration.model_identity import content_fingerprint
-from semblend.planning.certificates import Certificate, file_name, release
+from semblend.kv.depth_drift import DepthDrift, table_digest
+from semblend.kv.rotary import RotarySpec, RotaryTable
+from semblend.planning.certificates import Certificate, depth_table, file_name, release
 from tests.integration.models import folder_of, joined, random_tokens
 
 DOCUMENT = random_tokens(420, seed=121)
@@ -38,8 +41,11 @@ def certificate(**changes):
 
 @pytest.fixture
 def serve_with(engines, tmp_path, monkeypatch):
-    def make(given):
-        (tmp_path / file_name(given)).write_text(given.to_json())
+    def make(given, table=None):
+        path = tmp_path / file_name(given)
+        path.write_text(given.to_json())
+        if table is not None:
+            depth_table(path).write_bytes(table.to_bytes())
         monkeypatch.setenv("SEMBLEND_CERTIFICATE_DIR", str(tmp_path))
         engines.close()  # certificates are read when an engine starts
         return engines.make("llama", mode="segmented")
@@ -85,6 +91,51 @@ def test_an_altered_certificate_is_none(engines, tmp_path, monkeypatch):
     engine = engines.make("llama", mode="segmented")
     engine.donate(DONOR)
     assert engine.run(TARGET).semblend["reason"] == "no_certificate"
+
+
+def test_moved_k_v_is_shifted_to_its_new_depth_by_the_certificates_table(serve_with):
+    """To the number what the embedded engine does; a passage that hardly moved stays as it is."""
+    config = transformers.AutoConfig.from_pretrained(folder_of("llama"))
+    shape = (config.num_hidden_layers, 2, 3, config.num_key_value_heads, config.head_dim)
+    generator = torch.Generator().manual_seed(3)
+    drift = DepthDrift(
+        depths=torch.tensor([10.0, 300.0, 900.0]), means=torch.randn(shape, generator=generator)
+    )
+    digest = table_digest(drift.to_bytes())
+    deep = joined(random_tokens(400, seed=126), DOCUMENT, random_tokens(33, seed=125))
+    found = {}
+    for policy in ("none", "depth_shift(none)"):
+        engine = serve_with(certificate(policy=policy, data={"depth_table": digest}), drift)
+        engine.donate(DONOR)
+        for name, target, start in (("far", deep, 400), ("near", TARGET, 110)):
+            warm = engine.run(target, hints={"capture": False})
+            assert (warm.semblend["outcome"], warm.semblend["policy"]) == ("materialised", policy)
+            found[policy, name] = engine.kv(warm, start, start + len(DOCUMENT)).float()
+    move = drift.move(
+        source_start=50,
+        target_start=400,
+        tokens=len(DOCUMENT),
+        rotary=RotaryTable.from_spec(RotarySpec.from_config(config)),
+    )
+    for layer, (keys, values) in enumerate(found["none", "far"]):
+        shifted = found["depth_shift(none)", "far"][layer]
+        torch.testing.assert_close(shifted[0], move.keys(layer, keys), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(shifted[1], move.values(layer, values), atol=1e-4, rtol=1e-4)
+        assert (shifted[0] - keys).abs().max() > 0.1
+    assert torch.equal(found["none", "near"], found["depth_shift(none)", "near"])
+
+
+def test_a_certificate_whose_table_is_gone_or_another_is_none(serve_with):
+    config = transformers.AutoConfig.from_pretrained(folder_of("llama"))
+    shape = (config.num_hidden_layers, 2, 2, config.num_key_value_heads, config.head_dim)
+    drift = DepthDrift(depths=torch.tensor([10.0, 900.0]), means=torch.zeros(shape))
+    given = certificate(policy="depth_shift(none)", data={"depth_table": "0" * 64})
+    for table in (None, drift):
+        engine = serve_with(given, table)
+        engine.donate(DONOR)
+        answer = engine.run(TARGET)
+        assert answer.semblend["outcome"] == "discovery_only"
+        assert answer.semblend["reason"] == "no_certificate"
 
 
 def test_the_fingerprint_is_the_embedded_engines(tmp_path):
