@@ -49,6 +49,41 @@ def test_a_lookup_that_raises_is_a_cold_request(
     assert_cold(driver, DeclineReason.INTERNAL_ERROR, Outcome.DECLINED)
 
 
+def test_a_donor_the_index_names_and_nobody_holds_is_declined_once(
+    make_engine: EngineMaker,
+) -> None:
+    driver = make_engine()
+    engine = driver.engine
+    assert engine.pipeline.register_donor("lost", behind(1), engine.namespace())
+    gone = driver.run(behind(5), donate=False)
+    assert (gone.report.outcome, gone.report.reason) == (
+        Outcome.DECLINED,
+        DeclineReason.DONOR_GONE,
+    )
+    assert engine.pipeline.stats().donors == 0
+    engine.flush_prefix_cache()
+    driver.run(behind(1))
+    assert driver.run(behind(5), donate=False).report.outcome is Outcome.MATERIALISED
+
+
+def test_a_donor_dropped_while_it_is_registered_is_not_offered(
+    make_engine: EngineMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = make_engine()
+    engine = driver.engine
+    driver.run(behind(1))  # whose segments it shares, so that they outlive it
+    register = engine.pipeline.register_donor
+
+    def too_late(donor_id: str, *args: Any, **options: Any) -> bool:
+        engine.donors._drop(donor_id)
+        return register(donor_id, *args, **options)
+
+    monkeypatch.setattr(engine.pipeline, "register_donor", too_late)
+    engine.flush_prefix_cache()
+    driver.run(behind(1))
+    assert len(engine.donors) == engine.pipeline.stats().donors == 1
+
+
 def test_what_fails_between_steps_costs_no_request(
     make_engine: EngineMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

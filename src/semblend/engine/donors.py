@@ -202,6 +202,8 @@ class DonorLibrary:
     def _lease(self, donor_id: str, start: int, end: int, *, unchecked: bool) -> Iterator[DonorKv]:
         donor = self._donors.get(donor_id)
         if donor is None:
+            # Who lost it may have been too early for the index, which would offer it for ever.
+            self._pipeline.evict(donor_id)
             raise DonorError(f"donor {donor_id!r} is gone")
         reach(FaultPoint.LEASE)
         pieces: list[DonorPiece] = []
@@ -265,10 +267,10 @@ class DonorLibrary:
             started = time.thread_time()
             try:
                 self._store(capture)
-            except BaseException as error:
+            except BaseException:
                 # A donor the less is no harm to any request; a thread the less would keep the
                 # pages of everything that waits in line.
-                logger.warning("donor %s was not kept: %s", capture.donor_id, error)
+                logger.warning("donor %s was not kept", capture.donor_id, exc_info=True)
             finally:
                 self.busy_seconds += time.thread_time() - started
                 self._queue.task_done()
@@ -335,11 +337,15 @@ class DonorLibrary:
             return False
         with self._lock:
             # Under the lock, so that nobody hears of a loss before the donor.
-            if donor_id in self._donors:
+            kept = donor_id in self._donors
+            if kept:
                 self._announced.add(donor_id)
                 for listener in self._listeners:
                     listener.donor_kept(donor_id, tokens, namespace)
-        return True
+        if not kept:
+            # Dropped before the index knew it, while another donor keeps its segments.
+            self._pipeline.evict(donor_id)
+        return kept
 
     def _segment_gone(self, key: SegmentKey) -> None:
         """The tiers gave a segment up: its donors are no longer whole."""
