@@ -130,8 +130,8 @@ class SemBlendPipeline:
             array = as_token_array(tokens)
             key = namespace.key(self._secret)
             self._store.register(donor_id, array, key)
-        except SemBlendError as error:
-            logger.debug("donor %s not registered: %s", donor_id, error)
+        except SemBlendError:
+            logger.debug("donor %s not registered", donor_id, exc_info=True)
             return False
         except Exception:
             logger.warning("donor %s not registered", donor_id, exc_info=True)

@@ -211,9 +211,9 @@ class Admission:
                 )
         except Exception as error:
             logger.warning(
-                "request %s: donor K/V could not be loaded (%s); computing it",
+                "request %s: donor K/V could not be loaded; computing it",
                 sequence.request.request_id,
-                _describe(error),
+                exc_info=True,
             )
             sequence.drop_load()
             sequence.reason, sequence.detail = _load_failure(error), _describe(error)

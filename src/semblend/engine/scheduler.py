@@ -133,6 +133,7 @@ class Scheduler:
             rows = iter(logits.cpu())
             results = [next(rows) if share.wants_logits else None for share in shares]
         except Exception as error:
+            logger.warning("a pass over %d requests failed", len(shares), exc_info=True)
             self._compute_apart(shares, f"{type(error).__name__}: {error}")
             return
         unsound = {id(share) for share in shares if not _is_sound(share.sequence.loading)}
@@ -153,7 +154,6 @@ class Scheduler:
         if len(shares) == 1:
             self._recover(shares[0].sequence, error)
             return
-        logger.warning("a pass over %d requests failed; one by one", len(shares))
         for share in shares:
             if share.sequence.loading is not None:
                 self._recover(share.sequence, error)
@@ -186,14 +186,15 @@ class Scheduler:
         reason: DeclineReason = DeclineReason.MATERIALISATION_FAILED,
     ) -> None:
         """Compute the request again from its tokens if it reused anything, else give it up."""
+        kind = error.partition(":")[0]  # what else an error says is not for the log
         if sequence.plan is None:
-            logger.error("request %s failed: %s", sequence.request.request_id, error)
+            logger.error("request %s failed: %s", sequence.request.request_id, kind)
             self._emission.finish(sequence, FinishReason.ERROR, error)
             return
         logger.warning(
             "request %s: the pass over reused K/V failed (%s); computing it from its tokens",
             sequence.request.request_id,
-            error,
+            kind,
         )
         sequence.reason = reason
         sequence.detail = error

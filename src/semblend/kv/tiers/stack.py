@@ -123,8 +123,8 @@ class TierStack:
         if self.disk is not None:
             try:
                 removed.append(self.disk.remove(key))
-            except Exception as error:
-                logger.warning("segment %s was not deleted: %r", key.name[:16], error)
+            except Exception:
+                logger.warning("segment %s was not deleted", key.name[:16], exc_info=True)
         if any(removed):
             self._tell([key])
         return any(removed)
@@ -165,8 +165,8 @@ class TierStack:
                 tier.put_from(key, nbytes, load, demote=demote, left=left.append)
             except CapacityError:
                 continue
-            except Exception as error:
-                logger.warning("segment %s was not stored: %r", key.name[:16], error)
+            except Exception:
+                logger.warning("segment %s was not stored", key.name[:16], exc_info=True)
                 return None
             return tier.name
         if self.disk is None:
@@ -175,8 +175,8 @@ class TierStack:
             self.disk.put(load(), left=left.append)
         except CapacityError:
             return None
-        except Exception as error:
-            logger.warning("segment %s was not stored: %r", key.name[:16], error)
+        except Exception:
+            logger.warning("segment %s was not stored", key.name[:16], exc_info=True)
             return None
         return self.disk.name
 
@@ -192,8 +192,8 @@ class TierStack:
                 if lease is not None:
                     return lease
             return None if self.disk is None else self._read_from_disk(self.disk, key, left)
-        except Exception as error:
-            logger.warning("segment %s was not loaded: %r", key.name[:16], error)
+        except Exception:
+            logger.warning("segment %s was not loaded", key.name[:16], exc_info=True)
             return None
 
     def _read_from_disk(
