@@ -125,6 +125,7 @@ def test_namespaces_share_neither_prefixes_nor_donors(make_engine: EngineMaker) 
         engine.namespace(tenant="b"),
         engine.namespace(tenant="a", template="t"),
         engine.namespace(tenant="a", cache_salt="s"),
+        engine.namespace(tenant="a", cache_salt="none"),
     ):
         report = driver.run(behind(1), namespace=other, donate=False).report
         assert (report.exact_tokens, report.reused_tokens) == (0, 0)

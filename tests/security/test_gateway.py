@@ -96,10 +96,14 @@ def serving(app: FastAPI) -> Iterator[str]:
         listener.close()
 
 
-def ask(url: str, key: str | None, path: str = "/v1/completions", **headers: str) -> httpx.Response:
+def ask(
+    url: str, key: str | None, path: str = "/v1/completions", salt: str = "", **headers: str
+) -> httpx.Response:
     if key is not None:
         headers["authorization"] = f"Bearer {key}"
     body = {"model": MODEL_NAME, "prompt": TOKENS, "max_tokens": 1}
+    if salt:
+        body["cache_salt"] = salt
     return httpx.post(f"{url}{path}", json=body, headers=headers, timeout=60, trust_env=False)
 
 
@@ -128,6 +132,13 @@ def test_a_key_finds_its_own_tenants_donors_and_no_header_changes_whose(gateway:
         refused = ask(url, MALLORY, **{"x-tenant-id": claimed})
         assert refused.status_code == 403
         assert routing(refused) == {}
+
+
+def test_no_salt_finds_what_was_kept_without_one(gateway: Gateway) -> None:
+    url = gateway()
+    assert routing(ask(url, ALICE))["x-semblend-worker"] == OWNER
+    for salt in ("none", "salt:none", "mine"):
+        assert routing(ask(url, ALICE, salt=salt))["x-semantic-route"] == "router"
 
 
 def test_without_a_known_key_nothing_is_looked_up(gateway: Gateway) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from semblend.core.namespace import Namespace
+from semblend.core.namespace import Namespace, salt_part
 from semblend.core.outcomes import Outcome
 from semblend.engine.api import (
     EngineStats,
@@ -88,6 +88,7 @@ class ScriptedEngine:
         self.fail_after: int | None = None
         self.submit_error: Exception | None = None
         self.stats_error: Exception | None = None
+        self.failure: str | None = None
 
     def submit(self, request: GenerationRequest) -> ScriptedHandle:
         if self.submit_error is not None:
@@ -130,5 +131,5 @@ class ScriptedEngine:
             model="scripted",
             tenant=tenant or "none",
             template=template or "none",
-            cache_salt=cache_salt or "none",
+            cache_salt=salt_part(cache_salt),
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -12,6 +14,9 @@ import openai
 import pytest
 
 from semblend.core.errors import CapacityError, RequestError
+from semblend.engine.engine import EmbeddedEngine
+from semblend.engine.model import wrap_model
+from tests.engine.models import plain_model
 from tests.serve.fakes import ScriptedEngine
 from tests.serve.support import MODEL_NAME, Running, running, until
 
@@ -89,12 +94,53 @@ def test_an_engine_that_does_not_answer_for_itself_is_not_ready(scripted: Script
             "status": "ok",
             "live": True,
             "ready": True,
+            "reason": None,
         }
         scripted.stats_error = RuntimeError("gone")
         for path, status in (("/health", 503), ("/health/ready", 503), ("/health/live", 200)):
             response = httpx.get(f"{host.url}{path}")
             assert response.status_code == status
             assert response.json()["status"] == "failing"
+            assert response.json()["reason"]
+
+
+def test_an_engine_whose_thread_is_dead_is_neither_live_nor_ready_and_says_so() -> None:
+    """And nobody waits for it: what it had is ended, what comes is turned away."""
+    tokenizer = ScriptedEngine().tokenizer
+    model = wrap_model(
+        plain_model("llama-gqa", vocab_size=len(tokenizer)), name="tiny", tokenizer=tokenizer
+    )
+    with EmbeddedEngine(model) as engine, running(engine, request_timeout_s=60) as host:
+        assert httpx.get(f"{host.url}/health").status_code == 200
+        assert post(host).status_code == 200
+        with ThreadPoolExecutor(1) as pool:
+            scheduler = engine._worker._scheduler
+            step, held = scheduler.step, threading.Event()
+
+            def struck_down() -> bool:
+                if not scheduler.waiting and not scheduler.running:
+                    return step()
+                held.wait(60)
+                raise SystemExit("SECRET-PROMPT")
+
+            scheduler.step = struck_down  # type: ignore[method-assign]
+            waiting = pool.submit(post, host)
+            until(lambda: engine.stats().waiting, "a request to wait")
+            held.set()
+            assert waiting.result().status_code == 500
+        for path in ("/health", "/health/ready", "/health/live"):
+            response = httpx.get(f"{host.url}{path}")
+            assert response.status_code == 503
+            assert response.json() == {
+                "status": "failing",
+                "live": False,
+                "ready": False,
+                "reason": "the engine's thread has ended",
+            }
+        assert post(host).status_code == 503
+        assert engine.flush_prefix_cache() >= 0, "errands are still run, by whoever has them"
+        state = httpx.get(f"{host.url}/semblend/state").json()
+        assert state["server"]["status"] == "failing"
 
 
 @pytest.mark.parametrize("stream", [False, True])

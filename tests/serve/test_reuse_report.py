@@ -142,6 +142,7 @@ def test_tenants_never_share_donors(shared: Running) -> None:
     [
         ({"cache_salt": "s1"}, {"cache_salt": "s2"}),
         ({"cache_salt": "s3"}, {}),
+        ({"cache_salt": "none"}, {}),
         ({"headers": {"x-chat-template-id": "t1"}}, {"headers": {"x-chat-template-id": "t2"}}),
     ],
 )

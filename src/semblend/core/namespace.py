@@ -138,6 +138,16 @@ class Namespace:
         return hmac.new(b"semblend:namespace:v1" + secret, message, hashlib.sha256).digest()[:16]
 
 
+def salt_part(cache_salt: str | None) -> str:
+    """A caller's cache salt as the part of a namespace.
+
+    >>> salt_part(None), salt_part("none")
+    ('none', 'salt:none')
+    """
+    # Marked: callers choose their salts, and none of them is the statement that there is none.
+    return f"salt:{cache_salt}" if cache_salt else NONE
+
+
 def _is_text(value: str) -> bool:
     """Whether it can be encoded; half of a surrogate pair cannot."""
     try:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from semblend.core.errors import RequestError
-from semblend.core.namespace import NONE, Namespace
+from semblend.core.namespace import NONE, Namespace, salt_part
 from semblend.core.settings import Settings
 from semblend.core.tokens import as_token_array
 from semblend.engine.admission import Admission
@@ -197,7 +197,7 @@ class EmbeddedEngine:
             cache_layout="layers,2,pages,page_size,kv_heads,head_dim",
             tenant=tenant or self.settings.donor_tenant,
             template=template or self.settings.donor_template,
-            cache_salt=cache_salt or NONE,
+            cache_salt=salt_part(cache_salt),
         )
 
     def submit(self, request: GenerationRequest) -> RequestHandle:
@@ -232,6 +232,11 @@ class EmbeddedEngine:
         )
         self._worker.submit(sequence)
         return sequence.handle
+
+    @property
+    def failure(self) -> str | None:
+        """Why this engine answers no request any more; None while it does."""
+        return None if self._worker.alive else "the engine's thread has ended"
 
     def stats(self) -> EngineStats:
         """A snapshot for metrics and the page."""

@@ -50,6 +50,11 @@ class Worker:
         self._thread.start()
 
     @property
+    def alive(self) -> bool:
+        """Whether the thread runs: once it has ended, no request is answered any more."""
+        return self._thread.is_alive()
+
+    @property
     def waiting(self) -> int:
         """Requests not admitted yet."""
         return len(self._inbox) + len(self._scheduler.waiting)
@@ -121,14 +126,29 @@ class Worker:
         self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException:
+            # Exceptions end where they happen; this is the thread itself being struck down.
+            logger.critical("the engine's thread has ended: it answers no more", exc_info=True)
+            with self._wake:
+                self._closing = True
+                self._take_in()
+            self._scheduler.abandon(FinishReason.ERROR, "the engine's thread has ended")
+
+    def _take_in(self) -> None:
+        """Do the errands and let the scheduler have what was submitted; under the lock."""
+        while self._errands:
+            self._errands.popleft()()
+        self._scheduler.waiting.extend(self._inbox)
+        self._inbox.clear()
+
+    def _serve(self) -> None:
         while True:
             with self._wake:
                 self._signalled = False
                 closing = self._closing
-                while self._errands:
-                    self._errands.popleft()()
-                self._scheduler.waiting.extend(self._inbox)
-                self._inbox.clear()
+                self._take_in()
             if closing:
                 self._scheduler.abandon(FinishReason.CANCELLED, "the engine was closed")
                 return

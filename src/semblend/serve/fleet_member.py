@@ -116,6 +116,11 @@ class FleetMember:
         """The engine's limit."""
         return self.engine.max_prompt_tokens
 
+    @property
+    def failure(self) -> str | None:
+        """The engine's."""
+        return self.engine.failure
+
     def submit(self, request: GenerationRequest) -> RequestHandle:
         """Fetch a donor where that pays, then queue the request."""
         if self.importer is not None and request.reuse:

@@ -37,6 +37,11 @@ class ServedEngine(Protocol):
         """The longest prompt the engine takes."""
         ...
 
+    @property
+    def failure(self) -> str | None:
+        """Why the engine answers no request any more; None while it does."""
+        ...
+
     def submit(self, request: GenerationRequest) -> ServedHandle:
         """Queue one request."""
         ...

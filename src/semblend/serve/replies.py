@@ -168,3 +168,4 @@ class Health(BaseModel):
     status: Literal["ok", "draining", "failing"]
     live: bool
     ready: bool
+    reason: str | None = Field(None, description="Why it does not take requests.")

@@ -40,10 +40,12 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
         response.status_code = 200 if state.ready else 503
         return state
 
-    @router.get("/health/live", responses=refusals(421))
-    async def live() -> Health:
-        """Whether the process answers at all: restart it when not."""
-        return await asyncio.to_thread(_health, service)
+    @router.get("/health/live", responses={**refusals(421), 503: {"model": Health}})
+    async def live(response: Response) -> Health:
+        """Whether the process can answer at all: restart it when not."""
+        state = await asyncio.to_thread(_health, service)
+        response.status_code = 200 if state.live else 503
+        return state
 
     @router.get("/health/ready", responses={**refusals(421), 503: {"model": Health}})
     async def ready(response: Response) -> Health:
@@ -68,13 +70,14 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
         """What the page draws: metadata of the caller's own requests after cursor `since`."""
         caller: Caller = request.state.caller
         stats = await asyncio.to_thread(desk.engine.stats) if caller.sees_all else None
+        health = await asyncio.to_thread(_health, service)
         return JSONResponse(
             {
                 "server": {
                     "model": desk.options.model_name,
                     "version": version("semblend"),
                     "uptime_s": round(time.time() - service.started_at, 1),
-                    "status": "draining" if desk.admission.draining else "ok",
+                    "status": health.status,
                     "max_prompt_tokens": service.encoder.max_prompt_tokens,
                     "started_at": service.started_at,
                     "now": time.time(),
@@ -101,13 +104,18 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
 
 
 def _health(service: Service) -> Health:
-    if service.desk.admission.draining:
-        return Health(status="draining", live=True, ready=False)
+    desk = service.desk
+    if desk.admission.draining:
+        return Health(status="draining", live=True, ready=False, reason="the server is stopping")
+    if failure := desk.engine.failure:
+        # Nothing but a new process helps, so it is not live either.
+        return Health(status="failing", live=False, ready=False, reason=failure)
     try:
-        service.desk.engine.stats()
+        desk.engine.stats()
     except Exception as error:
         log("engine_unhealthy", error=error)
-        return Health(status="failing", live=True, ready=False)
+        reason = "the engine gives no account of itself"
+        return Health(status="failing", live=True, ready=False, reason=reason)
     return Health(status="ok", live=True, ready=True)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from semblend.core.errors import RequestError, SemBlendError
-from semblend.core.namespace import NONE, Namespace
+from semblend.core.namespace import Namespace, salt_part
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray
 from semblend.fleet.directory.answers import Found
@@ -168,10 +168,10 @@ def _text(body: Mapping[str, Any], name: str) -> str | None:
 def _salt_part(salt: str | None, extra_key: str | None, cache_layout: str) -> str:
     """What keeps requests apart, as the worker's namespaces name it.
 
-    Adapters hide it, each in its way; the embedded engine does not.
+    Adapters hide it, each in its way; the embedded engine only marks it.
     """
     if cache_layout.startswith("segments:"):
         return by_salt(salt)
     if cache_layout.startswith("slots:"):
         return sglang_namespaces.isolation_of(extra_key, salt)
-    return salt or NONE
+    return salt_part(salt)
