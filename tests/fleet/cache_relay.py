@@ -42,10 +42,10 @@ class Relay:
         """Answer nobody who asks for what was."""
         self.encode: Any = lambda payload: payload
         self._topic_in_replay = topic_in_replay
-        self._outbox: queue.Queue[tuple[int, bytes, bool]] = queue.Queue()
+        self._outbox: queue.Queue[tuple[int, bytes]] = queue.Queue()
         self._stop = threading.Event()
         self._context = zmq.Context()
-        self._upstream: tuple[str, str] | None = None
+        self._carrier: threading.Thread | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -55,35 +55,55 @@ class Relay:
         payload = msgpack.packb([time.time(), list(events), 0])
         self.buffer.append((number, payload))
         if not lost:
-            self._outbox.put((number, payload, True))
+            self._outbox.put((number, payload))
 
     def restart(self) -> None:
         """As an engine that starts again: counts from 0, remembers nothing."""
         self.buffer = []
 
-    def carry(self, endpoint: str) -> None:
+    def carry(self, endpoint: str, replay: str) -> None:
         """Pass on what an engine publishes there, from its first batch on."""
+        self._carrier = threading.Thread(target=self._carry, args=(endpoint, replay), daemon=True)
+        self._carrier.start()
+
+    def _carry(self, endpoint: str, replay: str) -> None:
         source = self._context.socket(zmq.SUB)
         source.setsockopt(zmq.SUBSCRIBE, b"")
         source.connect(endpoint)
-
-        def run() -> None:
-            while not self._stop.is_set():
-                if source.poll(20):
-                    _, number, payload = source.recv_multipart()
-                    batch = (int.from_bytes(number, "big"), self.encode(payload))
-                    self.buffer.append(batch)
+        passed = -1
+        while not self._stop.is_set():
+            if source.poll(20):
+                _, sent, payload = source.recv_multipart()
+                number = int.from_bytes(sent, "big")
+                batches = [(number, payload)]
+                if number > passed + 1:  # Sent before we had subscribed.
+                    batches = self._fetched(replay, passed + 1, number) + batches
+                passed = number
+                for each, body in batches:
+                    self.buffer.append((each, self.encode(body)))
                     if not self.losing:
-                        self._outbox.put((*batch, True))
-            source.close(linger=0)
+                        self._outbox.put(self.buffer[-1])
+        source.close(linger=0)
 
-        self._carrier = threading.Thread(target=run, daemon=True)
-        self._carrier.start()
+    def _fetched(self, replay: str, start: int, end: int) -> list[tuple[int, bytes]]:
+        asking = self._context.socket(zmq.DEALER)
+        asking.connect(replay)
+        asking.send_multipart([b"", start.to_bytes(8, "big")])
+        got = []
+        while asking.poll(10_000):
+            *_, sent, payload = asking.recv_multipart()
+            number = int.from_bytes(sent, "big", signed=True)
+            if number == -1:
+                break
+            if number < end:
+                got.append((number, payload))
+        asking.close(linger=0)
+        return got
 
     def close(self) -> None:
         self._stop.set()
         self._thread.join()
-        if hasattr(self, "_carrier"):
+        if self._carrier is not None:
             self._carrier.join()
         self._context.destroy(linger=0)
 
@@ -98,7 +118,7 @@ class Relay:
                 if not self.silent:
                     self._serve(router, *request)
             try:
-                number, payload, _ = self._outbox.get(timeout=0.01)
+                number, payload = self._outbox.get(timeout=0.01)
             except queue.Empty:
                 continue
             publisher.send_multipart((b"", number.to_bytes(8, "big"), payload))

@@ -1,6 +1,7 @@
 """What is deployed, without containers: its commands, names, ports, volumes, variables and checks.
 
     python -m tests.fleet.deployed_inside FOLDER compose
+    python -m tests.fleet.deployed_inside FOLDER mooncake  (the same, sharing by Mooncake Store)
     python -m tests.fleet.deployed_inside FOLDER chart   (FOLDER/chart.json: what it rendered to)
 
 Every service or pod is a machine of its own (tests/fleet/machines.py), started when those it
@@ -16,7 +17,7 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,9 @@ class Service:
 
 def main() -> None:
     folder, kind = Path(sys.argv[1]), sys.argv[2]
-    services = of_compose(folder) if kind == "compose" else of_chart(folder)
+    services = of_chart(folder) if kind == "chart" else of_compose(folder)
+    if kind == "mooncake":
+        services = sharing_by_mooncake(services)
     machines = Machines(folder, *(service.name for service in services))
     named = {service.name: service for service in services}
     for service in services:
@@ -56,8 +59,9 @@ def main() -> None:
         command, env = service.command, _environment(service)
         machines.start(service.name, command, env=env, mounts=service.mounts)
     _await_health(machines, services[-1])
-    targets = _scraped_by_prometheus() if kind == "compose" else []
-    print(json.dumps(_ask(f"http://{services[-1].name}:8080", targets)))
+    workers = {s.name.partition(".")[0]: s.name for s in services if "worker" in s.name}
+    told = _ask(f"http://{services[-1].name}:8080", workers, shares=kind != "chart")
+    print(json.dumps(told))
 
 
 # -- the compose file ------------------------------------------------------------------
@@ -88,6 +92,32 @@ def of_compose(folder: Path) -> list[Service]:
             )
         )
     return services
+
+
+def sharing_by_mooncake(services: list[Service]) -> list[Service]:
+    """The same fleet with Mooncake's master, by whose store the workers share."""
+    programs = Path(sys.executable).parent
+    master = Service(
+        name="master",
+        command=(str(programs / "mooncake_master"), "-port", "50051", "-metrics_port", "9103"),
+        health=("python", "-c", "import socket; socket.create_connection(('localhost', 50051))"),
+    )
+    # The environment these tests run in has Mooncake's client; the program is the same.
+    program = (sys.executable, "-m", "semblend.cli.main")
+    return [
+        master,
+        *(
+            replace(
+                service,
+                command=(*program, *service.command[1:]),
+                env={**service.env, "SEMBLEND_TRANSPORT": "mooncake:master:50051"},
+                after=("master", *service.after),
+            )
+            if service.command[0] == "semblend"
+            else service
+            for service in services
+        ),
+    ]
 
 
 def _volumes(service: dict[str, Any], folder: Path) -> dict[str, Path]:
@@ -188,15 +218,15 @@ def _await_health(machines: Machines, service: Service) -> None:
         time.sleep(0.5)
 
 
-def _ask(gateway: str, targets: list[str]) -> dict[str, Any]:
+def _ask(gateway: str, workers: dict[str, str], *, shares: bool) -> dict[str, Any]:
     said: dict[str, Any] = {}
     document = " ".join(f"Page {page} speaks of item {page * 37 % 101}." for page in range(90))
     with httpx.Client(trust_env=False, timeout=120) as client:
         model = client.get(f"{gateway}/v1/models").json()["data"][0]["id"]
 
-        def ask(prompt: str) -> dict[str, Any]:
+        def ask(prompt: str, url: str = gateway) -> dict[str, Any]:
             body = {"model": model, "prompt": prompt, "max_tokens": 4, "temperature": 0}
-            reply = client.post(f"{gateway}/v1/completions", json=body)
+            reply = client.post(f"{url}/v1/completions", json=body)
             headers = {k: v for k, v in reply.headers.items() if k.startswith("x-sem")}
             return {"status": reply.status_code, "headers": headers, "body": reply.json()}
 
@@ -210,9 +240,18 @@ def _ask(gateway: str, targets: list[str]) -> dict[str, Any]:
             time.sleep(0.2)
         said["placed"] = placed
         said["second"] = ask(body["prompt"])
-        said["scraped"] = {
-            target: client.get(f"http://{target}/metrics").text for target in targets
-        }
+        if shares:
+            # Who has never seen the document fetches it, once the news have arrived.
+            (other,) = set(workers) - {said["first"]["headers"]["x-semblend-worker"]}
+            for attempt in range(50):
+                lead = f"This is reading number {attempt} of it. "
+                said["elsewhere"] = ask(lead + document, f"http://{workers[other]}:8000")
+                if said["elsewhere"]["headers"]["x-semblend-outcome"] == "materialised":
+                    break
+            said["scraped"] = {
+                target: client.get(f"http://{target}/metrics").text
+                for target in _scraped_by_prometheus()
+            }
     return said
 
 

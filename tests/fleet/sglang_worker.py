@@ -4,8 +4,8 @@ Runs in SGLang's own environment:  python -m tests.fleet.sglang_worker FOLDER
 FOLDER is where its K/V events are published (events, replay).
 
 A line is a JSON object: `tokens` with what else a request has; or `evict`, which empties its tree
-as a full pool would: "alone" does so behind the adapter's back. Every answer tells the truth by
-then: the donors the tree holds whole, and its pages.
+as a full pool would: "alone" does so behind the adapter's back; or `flush`, SGLang's own. Every
+answer tells the truth by then: the donors the tree holds whole, and its pages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         said: dict[str, Any] = {}
-        if "evict" in asked:
+        if "flush" in asked:
+            engine.flush()
+        elif "evict" in asked:
             alone = asked["evict"] == "alone"
             engine.call(probes.empty_the_tree_alone if alone else probes.empty_the_tree)
         else:

@@ -2,12 +2,13 @@
 
 import json
 import re
+from importlib.util import find_spec
 
 import pytest
 
 from tests.fleet.deployed_inside import COMPOSE, SECRET
 from tests.fleet.machines import ROOT, inside
-from tests.fleet.support import need_own_network, slow
+from tests.fleet.support import need, need_own_network, slow
 
 
 def fleet_answers(folder, kind):
@@ -27,14 +28,25 @@ def fleet_answers(folder, kind):
 
 
 @slow
-def test_the_compose_files_commands_make_a_fleet_that_places_and_reuses(tmp_path):
-    said, owner = fleet_answers(tmp_path, "compose")
+@pytest.mark.parametrize("store", ["compose", "mooncake"])
+def test_the_compose_files_commands_make_a_fleet_that_places_reuses_and_shares(tmp_path, store):
+    """As it is, sharing by a folder; and with Mooncake Store in its place."""
+    if store == "mooncake":
+        need(find_spec("mooncake"), "mooncake-transfer-engine-non-cuda")
+    said, owner = fleet_answers(tmp_path, store)
     assert owner in ("worker-a", "worker-b")
     # What Prometheus is told to scrape is there, under the names it is told.
     assert set(said["scraped"]) == {"worker-a:8000", "worker-b:8000", "gateway:8080"}
     assert all("semblend:" in text for text in said["scraped"].values())
-    # The shared volume holds the donor's K/V.
-    assert list((tmp_path / "shared.vol" / "donors").iterdir())
+    # The other worker had never computed the document: its K/V came through the store.
+    elsewhere = said["elsewhere"]["headers"]
+    assert elsewhere["x-semblend-worker"] != owner
+    assert elsewhere["x-semblend-outcome"] == "materialised"
+    other = (tmp_path / f"{elsewhere['x-semblend-worker']}.log").read_text()
+    fetched = [json.loads(line) for line in other.splitlines() if '"fetched"' in line]
+    assert fetched, "it was not fetched, but computed"
+    shared = tmp_path / "shared.vol" / "donors"
+    assert (store == "compose") == (shared.exists() and any(shared.iterdir()))
 
 
 @slow

@@ -37,7 +37,7 @@ def fleet(module_nats_server, tmp_path_factory):
     held = Directory(SketchIndex(max_donors=64, max_postings=9000), lease_s=60.0)
     relay = Relay(folder)
     relay.encode = as_arrays
-    relay.carry(f"ipc://{folder}/events")
+    relay.carry(f"ipc://{folder}/events", f"ipc://{folder}/replay")
     feed = CacheFeed(
         worker_id=NAME[0], endpoint=relay.endpoint, replay_endpoint=relay.replay, check_s=0.2
     )
@@ -108,6 +108,7 @@ def test_donors_are_announced_placed_on_and_taken_back_when_evicted(fleet):
     cold = fleet.worker.ask({"tokens": target})
     assert cold["cached"] == 0
     agrees(fleet, cold)
+    agrees(fleet, fleet.worker.ask({"flush": True}))
     assert fleet.caches.followers[0].gaps == 0
 
 
@@ -129,7 +130,7 @@ def test_a_donor_is_known_by_the_engines_word_where_the_worker_is_silent(fleet, 
     assert again["whole"]
     agrees(fleet, again)
     assert placed(fleet, moved(2), salt=salt).choice is Choice.DONOR
-    fleet.worker.ask({"evict": True})
+    agrees(fleet, fleet.worker.ask({"flush": True}))
 
 
 def test_batches_that_are_lost_on_the_way_are_fetched(fleet):
@@ -142,7 +143,7 @@ def test_batches_that_are_lost_on_the_way_are_fetched(fleet):
     assert follower.replayed > replayed
     assert follower.gaps == gaps
     fleet.relay.losing = False
-    fleet.worker.ask({"evict": True})
+    agrees(fleet, fleet.worker.ask({"flush": True}))
 
 
 def test_batches_that_are_lost_for_good_have_the_worker_look_again(fleet):
