@@ -11,7 +11,6 @@ import gc
 import logging
 import os
 from collections import Counter
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,25 +31,11 @@ from tests.engine.conftest import Driver, EngineMaker, same
 from tests.engine.donors import DonorShelf, cold_kv, hand_plan, make_pool, make_table
 from tests.engine.models import random_tokens, tiny
 from tests.engine.test_engine import behind
+from tests.reliability.fault_cases import KEEPING, REUSING, Case
 from tests.reliability.fault_results import record
 
 TOKEN_BYTES = tiny("llama-gqa")[0].kv_shape.token_bytes
 DONOR, FILLER, TARGET = behind(1), random_tokens(len(behind(1)), 77), behind(5)
-KEEPING, REUSING = "keeping", "reusing"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """When a point is planted, and what becomes of the request that would have reused."""
-
-    point: FaultPoint
-    phase: str
-    reason: DeclineReason | None
-    """None: the fault costs time and nothing else."""
-    times: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.point.value}-{self.phase}"
 
 
 CASES = [
@@ -131,12 +116,12 @@ def test_a_fault_is_a_cold_answer_and_leaves_nothing_behind(
     assert reused.report.outcome is Outcome.MATERIALISED, "without a fault it is reused"
     driver.engine.drop_donors()
     before = Counter(driver.engine.pipeline.ledger.totals().reasons)
-    with planted(case.point.value + case.times) as while_keeping:
+    with planted(case.spec) as while_keeping:
         if case.phase == KEEPING:
             keep(driver)
     if case.phase == REUSING:
         keep(driver)
-    with planted(case.point.value + case.times) as while_reusing:
+    with planted(case.spec) as while_reusing:
         if case.phase == REUSING:
             answer = reuse(driver)
     if case.phase == KEEPING:
@@ -158,8 +143,7 @@ def test_a_fault_is_a_cold_answer_and_leaves_nothing_behind(
     keep(driver)
     assert reuse(driver).report.outcome is Outcome.MATERIALISED, "and the next one is served"
     assert_whole(driver, tmp_path)
-    result = "served, later" if case.reason is None else f"{case.reason.outcome}: {case.reason}"
-    record("embedded", case.point, result)
+    case.record("embedded", served="served, later")
 
 
 def test_a_ledger_that_fails_claims_no_reuse(make_engine: EngineMaker, tmp_path: Path) -> None:

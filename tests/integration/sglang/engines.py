@@ -6,6 +6,7 @@ import itertools
 import json
 import multiprocessing
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ from typing import Any
 
 import torch
 
+from semblend.core.faults import FaultPoint
 from semblend.core.tokens import TokenArray
 from tests.integration.models import folder_of
-from tests.integration.sglang import probes
+from tests.integration.sglang import fault_probes, probes
 from tests.integration.sglang.scheduler_process import serve
 
 SHIMS = Path(__file__).parent / "shims"
@@ -211,8 +213,21 @@ class Engine:
         return self.call(probes.counts)
 
     @contextmanager
+    def planted(self, spec: str) -> Iterator[Counter[FaultPoint]]:
+        """Plant faults in the scheduler's process; how often each fired is there at the end."""
+        fired: Counter[FaultPoint] = Counter()
+        self.call(fault_probes.plant, spec)
+        try:
+            yield fired
+        finally:
+            fired.update(self.call(fault_probes.mend))
+
+    @contextmanager
     def broken(self, target: str, times: int | None = None) -> Iterator[None]:
-        """Let a function of the scheduler's process raise, always or the first `times`."""
+        """Let a function of the scheduler's process raise, always or the first `times`.
+
+        For bugs of ours where no fault point lies.
+        """
         self.call(probes.break_function, target, times)
         try:
             yield

@@ -13,10 +13,10 @@ def plant(host: Any, spec: str) -> None:
     host.memory["faults"] = host.memory["planted"].__enter__()
 
 
-def mend(host: Any, point: FaultPoint) -> int:
-    """End what was planted; how often the point fired."""
+def mend(host: Any) -> dict[FaultPoint, int]:
+    """End what was planted; how often each point fired."""
     host.memory.pop("planted").__exit__(None, None, None)
-    return int(host.memory.pop("faults").fired[point])
+    return dict(host.memory.pop("faults").fired)
 
 
 def ledger(host: Any) -> dict[str, Any]:

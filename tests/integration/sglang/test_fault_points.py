@@ -5,8 +5,6 @@ Donors' K/V lies in SGLang's own tree, so tiers and disks are no boundaries here
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
 from semblend.core.faults import FaultPoint
@@ -14,9 +12,9 @@ from semblend.core.outcomes import DeclineReason
 from tests.integration.models import joined, random_tokens
 from tests.integration.sglang import fault_probes, probes
 from tests.integration.sglang.prompts import DONOR, TARGET
+from tests.reliability.fault_cases import KEEPING, REUSING, Case, name_the_others
 from tests.reliability.fault_results import record
 
-KEEPING, REUSING = "keeping", "reusing"
 _TREE = "K/V stays in SGLang's tree"
 _FLEET = "fleet's, as with the embedded engine"
 NO_SUCH_BOUNDARY = {
@@ -34,18 +32,6 @@ NO_SUCH_BOUNDARY = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """When a point is planted, and what the response then says."""
-
-    point: FaultPoint
-    phase: str
-    reason: DeclineReason | None
-
-    def __str__(self) -> str:
-        return f"{self.point.value}-{self.phase}"
-
-
 CASES = [
     Case(point=FaultPoint.INDEX_WRITE, phase=KEEPING, reason=DeclineReason.NO_MATCH),
     Case(point=FaultPoint.KILLED_WORKER, phase=KEEPING, reason=DeclineReason.NO_MATCH),
@@ -55,6 +41,12 @@ CASES = [
     Case(point=FaultPoint.POOL, phase=REUSING, reason=DeclineReason.NO_CAPACITY),
     Case(point=FaultPoint.COPY, phase=REUSING, reason=DeclineReason.MATERIALISATION_FAILED),
     Case(point=FaultPoint.NESTED_PASS, phase=REUSING, reason=DeclineReason.MATERIALISATION_FAILED),
+    Case(
+        point=FaultPoint.NESTED_PASS,
+        phase=REUSING,
+        reason=DeclineReason.MATERIALISATION_FAILED,
+        times=":1:1",
+    ),
 ]
 
 
@@ -70,16 +62,14 @@ def test_a_fault_is_a_cold_answer_and_leaves_nothing_behind(engine, case):
     cold = engine.cold(TARGET)
     before = engine.call(fault_probes.ledger)["reasons"]
     if case.phase == KEEPING:
-        engine.call(fault_probes.plant, case.point.value)
-        engine.donate(DONOR)
-        fired = engine.call(fault_probes.mend, case.point)
+        with engine.planted(case.spec) as fired:
+            engine.donate(DONOR)
         answer = engine.run(TARGET)
     else:
         engine.donate(DONOR)
-        engine.call(fault_probes.plant, case.point.value)
-        answer = engine.run(TARGET)
-        fired = engine.call(fault_probes.mend, case.point)
-    assert fired > 0
+        with engine.planted(case.spec) as fired:
+            answer = engine.run(TARGET)
+    assert fired[case.point] > 0
     assert answer.tokens == cold.tokens
     assert answer.logprobs == pytest.approx(cold.logprobs, abs=1e-4)
     assert answer.cached_tokens == 0
@@ -89,21 +79,23 @@ def test_a_fault_is_a_cold_answer_and_leaves_nothing_behind(engine, case):
     assert after["open"] == 0
     if case.reason is not DeclineReason.NO_MATCH:  # then there was nothing to decline
         assert after["reasons"][case.reason.value] == before.get(case.reason.value, 0) + 1
+    assert engine.call(probes.donates, answer.request_id) is not engine.call(
+        probes.is_tainted, answer.request_id
+    ), "a region that was loaded once is never a donor, whatever became of it"
     engine.assert_no_leak()
     engine.flush()
     engine.donate(DONOR)
     again = engine.run(joined(random_tokens(9, seed=77), TARGET))
     assert again.semblend["outcome"] == "materialised", "and the next one is served"
     engine.assert_no_leak()
-    record("sglang", case.point, f"{case.reason.outcome}: {case.reason}")
+    case.record("sglang")
 
 
 def test_a_clock_that_jumps_changes_nothing(engine):
     engine.donate(DONOR)
     reused = engine.run(TARGET)
-    engine.call(fault_probes.plant, "clock")
-    again = engine.run(TARGET)
-    engine.call(fault_probes.mend, FaultPoint.CLOCK)
+    with engine.planted("clock"):
+        again = engine.run(TARGET)
     assert again.semblend["outcome"] == "materialised"
     assert again.tokens == reused.tokens
     engine.assert_no_leak()
@@ -114,9 +106,9 @@ def test_a_ledger_that_fails_claims_no_reuse(engine):
     engine.donate(DONOR)
     reused = engine.run(TARGET)
     before = engine.call(fault_probes.ledger)
-    engine.call(fault_probes.plant, "settlement")
-    answer = engine.run(TARGET)
-    assert engine.call(fault_probes.mend, FaultPoint.SETTLEMENT) > 0
+    with engine.planted("settlement") as fired:
+        answer = engine.run(TARGET)
+    assert fired[FaultPoint.SETTLEMENT] > 0
     assert answer.tokens == reused.tokens
     after = engine.call(fault_probes.ledger)
     assert (after["open"], after["materialised"]) == (0, before["materialised"])
@@ -127,9 +119,7 @@ def test_a_ledger_that_fails_claims_no_reuse(engine):
 
 def test_points_that_sglang_does_not_have_are_named():
     tried = {case.point for case in CASES} | {FaultPoint.SETTLEMENT, FaultPoint.CLOCK}
-    assert tried | set(NO_SUCH_BOUNDARY) == set(FaultPoint)
-    for point, why in NO_SUCH_BOUNDARY.items():
-        record("sglang", point, f"– ({why})")
+    name_the_others("sglang", tried, NO_SUCH_BOUNDARY)
 
 
 def test_the_probes_look_at_the_engine_in_use(engine):

@@ -9,18 +9,14 @@ from tests.integration.sglang import probes
 from tests.integration.sglang.prompts import DONOR, TARGET
 
 PACKAGE = "semblend.integration.sglang"
-# Where something is made to raise, how often, and what the response then says.
+# Where something is made to raise, how often, and what the response then says. Boundaries
+# that are fault points are in test_fault_points.py.
 STAGES = {
     "planning": (f"{PACKAGE}.provider.SemBlendProvider.match", None, "declined"),
     "reading the request": (f"{PACKAGE}.scheduler_side.state_of", None, None),
-    "finding the donor": (f"{PACKAGE}.loading.SpanLoader._slots_of", None, "declined"),
     "comparing tokens": (f"{PACKAGE}.loading.SpanLoader._check_tokens", None, "declined"),
-    "taking slots": (f"{PACKAGE}.loading.SpanLoader.take", None, "declined"),
-    "copying": (f"{PACKAGE}.kv_pool.KvPool._copy", None, "declined"),
-    "rotating": (f"{PACKAGE}.kv_pool.KvPool._turned", None, "declined"),
+    "rotating": ("semblend.integration.key_turns.KeyTurn.__call__", None, "declined"),
     "laying holes out, once": (f"{PACKAGE}.nested_pass.NestedPass._batch_of", 1, "declined"),
-    "the pass, once": (f"{PACKAGE}.nested_pass.NestedPass._forward", 1, "declined"),
-    "every pass": (f"{PACKAGE}.nested_pass.NestedPass._forward", None, "declined"),
 }
 
 
@@ -53,7 +49,7 @@ def test_a_failure_is_a_cold_prefill(engine, stage):
 
 def test_failures_in_a_row_turn_loading_off(engine):
     prompts = [joined(random_tokens(9 + n, seed=70 + n), TARGET) for n in range(4)]
-    with engine.broken(f"{PACKAGE}.kv_pool.KvPool.copy"):
+    with engine.planted("copy"):
         said = [engine.run(prompt).semblend for prompt in prompts[:3]]
     assert {one["reason"] for one in said} == {"materialisation_failed"}
     off = engine.run(prompts[3]).semblend

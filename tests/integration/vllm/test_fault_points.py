@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from dataclasses import dataclass
 from unittest.mock import patch
 
 import pytest
@@ -18,31 +17,19 @@ from semblend.core.outcomes import DeclineReason
 from semblend.integration.vllm import capture
 from semblend.integration.vllm.capture import CaptureThread
 from tests.integration.models import joined, random_tokens
+from tests.reliability.fault_cases import KEEPING, REUSING, Case, name_the_others
 from tests.reliability.fault_results import record
 
 DOCUMENT = random_tokens(420, seed=51)
 DONOR = joined(random_tokens(50, seed=52), DOCUMENT, random_tokens(20, seed=53))
 TARGET = joined(random_tokens(110, seed=54), DOCUMENT, random_tokens(33, seed=55))
 FILLERS = [random_tokens(1900, seed=60 + number) for number in range(3)]
-KEEPING, REUSING = "keeping", "reusing"
 NO_SUCH_BOUNDARY = {
     FaultPoint.POOL: "vLLM's own: blocks are allocated before we are asked",
     FaultPoint.TRANSPORT_READ: "fleet's, as with the embedded engine",
     FaultPoint.TRANSPORT_WRITE: "fleet's, as with the embedded engine",
     FaultPoint.EVENT_BUS: "fleet's, as with the embedded engine",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """When a point is planted, and what the response then says."""
-
-    point: FaultPoint
-    phase: str
-    reason: DeclineReason | None
-
-    def __str__(self) -> str:
-        return f"{self.point.value}-{self.phase}"
 
 
 CASES = [
@@ -124,12 +111,12 @@ def test_a_fault_is_a_cold_answer_and_leaves_nothing_behind(engine, case):
     engine.forget_prefixes()
     before = Counter(totals(engine).reasons)
     if case.phase == KEEPING:
-        with planted(case.point.value) as faults:
+        with planted(case.spec) as faults:
             keep(engine)
         answer = reuse(engine)
     else:
         keep(engine)
-        with planted(case.point.value) as faults:
+        with planted(case.spec) as faults:
             answer = reuse(engine)
     assert faults.fired[case.point] > 0
     if case.reason is None:
@@ -147,8 +134,7 @@ def test_a_fault_is_a_cold_answer_and_leaves_nothing_behind(engine, case):
     keep(engine)
     assert reuse(engine).semblend["outcome"] == "materialised", "and the next one is served"
     assert_whole(engine, free_blocks)
-    result = "served as usual" if case.reason is None else f"{case.reason.outcome}: {case.reason}"
-    record("vllm", case.point, result)
+    case.record("vllm")
 
 
 def test_a_ledger_that_fails_claims_no_reuse(engine):
@@ -170,9 +156,7 @@ def test_a_ledger_that_fails_claims_no_reuse(engine):
 
 def test_points_that_vllm_does_not_have_are_named():
     tried = {case.point for case in CASES} | {FaultPoint.SETTLEMENT}
-    assert tried | set(NO_SUCH_BOUNDARY) == set(FaultPoint)
-    for point, why in NO_SUCH_BOUNDARY.items():
-        record("vllm", point, f"– ({why})")
+    name_the_others("vllm", tried, NO_SUCH_BOUNDARY)
 
 
 def test_a_copy_too_slow_for_a_preemption_is_thrown_away(engine):

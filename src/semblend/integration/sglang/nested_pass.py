@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from semblend.core.faults import FaultPoint, reach
+from semblend.core.faults import FaultPoint, fault_point
 from semblend.core.plan import Hole
 
 WRITES_BEFORE_ATTENTION = frozenset({"torch_native"})
@@ -90,8 +90,6 @@ class NestedPass:
         `before` is told the sequences of each pass, in their order.
         """
         computed = 0
-        if any(holes.values()):
-            reach(FaultPoint.NESTED_PASS)
         for sequences in passes_over(holes, self.limits):
             if before is not None:
                 before(sequences)
@@ -99,6 +97,7 @@ class NestedPass:
             computed += sum(item.end - item.start for item in sequences)
         return computed
 
+    @fault_point(FaultPoint.NESTED_PASS)
     def _forward(self, nested: Any) -> None:
         from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 
