@@ -24,7 +24,7 @@ from tests.engine.models import (
     random_tokens,
     tiny,
 )
-from tests.oracles.attention import move_keys, segmented_forward
+from tests.oracles.attention import lent_to, segmented_forward
 
 FIRST, SECOND = random_tokens(60, 11), random_tokens(50, 12)
 THETA = 10_000.0
@@ -97,15 +97,8 @@ def test_holes_over_spans_are_the_float64_reference(
     tokens, plan = target_and_plan(recompute)
     logits, pool, table = run_plan(model, shelf_for(model), tokens, plan)
     donors = {"first": segmented_forward(plain, FIRST), "second": segmented_forward(plain, SECOND)}
-    borrowed = {
-        at: (
-            move_keys(donors[span.donor_id].keys[:, at - span.delta], span.delta, THETA),
-            donors[span.donor_id].values[:, at - span.delta],
-        )
-        for span in plan.copies
-        for at in range(span.target_start, span.target_end)
-    }
-    expected = segmented_forward(plain, tokens, borrowed)
+    lent = {name: torch.stack((cold.keys, cold.values), dim=1) for name, cold in donors.items()}
+    expected = segmented_forward(plain, tokens, lent_to(plan.copies, lent, THETA))
     assert (logits - expected.logits[-1]).abs().max() <= 1e-4
     kv = pool.read(table, 0, len(tokens))
     assert (kv[:, 0] - expected.keys).abs().max() <= 1e-4

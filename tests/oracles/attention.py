@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from semblend.core.plan import Span
+
 
 @dataclass(frozen=True, kw_only=True)
 class OracleResult:
@@ -34,6 +36,23 @@ def move_keys(keys: torch.Tensor, delta: int, theta: float) -> torch.Tensor:
     cos, sin = torch.cos(delta * frequency), torch.sin(delta * frequency)
     first, second = keys[..., :half], keys[..., half:]
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def lent_to(
+    spans: Iterable[Span], lent: Mapping[str, torch.Tensor], theta: float
+) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    """What spans put in place, by target position, for :func:`segmented_forward`.
+
+    `lent` is each donor's cold K/V, float64 [layers, 2, tokens, kv_heads, head_dim].
+    """
+    borrowed = {}
+    for span in spans:
+        keys = move_keys(lent[span.donor_id][:, 0], span.delta, theta)
+        values = lent[span.donor_id][:, 1]
+        for here in range(span.target_start, span.target_end):
+            there = here - span.delta
+            borrowed[here] = (keys[:, there], values[:, there])
+    return borrowed
 
 
 def segmented_forward(

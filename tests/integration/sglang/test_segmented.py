@@ -8,7 +8,7 @@ import torch
 from tests.integration.models import joined, plain_model, random_tokens
 from tests.integration.sglang import probes
 from tests.integration.sglang.prompts import DONOR, TARGET
-from tests.oracles.attention import move_keys, segmented_forward
+from tests.oracles.attention import lent_to, move_keys, segmented_forward
 
 
 @pytest.fixture
@@ -64,12 +64,9 @@ def test_holes_equal_an_independent_float64_reference(engine):
     lent = torch.from_numpy(engine.call(probes.donor_kv, DONOR.tolist())).double()
     warm = engine.run(TARGET)
     model = plain_model("llama")
-    borrowed = {}
-    for span in engine.call(probes.copies_of, warm.request_id):
-        keys = move_keys(lent[:, 0], span.delta, model.config.rope_parameters["rope_theta"])
-        for offset in range(span.length):
-            here, there = span.target_start + offset, span.donor_start + offset
-            borrowed[here] = (keys[:, there], lent[:, 1, there])
+    spans = engine.call(probes.copies_of, warm.request_id)
+    theta = model.config.rope_parameters["rope_theta"]
+    borrowed = lent_to(spans, {span.donor_id: lent for span in spans}, theta)
     expected = segmented_forward(model, TARGET, borrowed)
     got = engine.kv(warm, 0, len(TARGET)).double()
     torch.testing.assert_close(got[:, 0], expected.keys, atol=2e-3, rtol=1e-3)

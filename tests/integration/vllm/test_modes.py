@@ -11,7 +11,7 @@ import torch
 from semblend.core.plan import Plan
 from semblend.integration.ladder import RungReply, climb, rungs_of
 from tests.integration.models import joined, plain_model, random_tokens
-from tests.oracles.attention import move_keys, segmented_forward
+from tests.oracles.attention import lent_to, segmented_forward
 
 DOCUMENT = random_tokens(420, seed=81)
 DONOR = joined(random_tokens(50, seed=82), DOCUMENT, random_tokens(20, seed=83))
@@ -169,12 +169,10 @@ def test_the_ladder_computes_what_the_mathematics_says(staged):
     borrowed = {}
     for load in loads:
         assert not load.holes, "the engine's own forward computes them"
-        for span in load.copies:
-            kv = lent["first" if span.length > 200 else "second"]
-            keys = move_keys(kv[:, 0], span.delta, theta)
-            for offset in range(span.length):
-                there = span.donor_start + offset
-                borrowed[span.target_start + offset] = (keys[:, there], kv[:, 1, there])
+        donors = {
+            span.donor_id: lent["first" if span.length > 200 else "second"] for span in load.copies
+        }
+        borrowed |= lent_to(load.copies, donors, theta)
     expected = segmented_forward(model, target, borrowed)
     assert answer.tokens[0] == int(expected.logits[-1].argmax())
     got = engine.kv(answer, 0, len(target)).double()

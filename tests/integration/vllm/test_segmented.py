@@ -11,7 +11,7 @@ import torch
 from semblend.core.plan import Hole, Plan
 from tests.integration.models import joined, plain_model, random_tokens
 from tests.integration.vllm.probe import chopped
-from tests.oracles.attention import segmented_forward
+from tests.oracles.attention import lent_to, segmented_forward
 
 DOCUMENT = random_tokens(420, seed=1)
 DONOR = joined(random_tokens(50, seed=2), DOCUMENT, random_tokens(20, seed=3))
@@ -96,14 +96,7 @@ def test_holes_equal_an_independent_float64_reference(engine):
     load = engine.scheduler_connector.loads[-1]
     model = plain_model("llama")
     theta = model.config.rope_parameters["rope_theta"]
-    from tests.oracles.attention import move_keys
-
-    borrowed = {}
-    for span in load.copies:
-        keys = move_keys(lent[:, 0], span.delta, theta)
-        for offset in range(span.length):
-            here, there = span.target_start + offset, span.donor_start + offset
-            borrowed[here] = (keys[:, there], lent[:, 1, there])
+    borrowed = lent_to(load.copies, {span.donor_id: lent for span in load.copies}, theta)
     expected = segmented_forward(model, TARGET, borrowed)
     got = engine.kv(warm, 0, len(TARGET)).double()
     torch.testing.assert_close(got[:, 0], expected.keys, atol=2e-3, rtol=1e-3)
