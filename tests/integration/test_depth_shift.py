@@ -1,0 +1,65 @@
+"""Adapters shift what they copy as the embedded engine does; here without an engine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from semblend.core.errors import SerialisationError
+from semblend.integration.sglang.kv_pool import KvPool, SlotCopy
+from semblend.kv.depth_drift import DepthDrift
+from semblend.kv.rotary import RotaryTable
+
+LAYERS, HEADS, DIM = 3, 4, 8
+
+
+def drift():
+    generator = torch.Generator().manual_seed(9)
+    means = torch.randn((LAYERS, 2, 3, HEADS, DIM), generator=generator)
+    return DepthDrift(depths=torch.tensor([10.0, 300.0, 900.0]), means=means)
+
+
+def rotary():
+    angles = torch.arange(2048)[:, None] * 0.01 ** (torch.arange(DIM // 2) / (DIM // 2))
+    return RotaryTable(cos=angles.cos(), sin=angles.sin())
+
+
+def test_sglangs_pool_shifts_what_moved_and_leaves_the_donor_alone():
+    keys, values = ([torch.randn(200, HEADS, DIM) for _ in range(LAYERS)] for _ in range(2))
+    donor = [(k[:50].clone(), v[:50].clone()) for k, v in zip(keys, values, strict=True)]
+    runner = SimpleNamespace(token_to_kv_pool=SimpleNamespace(k_buffer=keys, v_buffer=values))
+    pool, rows = KvPool(runner, rotary()), torch.arange(50)
+    copy = SlotCopy(source=rows, target=rows + 100, donor_start=20, target_start=700)
+    assert pool.copy([copy]) == 50
+    plain = [(k[100:150].clone(), v[100:150].clone()) for k, v in zip(keys, values, strict=True)]
+    assert pool.copy([copy], drift()) == 50
+    move = drift().move(source_start=20, target_start=700, tokens=50, rotary=rotary())
+    for layer, (k, v) in enumerate(zip(keys, values, strict=True)):
+        torch.testing.assert_close(k[100:150], move.keys(layer, plain[layer][0]))
+        torch.testing.assert_close(v[100:150], move.values(layer, plain[layer][1]))
+        assert (k[100:150] - plain[layer][0]).abs().max() > 0.1
+        assert torch.equal(k[:50], donor[layer][0])
+        assert torch.equal(v[:50], donor[layer][1])
+
+
+def test_ranks_share_a_tables_heads_as_engines_share_the_models():
+    table = drift()
+    halves = [table.of_rank(layers=LAYERS, kv_heads=2, rank=r, ranks=2) for r in range(2)]
+    assert torch.equal(torch.cat([half.means for half in halves], dim=3), table.means)
+    alone = table.of_rank(layers=LAYERS, kv_heads=HEADS, rank=0, ranks=1)
+    assert torch.equal(alone.means, table.means)
+    # Eight ranks for four heads: each head is held twice, by neighbours.
+    eighths = [table.of_rank(layers=LAYERS, kv_heads=1, rank=r, ranks=8) for r in range(8)]
+    held = torch.cat([part.means for part in eighths], dim=3)
+    assert torch.equal(held, table.means.repeat_interleave(2, dim=3))
+
+
+def test_a_table_of_another_model_is_refused():
+    for asked in (
+        {"layers": LAYERS + 1, "kv_heads": HEADS, "rank": 0, "ranks": 1},
+        {"layers": LAYERS, "kv_heads": HEADS + 1, "rank": 0, "ranks": 1},
+    ):
+        with pytest.raises(SerialisationError, match="layers and"):
+            drift().of_rank(**asked)
