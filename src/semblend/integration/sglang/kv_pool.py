@@ -44,7 +44,7 @@ class KvPool:
         pool = runner.token_to_kv_pool
         self._keys: list[torch.Tensor] = pool.k_buffer
         self._values: list[torch.Tensor] = pool.v_buffer
-        self._device = self._keys[0].device
+        self._device: torch.device = self._keys[0].device
         self._table = table.to(self._device)
         self._stream = getattr(runner, "forward_stream", None) if self._keys[0].is_cuda else None
 
