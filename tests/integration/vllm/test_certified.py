@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,8 @@ import transformers
 from semblend.integration.model_identity import content_fingerprint
 from semblend.kv.depth_drift import DepthDrift, table_digest
 from semblend.kv.rotary import RotarySpec, RotaryTable
-from semblend.planning.certificates import Certificate, depth_table, file_name, release
+from semblend.planning.certificates import depth_table, file_name
+from tests.certificates import certificate_of, write
 from tests.integration.models import folder_of, joined, random_tokens
 
 DOCUMENT = random_tokens(420, seed=121)
@@ -23,27 +23,18 @@ TARGET = joined(random_tokens(110, seed=124), DOCUMENT, random_tokens(33, seed=1
 def certificate(**changes):
     folder = folder_of("llama")
     config = transformers.AutoConfig.from_pretrained(folder)
-    now = datetime.now(UTC)
     values = {
-        "model": "llama",
         "fingerprint": content_fingerprint(Path(folder), config),
-        "dtype": "float32",
         "policy": "span_head(24)",
-        "bound": {},
-        "figures": {},
-        "data": {},
-        "versions": {"semblend": release()},
-        "created": now.isoformat(),
-        "expires": (now + timedelta(days=1)).isoformat(),
+        **changes,
     }
-    return Certificate(**{**values, **changes}).signed()
+    return certificate_of(**values)
 
 
 @pytest.fixture
 def serve_with(engines, tmp_path, monkeypatch):
     def make(given, table=None):
-        path = tmp_path / file_name(given)
-        path.write_text(given.to_json())
+        path = write(tmp_path, given)
         if table is not None:
             depth_table(path).write_bytes(table.to_bytes())
         monkeypatch.setenv("SEMBLEND_CERTIFICATE_DIR", str(tmp_path))
