@@ -16,6 +16,15 @@ from typing import Any
 import httpx
 
 START_S = 240.0
+EXAMPLES = Path(__file__).parents[3] / "examples" / "vllm"
+SIZE = (
+    "--served-model-name=m",
+    "--dtype=float32",
+    "--enforce-eager",
+    "--max-model-len=2048",
+    "--kv-cache-memory-bytes=128M",
+    "--block-size=32",
+)
 
 
 @contextlib.contextmanager
@@ -23,6 +32,20 @@ def vllm_server(
     model: str, *, log: Path, transfer: dict[str, Any], arguments: tuple[str, ...] = ()
 ) -> Iterator[str]:
     """The base URL of a server that is ready; its log is in `log`."""
+    config = f"--kv-transfer-config={json.dumps(transfer)}"
+    with _served(["vllm", "serve", model, config, *arguments], log) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def example_server(name: str, model: str, *, log: Path) -> Iterator[str]:
+    """A configuration of examples/vllm, started by the script that lies beside it."""
+    with _served(["bash", str(EXAMPLES / "serve.sh"), name, model], log) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _served(command: list[str], log: Path) -> Iterator[str]:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -30,22 +53,9 @@ def vllm_server(
         **os.environ,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "VLLM_LOGGING_LEVEL": "INFO",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
-    command = [
-        str(Path(sys.executable).with_name("vllm")),
-        "serve",
-        model,
-        "--host=127.0.0.1",
-        f"--port={port}",
-        "--served-model-name=m",
-        "--dtype=float32",
-        "--enforce-eager",
-        "--max-model-len=2048",
-        "--kv-cache-memory-bytes=128M",
-        "--block-size=32",
-        f"--kv-transfer-config={json.dumps(transfer)}",
-        *arguments,
-    ]
+    command = [*command, *SIZE, "--host=127.0.0.1", f"--port={port}"]
     with log.open("w") as output:
         process = subprocess.Popen(
             command, env=environment, stdout=output, stderr=subprocess.STDOUT

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import openai
@@ -19,9 +18,8 @@ from sembench.engine_events.vllm import VllmParser
 from semblend.integration.vllm.ladder_client import LadderClient
 from tests.integration.models import REFERENCE
 from tests.integration.vllm.engines import WORKER
-from tests.integration.vllm.servers import vllm_server
+from tests.integration.vllm.servers import EXAMPLES, example_server, vllm_server
 
-EXAMPLES = Path(__file__).parents[3] / "examples" / "vllm"
 DOCUMENT = " ".join(
     f"Note {n}: the {thing} of room {n} belongs to the keeper of the {place}."
     for n, (thing, place) in enumerate(
@@ -155,17 +153,40 @@ def run_example(name, url, folder):
 def test_the_example_prints_what_its_second_question_reused(server, tmp_path):
     url, _ = server
     printed = run_example("ask_twice.py", url, tmp_path)
-    reused = [int(found) for found in re.findall(r"(\d+) of \d+ reused", printed)]
+    reused = reused_of(printed)
     assert len(reused) == 2
     assert reused[1] > 200
 
 
+def reused_of(printed):
+    return [int(found) for found in re.findall(r"(\d+) of \d+ reused", printed)]
+
+
+def test_the_segmented_example_serves_a_certified_model(tmp_path):
+    with example_server("segmented", str(REFERENCE), log=tmp_path / "log.txt") as url:
+        first, second = reused_of(run_example("ask_twice.py", url, tmp_path))
+        assert first == 0
+        assert second > 200
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+        report = said(complete(client, SECOND))
+        assert report["outcome"] == "materialised"
+        assert report["certified"] is True
+        policy = {"kv_transfer_params": {"semblend": {"policy": "none"}}}
+        again = said(complete(client, SECOND, extra_body=policy))
+        assert again["policy"] == report["policy"], "a request chooses no cheaper one"
+
+
+@pytest.mark.parametrize("name", ["discovery", "semblend_discovery"])
+def test_the_discovery_examples_find_and_load_nothing(name, tmp_path):
+    with example_server(name, str(REFERENCE), log=tmp_path / "log.txt") as url:
+        assert reused_of(run_example("ask_twice.py", url, tmp_path)) == [0, 0]
+        assert metric(url, "vllm:semblend_requests_total", 'outcome="discovery_only"') >= 1
+        assert metric(url, "vllm:semblend_requests_total", 'outcome="materialised"') == 0
+    assert "SemBlend semantic lookup hit" in (tmp_path / "log.txt").read_text()
+
+
 def test_the_ladder_client_climbs_over_http(tmp_path):
-    with vllm_server(
-        str(REFERENCE),
-        log=tmp_path / "log.txt",
-        transfer=transfer(tmp_path / "audit.jsonl", execution="staged", provider="local"),
-    ) as url:
+    with example_server("staged", str(REFERENCE), log=tmp_path / "log.txt") as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
         complete(client, FIRST)
         wait_for_donor(url)
