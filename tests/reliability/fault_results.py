@@ -19,7 +19,12 @@ from semblend.core.faults import FaultPoint
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "build" / "faults"
 PAGE = ROOT / "docs" / "reliability.md"
-ENGINES = {"embedded": "Embedded engine", "vllm": "vLLM", "sglang": "SGLang"}
+ENGINES = {
+    "embedded": "Embedded engine",
+    "layerwise": "Embedded, layer by layer",
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+}
 BEGIN, END = "<!-- faults:begin -->", "<!-- faults:end -->"
 
 
