@@ -4,8 +4,9 @@
     python -m benchmarks.fuzz --targets event,policy --runs 2000 --examples 200 --requests 0
 
 Three ways in: atheris (coverage-guided, bytes) and hypothesis (documents of the right
-shape) against every parser, schemathesis against the server's own OpenAPI description. A
-finding ends its target, is written to tests/fuzz/corpus, and the tests replay it from then on.
+shape) against every parser, schemathesis against the server's own OpenAPI description, over
+a scripted engine and over a real one. A finding ends its target, is written to
+tests/fuzz/corpus, and the tests replay it from then on.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from hypothesis import seed as hypothesis_seed
 from hypothesis import strategies as st
 
 from benchmarks.fuzz import api
+from benchmarks.fuzz.real_engine import pages_held, real_engine
 from benchmarks.fuzz.structured import damaged
 from benchmarks.fuzz.targets import TARGETS, Target
 from semblend.cli.benchmark_report import BenchmarkReport
@@ -120,7 +122,9 @@ def main() -> int:
     parser.add_argument("--targets", default=",".join(TARGETS))
     parser.add_argument("--runs", type=int, default=65_000, help="of atheris, a fast target")
     parser.add_argument("--examples", type=int, default=1_000, help="of hypothesis, a target")
-    parser.add_argument("--requests", type=int, default=2_000, help="of schemathesis, at least")
+    parser.add_argument(
+        "--requests", type=int, default=2_000, help="of schemathesis, at least, over each engine"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--least", type=int, default=1_000_000, help="executions to reach")
     parser.add_argument("--progress", type=Path, help="file to go on from and to add to")
@@ -136,7 +140,7 @@ def main() -> int:
     report = BenchmarkReport("fuzz", command=command)
     total, findings = 0, 0
     done = _read(options.progress)
-    for name in options.targets.split(","):
+    for name in filter(None, options.targets.split(",")):
         if name not in done:
             runs = options.runs // 5 if name in _SLOW else options.runs
             results = [
@@ -154,12 +158,17 @@ def main() -> int:
         total, findings = total + count, findings + found
         print(f"{name}: {count} executions, {found} findings", file=sys.stderr, flush=True)
     if options.requests:
-        requests, failures = api.fuzz(options.requests, seed=options.seed)
-        report.add("HTTP API", "requests", requests, "requests", at_least=options.requests)
-        report.add("HTTP API", "failures", len(failures), "findings", at_most=0)
-        for failure in failures:
-            print(failure, file=sys.stderr)
-        total, findings = total + requests, findings + len(failures)
+        with real_engine() as engine:
+            for case, served in (("HTTP API", None), ("HTTP API, real engine", engine)):
+                requests, failures = api.fuzz(options.requests, seed=options.seed, engine=served)
+                report.add(case, "requests", requests, "requests", at_least=options.requests)
+                report.add(case, "failures", len(failures), "findings", at_most=0)
+                for failure in failures:
+                    print(failure, file=sys.stderr)
+                total, findings = total + requests, findings + len(failures)
+            for outcome, count in sorted(engine.stats().requests.items()):
+                report.add(case, f"outcome {outcome}", count, "requests")
+            report.add(case, "pages held in the end", pages_held(engine), "pages", at_most=0)
     report.add("all", "executions", total, "executions", at_least=options.least)
     report.add("all", "unhandled exceptions", findings, "findings", at_most=0)
     report.show(as_json=options.json)

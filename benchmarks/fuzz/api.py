@@ -2,10 +2,13 @@
 
 Requests that follow the description and requests that break it, to every path and method.
 An answer must have a documented status, the documented shape and type, and never be a 5xx.
+Over a scripted engine it is the server that is asked; over a real one, whatever a request that
+was let in can do to it.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import schemathesis
@@ -27,6 +30,9 @@ from semblend.serve.options import ServeOptions
 from semblend.serve.protocols import ServedEngine
 
 MODEL_NAME = "served"
+MAX_TOKENS = 16
+"""Most tokens of an answer: a real engine computes them."""
+DOCUMENT = " ".join(f"Shelf {number} holds lamp {number * 7 % 31}." for number in range(8))
 _CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -44,7 +50,12 @@ def fuzz(requests: int, *, seed: int, engine: ServedEngine | None = None) -> tup
     """(requests sent, what was wrong): at least `requests` over all operations and modes."""
     app = create_app(
         engine or _scripted(),
-        ServeOptions(model_name=MODEL_NAME, allowed_hosts=("localhost", "testserver")),
+        ServeOptions(
+            model_name=MODEL_NAME,
+            allowed_hosts=("localhost", "testserver"),
+            max_output_tokens=MAX_TOKENS,
+            default_max_tokens=MAX_TOKENS,
+        ),
     )
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)
     operations = [result.ok() for result in schema.get_all_operations()]
@@ -74,13 +85,21 @@ def _one(operation: Any, mode: Any, examples: int, seed: int) -> tuple[int, list
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(case=operation.as_strategy(generation_mode=mode), named=st.booleans())
-    def check(case: Any, named: bool) -> None:
+    @given(
+        case=operation.as_strategy(generation_mode=mode),
+        meant=st.integers(0, 7),
+        reads=st.booleans(),
+    )
+    def check(case: Any, meant: int, reads: bool) -> None:
         nonlocal count
         count += 1
-        if named and mode is schemathesis.GenerationMode.POSITIVE and isinstance(case.body, dict):
-            case.body["model"] = MODEL_NAME  # by chance alone it would never be the right one
-        case.call_and_validate(checks=_MODES[mode])
+        described = mode is schemathesis.GenerationMode.POSITIVE and isinstance(case.body, dict)
+        if not meant or not described:
+            case.call_and_validate(checks=_MODES[mode])
+            return
+        _let_in(case.body, reads=reads)
+        while not _leave_out(case.body, case.call_and_validate(checks=_MODES[mode])):
+            count += 1
 
     try:
         check()
@@ -89,6 +108,48 @@ def _one(operation: Any, mode: Any, examples: int, seed: int) -> tuple[int, list
     except (Exception, BaseExceptionGroup) as error:
         return count, [f"{operation.label}, {mode.value}: {error}"]
     return count, []
+
+
+def _let_in(body: dict[str, Any], *, reads: bool) -> None:
+    """Change what by chance alone would never be right, so that the engine has to answer.
+
+    With `reads`, a document stands between what was made up: there is something to reuse.
+    """
+    body.update(_whole(body), model=MODEL_NAME)
+    for field in ("max_tokens", "max_completion_tokens"):
+        if isinstance(body.get(field), int):
+            body[field] = 1 + body[field] % MAX_TOKENS
+    if body.get("stream_options") is not None:
+        body["stream"] = True
+    if not reads:
+        return
+    if isinstance(body.get("prompt"), str):
+        body["prompt"] += DOCUMENT + body["prompt"]
+    for message in body.get("messages", ())[:1]:
+        if isinstance(message.get("content"), str):
+            message["content"] += DOCUMENT + message["content"]
+
+
+def _leave_out(body: dict[str, Any], reply: Any) -> bool:
+    """Take the field that a refusal names out of the body; True if there is none to take."""
+    named = (reply.json()["error"]["param"] or "") if reply.status_code == 400 else ""
+    field = re.split(r"[.\[]", named)[0]
+    if body.pop(field, None) is None:
+        return True
+    if field == "prompt":
+        body["prompt"] = DOCUMENT
+    elif field == "messages":
+        body["messages"] = [{"role": "user", "content": DOCUMENT}]
+    return False
+
+
+def _whole(value: Any) -> Any:
+    """Numbers such as 5.0, which are integers to a schema and not to this server, as integers."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _whole(each) for key, each in value.items()}
+    return [_whole(each) for each in value] if isinstance(value, list) else value
 
 
 def _scripted() -> ServedEngine:

@@ -128,6 +128,12 @@ def test_paths_lead_nowhere_but_to_routes(app: Any, path: str) -> None:
     assert "root:" not in reply.text
 
 
+def test_a_parameter_is_said_once(app: Any) -> None:
+    reply = call(app, "GET", "/semblend/state?since=true&since=2")
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "since"
+
+
 def test_the_api_is_as_its_description_says() -> None:
     pytest.importorskip("schemathesis", reason="pip install schemathesis")
     from benchmarks.fuzz import api

@@ -10,7 +10,18 @@ from semblend.serve.refusals import refusals
 from semblend.serve.schemas import ChatBody, CompletionBody
 from semblend.serve.service import Service
 
-_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+# Before OpenAPI 3.2 a stream's schema is that of each of its events.
+_STREAM = {
+    "text/event-stream": {
+        "schema": {
+            "type": "object",
+            "required": ["data"],
+            "properties": {
+                "data": {"type": "string", "description": "A chunk as JSON; the last is [DONE]."}
+            },
+        }
+    }
+}
 
 
 def openai_router(service: Service) -> APIRouter:

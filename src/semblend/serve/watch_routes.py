@@ -12,6 +12,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 
 from semblend.engine.api import EngineStats
 from semblend.serve.auth import Caller, require_admin
+from semblend.serve.errors import ApiError
 from semblend.serve.logs import log
 from semblend.serve.page import load_page
 from semblend.serve.refusals import refusals
@@ -69,6 +70,13 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
     ) -> JSONResponse:
         """What the page draws: metadata of the caller's own requests after cursor `since`."""
         caller: Caller = request.state.caller
+        if len(request.query_params.getlist("since")) > 1:
+            raise ApiError(
+                400,
+                "since: sent more than once; one value expected",
+                param="since",
+                code="repeated_parameter",
+            )
         stats = await asyncio.to_thread(desk.engine.stats) if caller.sees_all else None
         health = await asyncio.to_thread(_health, service)
         return JSONResponse(
