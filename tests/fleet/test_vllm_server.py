@@ -19,7 +19,7 @@ from semblend.engine.model import load_model
 from tests.fleet.engines import MODEL, Worker
 from tests.fleet.line_workers import ROOT, SECRET, lend
 from tests.fleet.support import need_environment, slow, until
-from tests.fleet.test_commands import _answers, _free_port
+from tests.fleet.test_commands import _free_port
 
 pytestmark = slow
 
@@ -48,7 +48,7 @@ def process(command, env, log, url):
         started = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
     try:
         with httpx.Client(trust_env=False) as client:
-            until(lambda: started.poll() is not None or _answers(client, url), str(log), 300.0)
+            until(lambda: started.poll() is not None or _well(client, url), str(log), 300.0)
         assert started.poll() is None, log.read_text()[-3000:]
         yield
     finally:
@@ -58,6 +58,13 @@ def process(command, env, log, url):
         except subprocess.TimeoutExpired:
             started.kill()
             started.wait()
+
+
+def _well(client, url):
+    try:
+        return client.get(f"{url}/health").status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 def serving_vllm(folder, nats_url, url):
