@@ -61,8 +61,10 @@ class Worker:
         nats_url: str,
         *,
         donor_tokens: int = 16_384,
+        tenants: bool = True,
         **changes: Any,
     ) -> None:
+        """`tenants`: requests say whose they are by x-tenant-id, and must."""
         self.name = name
         self.settings = settings(nats_url=nats_url, worker_id=name, **changes)
         options = EngineOptions(
@@ -75,7 +77,7 @@ class Worker:
         self.member = FleetMember(self.engine, self.settings, publisher=FAST, cost=SLOW_PREFILL)
         self._left = False
         self.server = self._ending.enter_context(
-            running(self.member, model_name="m", trust_tenant_header=True)
+            running(self.member, model_name="m", trust_tenant_header=tenants)
         )
 
     def truth(self) -> frozenset[int]:
@@ -118,7 +120,7 @@ class Gateway:
         through = changes.pop("through", None)
         options = GatewayOptions(
             workers=tuple((worker.name, through or worker.server.url) for worker in workers),
-            trust_tenant_header=True,
+            trust_tenant_header=changes.pop("tenants", True),
             cost=SLOW_PREFILL,
             health_interval_s=changes.pop("health_interval_s", 60.0),
             # A busy machine is no sick worker.

@@ -114,8 +114,8 @@ def test_tenants_never_see_each_others_donors(fleet):
 def test_streams_pass_through_as_they_come(fleet):
     import httpx
 
-    a = fleet.worker("a")
-    gateway = fleet.gateway(a)
+    a = fleet.worker("a", tenants=False)
+    gateway = fleet.gateway(a, tenants=False)
     body = {"model": "m", "prompt": QUESTION, "max_tokens": 4, "stream": True, "temperature": 0}
     with serving(gateway) as url, httpx.Client(trust_env=False, timeout=60) as client:
         # Asked first: once answered, the prompt is a donor as soon as the news arrive.

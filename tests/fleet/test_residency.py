@@ -88,7 +88,7 @@ def test_both_encodings_mean_the_same(events):
         parent=2**64 - 1,
         token_ids=[7, 8, 9, 10],
         block_size=2,
-        keys=('["lora", "salt"]', ""),
+        keys=("('lora', 'salt')", ""),
         adapter="lora",
     )
     assert decoded.events == (
@@ -118,6 +118,30 @@ def test_damaged_batches_are_refused(batch):
         decode_batch(msgpack.packb(batch))
     with pytest.raises(SerialisationError):
         decode_batch(b"\xc1")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"block_size": 0, "token_ids": []},
+        {"token_ids": [7, 8, 9]},
+        {"token_ids": [7, 2**31]},
+        {"token_ids": [[7, 8], [8, 9]]},
+        {"extra_keys": None},
+        {"extra_keys": [{b"a": [1]}, {}]},
+    ],
+)
+def test_blocks_whose_tokens_cannot_be_told_are_stored_and_are_no_prefix(odd):
+    sent = {
+        "type": "BlockStored",
+        "block_hashes": [1],
+        "token_ids": [7, 8],
+        "block_size": 2,
+        "extra_keys": [None],
+        **odd,
+    }
+    (event,) = decode_batch(msgpack.packb([0.5, [sent]])).events
+    assert event == stored(1)
 
 
 def tracker():

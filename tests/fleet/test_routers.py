@@ -250,7 +250,7 @@ def test_placement_through_a_real_router_reaches_the_donors_worker(name, nats_se
 
     need((Path(sys.executable).parent / name).exists(), name)
     model = load_model(str(MODEL), device="cpu", dtype="float32")
-    a, b = (Worker(model, worker, nats_server.url) for worker in "ab")
+    a, b = (Worker(model, worker, nats_server.url, tenants=False) for worker in "ab")
     try:
         for worker, text in zip((a, b), TEXTS, strict=True):
             assert chat(worker.server.url, text).status_code == 200
@@ -260,7 +260,14 @@ def test_placement_through_a_real_router_reaches_the_donors_worker(name, nats_se
             on_a_port(lenient(b)) as two,
             real_router(name, [one, two], tmp_path / "router.log") as through,
         ):
-            gateway = Gateway(nats_server.url, [a, b], lease_s=30.0, router=name, through=through)
+            gateway = Gateway(
+                nats_server.url,
+                [a, b],
+                lease_s=30.0,
+                router=name,
+                through=through,
+                tenants=False,  # Routers pass on what they know.
+            )
             with serving(gateway) as url:
                 gateway.knows(a, b)
                 met = set()

@@ -129,7 +129,7 @@ def fleet(module_nats_server, tmp_path_factory):
     model = load_model(str(MODEL), device="cpu", dtype="float32")
     with ExitStack() as ending:
         ending.enter_context(serving_vllm(folder, nats_url, vllm))
-        embedded = Worker(model, "embedded-a", nats_url)
+        embedded = Worker(model, "embedded-a", nats_url, tenants=False)
         ending.callback(embedded.close)
         workers = {"embedded-a": embedded.server.url, "vllm-b": vllm}
         ending.enter_context(serving_gateway(folder, nats_url, gateway, workers))

@@ -7,7 +7,6 @@ A batch is a MessagePack array [time, events, rank]. An event is a map with a "t
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -121,7 +120,7 @@ def decode_batch(payload: bytes) -> CacheBatch:
 
 def keys_text(*keys: object) -> str:
     """What a block's hash is made of besides its tokens, as :class:`StoredTokens` has it."""
-    return json.dumps(keys, default=repr) if keys else ""
+    return repr(keys) if keys else ""
 
 
 def block_name(value: int | str | bytes) -> BlockHash:
@@ -175,9 +174,9 @@ def _content(fields: dict[str, Any], blocks: int) -> StoredTokens | None:
     adapter = fields.get("lora_name")
     if not isinstance(tokens, list) or not isinstance(keys, list) or not isinstance(size, int):
         return None
-    if len(tokens) != size * blocks or len(keys) != blocks:
+    if size < 1 or len(tokens) != size * blocks or len(keys) != blocks:
         return None  # Blocks were left out: which tokens are whose cannot be told.
-    if not all(isinstance(token, int) for token in tokens):
+    if not all(isinstance(token, int) and 0 <= token < 2**31 for token in tokens):
         return None
     return StoredTokens(
         parent=block_name(parent) if isinstance(parent, (int, bytes)) else None,
