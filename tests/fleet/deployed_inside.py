@@ -1,7 +1,6 @@
 """What is deployed, without containers: its commands, names, ports, volumes, variables and checks.
 
     python -m tests.fleet.deployed_inside FOLDER compose
-    python -m tests.fleet.deployed_inside FOLDER mooncake  (the same, sharing by Mooncake Store)
     python -m tests.fleet.deployed_inside FOLDER chart   (FOLDER/chart.json: what it rendered to)
 
 Every service or pod is a machine of its own (tests/fleet/machines.py), started when those it
@@ -17,7 +16,7 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from tests.fleet.machines import ROOT, Machines
 
 COMPOSE = ROOT / "deploy" / "compose"
 MODELS = ROOT / "models"
+BIN = Path(sys.executable).parent
 SECRET = "a secret for the whole fleet"
 ENTRYPOINTS = {"semblend": "semblend", "nats": "nats-server"}
 """What the images of services run, by the image's name."""
@@ -49,8 +49,6 @@ class Service:
 def main() -> None:
     folder, kind = Path(sys.argv[1]), sys.argv[2]
     services = of_chart(folder) if kind == "chart" else of_compose(folder)
-    if kind == "mooncake":
-        services = sharing_by_mooncake(services)
     machines = Machines(folder, *(service.name for service in services))
     named = {service.name: service for service in services}
     for service in services:
@@ -60,8 +58,8 @@ def main() -> None:
         machines.start(service.name, command, env=env, mounts=service.mounts)
     _await_health(machines, services[-1])
     workers = {s.name.partition(".")[0]: s.name for s in services if "worker" in s.name}
-    told = _ask(f"http://{services[-1].name}:8080", workers, shares=kind != "chart")
-    print(json.dumps(told))
+    targets = [] if kind == "chart" else _scraped_by_prometheus()
+    print(json.dumps(_ask(f"http://{services[-1].name}:8080", workers, targets)))
 
 
 # -- the compose file ------------------------------------------------------------------
@@ -94,32 +92,6 @@ def of_compose(folder: Path) -> list[Service]:
     return services
 
 
-def sharing_by_mooncake(services: list[Service]) -> list[Service]:
-    """The same fleet with Mooncake's master, by whose store the workers share."""
-    programs = Path(sys.executable).parent
-    master = Service(
-        name="master",
-        command=(str(programs / "mooncake_master"), "-port", "50051", "-metrics_port", "9103"),
-        health=("python", "-c", "import socket; socket.create_connection(('localhost', 50051))"),
-    )
-    # The environment these tests run in has Mooncake's client; the program is the same.
-    program = (sys.executable, "-m", "semblend.cli.main")
-    return [
-        master,
-        *(
-            replace(
-                service,
-                command=(*program, *service.command[1:]),
-                env={**service.env, "SEMBLEND_TRANSPORT": "mooncake:master:50051"},
-                after=("master", *service.after),
-            )
-            if service.command[0] == "semblend"
-            else service
-            for service in services
-        ),
-    ]
-
-
 def _volumes(service: dict[str, Any], folder: Path) -> dict[str, Path]:
     mounts = {}
     for volume in service.get("volumes", []):
@@ -144,7 +116,7 @@ def _scraped_by_prometheus() -> list[str]:
 
 
 def of_chart(folder: Path) -> list[Service]:
-    """A NATS as the values name it, the pods of the StatefulSet, and one of the Deployment."""
+    """NATS and Mooncake's master as the values name them, and the pods, the gateway's last."""
     parts = json.loads((folder / "chart.json").read_text(encoding="utf-8"))
     by_kind = {part["kind"]: part for part in parts}
     secrets = {by_kind["Secret"]["metadata"]["name"]: by_kind["Secret"]["stringData"]}
@@ -157,9 +129,15 @@ def of_chart(folder: Path) -> list[Service]:
         health=("python", "-c", PROBE.format(port=8222, path="/healthz")),
         mounts={"/data": _made(folder / "nats.vol")},
     )
+    master = Service(
+        name="master",
+        command=(f"{BIN}/mooncake_master", "-port", "50051", "-metrics_port", "9103"),
+        health=("python", "-c", "import socket; socket.create_connection(('localhost', 50051))"),
+    )
     return [
         nats,
-        *(_pod(host, part, secrets, after=("nats",)) for host, part in pods),
+        master,
+        *(_pod(host, part, secrets, after=("nats", "master")) for host, part in pods),
         _pod("gateway", by_kind["Deployment"], secrets, after=tuple(host for host, _ in pods)),
     ]
 
@@ -183,7 +161,8 @@ def _pod(
     probe = container["readinessProbe"]["httpGet"]
     return Service(
         name=host,
-        command=("semblend", *map(str, container["args"])),
+        # As `semblend`, where Mooncake's client is: in the environment of these tests.
+        command=(sys.executable, "-m", "semblend.cli.main", *map(str, container["args"])),
         health=("python", "-c", PROBE.format(port=ports[probe["port"]], path=probe["path"])),
         env=env,
         mounts={"/models": MODELS},
@@ -202,7 +181,7 @@ def _made(folder: Path) -> Path:
 def _environment(service: Service) -> dict[str, str]:
     """The service's own variables, and nothing of ours but where programs are."""
     return {
-        "PATH": f"{Path(sys.executable).parent}:{ROOT}/.venv/bin:{os.environ['PATH']}",
+        "PATH": f"{BIN}:{ROOT}/.venv/bin:{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
         "HOME": "/tmp",
         **service.env,
@@ -218,7 +197,7 @@ def _await_health(machines: Machines, service: Service) -> None:
         time.sleep(0.5)
 
 
-def _ask(gateway: str, workers: dict[str, str], *, shares: bool) -> dict[str, Any]:
+def _ask(gateway: str, workers: dict[str, str], targets: list[str]) -> dict[str, Any]:
     said: dict[str, Any] = {}
     document = " ".join(f"Page {page} speaks of item {page * 37 % 101}." for page in range(90))
     with httpx.Client(trust_env=False, timeout=120) as client:
@@ -240,18 +219,14 @@ def _ask(gateway: str, workers: dict[str, str], *, shares: bool) -> dict[str, An
             time.sleep(0.2)
         said["placed"] = placed
         said["second"] = ask(body["prompt"])
-        if shares:
-            # Who has never seen the document fetches it, once the news have arrived.
-            (other,) = set(workers) - {said["first"]["headers"]["x-semblend-worker"]}
-            for attempt in range(50):
-                lead = f"This is reading number {attempt} of it. "
-                said["elsewhere"] = ask(lead + document, f"http://{workers[other]}:8000")
-                if said["elsewhere"]["headers"]["x-semblend-outcome"] == "materialised":
-                    break
-            said["scraped"] = {
-                target: client.get(f"http://{target}/metrics").text
-                for target in _scraped_by_prometheus()
-            }
+        # Who has never seen the document fetches it, once the news have arrived.
+        (other,) = set(workers) - {said["first"]["headers"]["x-semblend-worker"]}
+        for attempt in range(50):
+            lead = f"This is reading number {attempt} of it. "
+            said["elsewhere"] = ask(lead + document, f"http://{workers[other]}:8000")
+            if said["elsewhere"]["headers"]["x-semblend-outcome"] == "materialised":
+                break
+        said["scraped"] = {t: client.get(f"http://{t}/metrics").text for t in targets}
     return said
 
 
