@@ -275,12 +275,13 @@ def change(directory: Directory, options: argparse.Namespace) -> dict[str, float
         last += 1
         directory.apply([Event(event_id=last, worker_id=worker, dp_rank=0, data=data)])
     evict_s = (time.process_time() - started) / count
+    before = directory.stats().donors
     started = time.process_time()
-    lost = directory.lose(f"w{options.workers - 1}")
+    directory.doubt((f"w{options.workers - 1}", 0))
     lose_s = time.process_time() - started
     return {
         "evict_us": round(evict_s * 1e6, 1),
-        "lose_worker_donors": lost,
+        "lose_worker_donors": before - directory.stats().donors,
         "lose_worker_ms": round(lose_s * 1e3, 3),
     }
 
