@@ -76,6 +76,7 @@ def write(
 ) -> None:
     """The page, and beside it a folder with its plots and all figures as JSON."""
     from semblend.quality import charts, tables
+    from semblend.quality.certifying import grid
     from semblend.quality.monotone import steps
     from semblend.quality.sections import monotone_section
     from semblend.quality.svg import draw
@@ -94,6 +95,10 @@ def write(
             alt = f"{workload}: {name} against recomputed share"
             parts.append(f"![{alt}]({output.name}/{path.name})\n")
         parts.append(tables.markdown(mine) + "\n")
+    measured = {row.policy for row in figures}
+    if missing := [spec for spec in grid() if spec not in measured]:
+        listed = ", ".join(f"`{spec}`" for spec in missing)
+        parts.append(f"## Not measured\n\nThese records hold nothing of {listed}.\n")
     checked = monotone_section(steps(records))
     parts.append(f"## {checked.title}\n\n{checked.text}\n")
     parts.append(tables.markdown_table(checked.table.headings, checked.table.rows) + "\n")
