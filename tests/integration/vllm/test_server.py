@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import httpx
 import openai
@@ -65,6 +66,12 @@ def server(tmp_path_factory):
         yield url, folder
 
 
+@pytest.fixture
+def client_of():
+    with ExitStack() as clients:
+        yield lambda url: clients.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="none"))
+
+
 def complete(client, prompt, **options):
     options.setdefault("max_tokens", 8)
     return client.completions.create(model="m", prompt=prompt, temperature=0.0, **options)
@@ -89,9 +96,9 @@ def metric(url, name, labels=""):
     return sum(map(float, found))
 
 
-def test_openai_clients_are_served_with_reuse_and_told_so(server):
+def test_openai_clients_are_served_with_reuse_and_told_so(server, client_of):
     url, folder = server
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+    client = client_of(url)
     first = complete(client, FIRST)
     assert said(first)["outcome"] == "cold"
     wait_for_donor(url)
@@ -135,9 +142,9 @@ def test_openai_clients_are_served_with_reuse_and_told_so(server):
     assert not summary.errors
 
 
-def test_a_tenants_salt_keeps_others_out(server):
+def test_a_tenants_salt_keeps_others_out(server, client_of):
     url, _ = server
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+    client = client_of(url)
     other = complete(client, SECOND, extra_body={"cache_salt": "tenant-b"})
     assert said(other)["reused_tokens"] == 0
 
@@ -162,12 +169,12 @@ def reused_of(printed):
     return [int(found) for found in re.findall(r"(\d+) of \d+ reused", printed)]
 
 
-def test_the_segmented_example_serves_a_certified_model(tmp_path):
+def test_the_segmented_example_serves_a_certified_model(tmp_path, client_of):
     with example_server("segmented", str(REFERENCE), log=tmp_path / "log.txt") as url:
         first, second = reused_of(run_example("ask_twice.py", url, tmp_path))
         assert first == 0
         assert second > 200
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+        client = client_of(url)
         report = said(complete(client, SECOND))
         assert report["outcome"] == "materialised"
         assert report["certified"] is True
@@ -185,9 +192,9 @@ def test_the_discovery_examples_find_and_load_nothing(name, tmp_path):
     assert "SemBlend semantic lookup hit" in (tmp_path / "log.txt").read_text()
 
 
-def test_the_ladder_client_climbs_over_http(tmp_path):
+def test_the_ladder_client_climbs_over_http(tmp_path, client_of):
     with example_server("staged", str(REFERENCE), log=tmp_path / "log.txt") as url:
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+        client = client_of(url)
         complete(client, FIRST)
         wait_for_donor(url)
         tokens = httpx.post(f"{url}/tokenize", json={"model": "m", "prompt": SECOND}).json()[
