@@ -40,7 +40,9 @@ def level() -> Level:
             objects[f"{kind.__module__}.{kind.__qualname__}"] += 1
         elif issubclass(kind, torch.Tensor):
             storage = thing.untyped_storage()
-            memory[storage.data_ptr()] = storage.nbytes()
+            # What a compiler traces with has no memory, and says so by raising.
+            with contextlib.suppress(RuntimeError):
+                memory[storage.data_ptr()] = storage.nbytes()
     return Level(
         objects=objects,
         tensor_bytes=sum(memory.values()),
