@@ -38,9 +38,9 @@ def level() -> Level:
         kind = type(thing)
         if str(kind.__module__).startswith("semblend."):
             objects[f"{kind.__module__}.{kind.__qualname__}"] += 1
-        elif issubclass(kind, torch.Tensor):
+        elif kind in (torch.Tensor, torch.nn.Parameter):
             storage = thing.untyped_storage()
-            # What a compiler traces with has no memory, and says so by raising.
+            # Compilers trace with tensors that have no memory: kinds of their own, or they raise.
             with contextlib.suppress(RuntimeError):
                 memory[storage.data_ptr()] = storage.nbytes()
     return Level(
