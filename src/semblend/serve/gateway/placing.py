@@ -170,7 +170,7 @@ def _salt_part(salt: str | None, extra_key: str | None, cache_layout: str) -> st
 
     Adapters hide it, each in its way; the embedded engine only marks it.
     """
-    if cache_layout.startswith("segments:"):
+    if cache_layout.startswith(("segments:", "trtllm:")):
         return by_salt(salt)
     if cache_layout.startswith("slots:"):
         return sglang_namespaces.isolation_of(extra_key, salt)

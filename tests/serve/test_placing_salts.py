@@ -1,0 +1,20 @@
+"""A gateway names what keeps requests apart as the workers behind it do."""
+
+from __future__ import annotations
+
+import pytest
+
+from semblend.core.namespace import salt_part
+from semblend.integration.isolation import by_salt
+from semblend.integration.sglang import namespaces as sglang_namespaces
+from semblend.integration.trtllm.namespaces import LAYOUT as TRTLLM_LAYOUT
+from semblend.serve.gateway.placing import _salt_part
+
+
+@pytest.mark.parametrize("salt", [None, "team-a", "none"])
+def test_a_salt_has_the_workers_own_name(salt: str | None) -> None:
+    assert _salt_part(salt, None, "segments:layers,2,tokens,kv_heads,head_dim") == by_salt(salt)
+    assert _salt_part(salt, None, TRTLLM_LAYOUT) == by_salt(salt)
+    sglang = sglang_namespaces.isolation_of("key", salt)
+    assert _salt_part(salt, "key", "slots:nhd") == sglang
+    assert _salt_part(salt, None, "layers,2,pages,page_size,kv_heads,head_dim") == salt_part(salt)
