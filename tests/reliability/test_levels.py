@@ -58,7 +58,7 @@ class Kept:
 
 
 def fresh_memory(size: int) -> mmap.mmap:
-    """Pages nobody has: an allocator may have room left from the tests before, the system has not."""
+    """Pages nobody has: an allocator may have room left over from tests before."""
     memory = mmap.mmap(-1, size)
     memory.write(b"x" * size)
     return memory
