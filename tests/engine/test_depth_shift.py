@@ -100,3 +100,20 @@ def test_without_its_table_there_is_no_certificate(make_engine, tmp_path) -> Non
     model, _ = tiny("llama-gqa")
     answer = served(make_engine, tmp_path, drift_of(model), policy="depth_shift(none)", keep=False)
     assert answer.report.reason is DeclineReason.NO_CERTIFICATE
+
+
+def test_a_table_that_cannot_be_read_costs_only_the_policies_that_need_it(
+    make_engine, tmp_path
+) -> None:
+    model, _ = tiny("llama-gqa")
+    path = write(tmp_path, certificate_of(model.fingerprint, policy="none"))
+    depth_table(path).write_bytes(b"not a table")
+    settings = settings_for(tmp_path).model_copy(update={"allow_uncertified": True})
+    driver = make_engine(settings=settings)
+    driver.run(np.concatenate((DOCUMENT, random_tokens(5, 34))))
+    cold = driver.cold(FAR)
+    declined = driver.run(FAR, policy="depth_shift(none)", donate=False)
+    assert declined.report.reason is DeclineReason.UNSUPPORTED
+    assert same(declined, cold)
+    driver.engine.flush_prefix_cache()
+    assert driver.run(FAR, donate=False).report.reused_tokens >= 70

@@ -14,7 +14,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from semblend.core.errors import RequestError
+from semblend.core.errors import RequestError, SerialisationError
 from semblend.core.namespace import NONE, Namespace, salt_part
 from semblend.core.settings import Settings
 from semblend.core.tokens import as_token_array
@@ -337,7 +337,14 @@ def _drift(model: LoadedModel, standing: Standing, settings: Settings) -> DepthD
     dtype = str(model.kv_shape.dtype).removeprefix("torch.")
     folders = certificate_folders(settings.certificate_dir)
     path = standing.depth_table or find_depth_table(model.fingerprint, dtype, folders)
-    return None if path is None else read_table(path).to(model.device)
+    if path is None:
+        return None
+    try:
+        return read_table(path).to(model.device)
+    except SerialisationError as error:
+        # Policies that need it are declined by name; everything else needs no table.
+        logger.warning("depth drift is not corrected: %s", error)
+        return None
 
 
 def _make_tiers(options: EngineOptions, model: LoadedModel) -> TierStack:
