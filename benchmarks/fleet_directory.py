@@ -13,6 +13,8 @@ import argparse
 import base64
 import json
 import resource
+import shlex
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from semblend.cli.benchmark_report import BenchmarkReport
 from semblend.core.namespace import Namespace
 from semblend.discovery.fingerprints import FINGERPRINTS_PER_TOKEN
 from semblend.fleet.directory.directory import Directory
@@ -45,8 +48,12 @@ PLACEHOLDER = 9 * 10**18
 KEYS = FleetKeys.of(Namespace.of(model="m"), b"the secret of this benchmark")
 
 
-def main() -> None:
-    """Measure and print."""
+TARGETS = {"lookup_ms_p50": 2.0, "wrong_share": 0.0}
+"""What a figure may be at most."""
+
+
+def main() -> int:
+    """Measure and print; `--output` keeps the figures for benchmarks.fleet_sizing."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=100)
     parser.add_argument("--donors", type=int, default=1000, help="donors of each worker")
@@ -54,12 +61,27 @@ def main() -> None:
     parser.add_argument("--sampling", type=int, default=8)
     parser.add_argument("--lookups", type=int, default=500)
     parser.add_argument("--output", type=Path, default=None)
+    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     figures = measure(options)
-    text = json.dumps(figures, indent=2)
-    print(text)
     if options.output is not None:
-        options.output.write_text(text + "\n", encoding="utf-8")
+        options.output.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    command = shlex.join(["python", "-m", "benchmarks.fleet_directory", *sys.argv[1:]])
+    report = BenchmarkReport("fleet_directory", command=command)
+    case = f"{options.workers} workers, {figures['donors']} donors"
+    for name, value in figures.items():
+        report.add(case, name, value, _unit(name), at_most=TARGETS.get(name))
+    report.show(as_json=options.json)
+    return 1 if report.failed else 0
+
+
+def _unit(name: str) -> str:
+    """A figure's unit, which its name says."""
+    if name.endswith("_per_s"):
+        return "1/s"
+    parts = name.split("_")
+    known = ("bytes", "us", "ms", "share", "tokens", "s")
+    return next((unit for unit in known if unit in parts), "")
 
 
 def measure(options: argparse.Namespace) -> dict[str, float | int]:
@@ -135,7 +157,8 @@ def replay(
         events += len(payloads)
         wire_bytes += sum(map(len, payloads))
         if events // 1_000_000 != (events - len(payloads)) // 1_000_000:
-            print(f"{events} events, {events / (decode_s + apply_s):.0f} a second", flush=True)
+            rate = events / (decode_s + apply_s)
+            print(f"{events} events, {rate:.0f} a second", file=sys.stderr, flush=True)
     return decode_s, apply_s, events, wire_bytes
 
 
@@ -326,4 +349,4 @@ def resident_bytes() -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
