@@ -150,32 +150,6 @@ def test_attention_among_displaced_spans_leaves_documents_in_place_alone():
     assert all(is_displaced(s) for s in elsewhere)
 
 
-@pytest.mark.parametrize(
-    ("target_start", "donor_start", "length", "declined"),
-    [
-        (5000, 20, 600, True),
-        (4000, 20, 600, False),  # not deep enough
-        (5000, 900, 600, False),  # from the middle of its document
-        (5000, 20, 100, False),  # too short to outshout anything
-    ],
-)
-def test_a_passage_that_opened_its_document_is_not_reused_deep_in_a_prompt(
-    target_start, donor_start, length, declined
-):
-    first = Span(donor_id="d", donor_start=20, target_start=9, length=900)
-    deep = Span(donor_id="e", donor_start=donor_start, target_start=target_start, length=length)
-    tokens = np.zeros(6000, dtype=np.int32)
-    plan = Plan(namespace="n", prompt_tokens=6000, spans=(first, deep), end=5999)
-    limited = with_policy(plan, tokens, policy_from_spec("depth_limit(span_head(8), 4096)"))
-    if declined:
-        assert limited.copies == ()
-    else:
-        assert (
-            limited.recompute
-            == with_policy(plan, tokens, policy_from_spec("span_head(8)")).recompute
-        )
-
-
 class NoProbe:
     """A probe nobody may ask."""
 
@@ -343,8 +317,6 @@ def test_the_table_is_asked_for_exactly_where_depths_are_shifted():
         ("kv_deviation(0.1, 1)", "2 or more"),
         ("query_attention(0.1, 16, 'some')", "displaced"),
         ("budget(0.1)", "a policy expected"),
-        ("depth_limit(0.1)", "a policy expected"),
-        ("depth_limit(none, 0)", "1 or more"),
         ("depth_shift(8)", "a policy expected"),
         ("budget(unknown, 0.1)", "known are"),
         ("span_head(8) - none", "known are"),

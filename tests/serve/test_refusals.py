@@ -161,7 +161,7 @@ def test_a_policy_is_the_servers_choice_unless_it_says_otherwise(app: Any) -> No
     assert chat(free, body).status_code == 200
     # What a response reports under a certificate can be asked for again.
     reported = "budget(edit_dependents(1, 8) + query_attention(0.2, 16, 'displaced'), 0.2)"
-    again = policy_from_spec(f"depth_limit({reported}, 4096)").spec
+    again = policy_from_spec(f"depth_shift({reported})").spec
     assert chat(free, {**CHAT, "semblend": {"policy": again}}).status_code == 200
     wrong = {**CHAT, "semblend": {"policy": "nonsense"}}
     refused(chat(free, wrong), 400, "semblend.policy", "nonsense")

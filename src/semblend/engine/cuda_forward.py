@@ -145,7 +145,7 @@ def fits(model: Any, rotary: RotaryTable) -> bool:
         getattr(config, "hidden_act", None) == "silu"
         and rotary.pairing is Pairing.NEOX
         and rotary.rotary_dim == head_dim
-        and next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
+        and next(model.parameters()).dtype in (torch.bfloat16, torch.float16, torch.float32)
         and getattr(model.lm_head, "bias", None) is None
     )
 

@@ -34,6 +34,8 @@ SHORT_SHAPE = TileShape(rows=64, keys=64, warps=4, stages=3)
 DECODE_SHAPE = TileShape(rows=16, keys=64, warps=4, stages=3)
 """Of the shapes in docs/lab/gpu-prefill.md the fastest for items of many keys, of few keys,
 and of one row."""
+FLOAT32_SHAPE = TileShape(rows=64, keys=32, warps=4, stages=2)
+"""Numbers are twice as wide and products take three turns: small tiles, whatever the length."""
 LONG_KEYS = 2048
 """Keys an item has on average from which the long shape is the faster one."""
 SHORT_ITEMS_EACH = 2
@@ -45,6 +47,7 @@ class CudaPasses:
 
     def __init__(self, model: Any, rotary: RotaryTable, *, groups: int, kv_heads: int) -> None:
         self._forward = FusedForward(model, rotary)
+        self._dtype = next(model.parameters()).dtype
         self._groups = groups
         self._kv_heads = kv_heads
         self._processors = _processors(rotary.cos.device)
@@ -128,6 +131,8 @@ class CudaPasses:
         )
 
     def _prefill_plan(self, runs: Sequence[RowRun]) -> TilePlan:
+        if self._dtype == torch.float32:
+            return self._plan(runs, FLOAT32_SHAPE, None)
         keys = sum(float(run.positions.sum()) + len(run.positions) for run in runs)
         tiles = sum(len(run.positions) for run in runs) / LONG_SHAPE.tokens(self._groups)
         items = max(tiles, ITEMS_EACH * self._processors / self._kv_heads)

@@ -14,11 +14,11 @@ import torch
 
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
-from semblend.engine.batch import ComputeRun, LayerHook, build_batch
+from semblend.engine.batch import ComputeRun, LayerHook
 from semblend.engine.model import LoadedModel
 from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
-from semblend.engine.segmented import runs_of_plan
+from semblend.engine.segmented import compute, runs_of_plan
 from semblend.kv.attention_weights import TAIL_QUERIES, attention_weights
 from semblend.planning.policies.base import Scores
 
@@ -112,8 +112,7 @@ class PoolProbe:
         rows = sum(len(run.tokens) for run in runs)
         self.computed += rows * layers / self.model.kv_shape.layers
         try:
-            # transformers' own pass: it tells every layer's queries, whatever computes prefills.
-            self.model.forward(build_batch(pool, runs, hook=hook))
+            compute(self.model, pool, runs, hook=hook)
         except _EnoughLayersError:
             return
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from semblend.planning.policies.base import known_policies
-from semblend.planning.policies.depth_limit import DepthLimit
 from semblend.planning.policies.depth_shift import DepthShift
 from semblend.quality.figures import READING
 from semblend.quality.suite import KINDS_OF_CONTROLS, KINDS_OF_EDITS, Cell
@@ -26,10 +25,9 @@ BASELINES = ("cold", "none")
 DRAWN = ("none", "depth_shift(none)")
 """Policies it is drawn under."""
 
-CANDIDATES = (*DepthShift.grid[-2:], *DepthLimit.grid)
+CANDIDATES = DepthShift.grid[-2:]
 """What a certificate may name: policies that end edits, look at what the question looks at and
-correct depths, or decline what stands too deep. The others are measured beside them where it
-tells."""
+correct depths. The others are measured beside them where it tells."""
 
 
 def grid() -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from semblend.engine.model import LoadedModel
 from semblend.engine.pages import PageIds, PageTable
 from semblend.engine.pool import PagedPool
 from semblend.engine.probes import PoolProbe
-from semblend.engine.segmented import plan_runs
+from semblend.engine.segmented import compute, plan_runs
 from semblend.kv.depth_drift import DepthDrift
 from semblend.pipeline import SemBlendPipeline
 from semblend.planning.depth import drift_for
@@ -73,6 +73,8 @@ class Lab:
     ) -> None:
         """`drift` is needed by policies that shift depths."""
         self.model = model
+        if model.passes is not None:
+            model.passes.replays = False  # hardly two passes here are alike
         self.drift: DepthDrift | None = None
         if drift is not None:
             self.use_drift(drift)
@@ -172,6 +174,10 @@ class Lab:
 
     def logits(self, trials: Sequence[Trial]) -> list[torch.Tensor]:
         """One pass; for each trial the logits that predict its forced tokens, [forced, vocab]."""
+        sizes = [len(trial.forced) for trial in trials]
+        if self.model.passes is not None:
+            asking = [run for trial in trials for run in _asking(trial.runs(), len(trial.forced))]
+            return list(torch.split(compute(self.model, self.pool, asking), sizes))
         runs: list[ComputeRun] = []
         rows: list[int] = []
         row = 0
@@ -183,7 +189,7 @@ class Lab:
         batch = build_batch(self.pool, runs)
         wanted = torch.tensor(rows, dtype=torch.int64, device=self.model.device)
         logits = self.model.forward(replace(batch, logit_rows=wanted))
-        return list(torch.split(logits, [len(trial.forced) for trial in trials]))
+        return list(torch.split(logits, sizes))
 
     def greedy(self, trial: Trial, limit: int) -> list[int]:
         """Up to `limit` greedy tokens, the end not included; the prompt's K/V must be computed."""
@@ -194,7 +200,7 @@ class Lab:
         )
         run = first
         while True:
-            chosen = int(self.model.forward(build_batch(self.pool, [run]))[0].argmax())
+            chosen = int(compute(self.model, self.pool, [run])[0].argmax())
             if chosen in self.model.eos_token_ids or len(answer) >= limit:
                 return answer
             answer.append(chosen)
@@ -227,6 +233,18 @@ class Lab:
         take.append(fresh)
         pages[own] = fresh
         return PageTable(pages=pages, page_size=1)
+
+
+def _asking(runs: Sequence[ComputeRun], forced: int) -> list[ComputeRun]:
+    """The same rows, the last of them one by one and with their logits: a GPU counts rows only."""
+    *before, last = runs
+    first = len(last.tokens) - forced
+    alone = [
+        replace(last, tokens=last.tokens[at : at + 1], start=last.start + at, wants_logits=True)
+        for at in range(first, len(last.tokens))
+    ]
+    head = [replace(last, tokens=last.tokens[:first])] if first else []
+    return [*before, *head, *alone]
 
 
 class Loaded:
@@ -271,6 +289,6 @@ class _Donors:
         with lab.slots(end) as pages:
             table = PageTable(pages=pages, page_size=1)
             run = ComputeRun(tokens=tokens[:end], start=0, table=table)
-            lab.model.forward(build_batch(lab.pool, [run]))
+            compute(lab.model, lab.pool, [run])
             kv = lab.pool.read(table, 0, end)
             yield DonorKv(tokens=tokens, pieces=(DonorPiece(start=0, kv=kv),))
