@@ -159,7 +159,7 @@ def test_reused_kv_that_is_not_finite_is_computed_again(
 
     def poisoned(pool: torch.Tensor, copies: Any, table: Any) -> int:
         pool.fill_(float("nan"))
-        return sum(len(copy) for copy in copies)
+        return len(copies)
 
     def poisoned_layer(load: Any, layer: int) -> None:
         load._pool[layer].fill_(float("nan"))

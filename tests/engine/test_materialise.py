@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from semblend.core.errors import DonorError
+from semblend.core.errors import DonorError, PlanError
 from semblend.core.plan import Hole, Plan, Span
 from semblend.core.tokens import TokenArray
 from semblend.engine.materialise import load_spans
@@ -178,3 +178,24 @@ def test_a_donor_that_lost_a_piece_is_never_loaded_in_part() -> None:
     object.__setattr__(donor, "pieces", donor.pieces[:1] + donor.pieces[2:])
     with pytest.raises(DonorError, match="planned, donors supplied"):
         run_plan(model, shelf, tokens, plan)
+
+
+@pytest.mark.parametrize("prompt_tokens", [94, 86], ids=["whole prompt", "prompt as short"])
+def test_a_donor_that_ends_inside_a_span_is_never_loaded(prompt_tokens: int) -> None:
+    model, _ = tiny("llama-gqa")
+    tokens, plan = target_and_plan()
+    shelf = shelf_for(model)
+    shelf.add("first", FIRST[:49], cold_kv(model, FIRST[:49]), 16)
+    with pytest.raises(DonorError, match="does not hold the planned tokens"):
+        run_plan(model, shelf, tokens[:prompt_tokens], plan)
+
+
+def test_a_table_without_room_for_the_plan_is_refused() -> None:
+    model, _ = tiny("llama-gqa")
+    tokens, plan = target_and_plan()
+    pool = make_pool(model)
+    table = make_table(pool, plan.end - pool.page_size)
+    with pytest.raises(PlanError, match="target slots expected"):
+        load_spans(
+            plan, tokens, table=table, pool=pool, rotary=model.rotary, donors=shelf_for(model)
+        )

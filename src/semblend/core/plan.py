@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Self
 
 from semblend.core.errors import PlanError, SerialisationError
@@ -85,11 +86,15 @@ class Span:
         low, high = max(start, self.target_start), min(end, self.target_end)
         if low >= high:
             return None
-        return replace(
-            self,
-            donor_start=self.donor_start + (low - self.target_start),
+        if high - low == self.length:
+            return self
+        return Span(
+            donor_id=self.donor_id,
+            donor_start=low - self.delta,
             target_start=low,
             length=high - low,
+            kind=self.kind,
+            edit_tokens=self.edit_tokens,
         )
 
 
@@ -207,28 +212,33 @@ class Plan:
     @property
     def copies(self) -> tuple[Span, ...]:
         """The parts of spans that are really copied: spans minus recompute runs."""
-        kept: list[Span] = []
+        pieces = (span.clipped(start, end) for span, start, end in self.copied_runs())
+        return tuple(piece for piece in pieces if piece is not None)
+
+    def copied_runs(self) -> Iterator[tuple[Span, int, int]]:
+        """The same as (span, start, end): target positions [start, end) of a span are copied.
+
+        Between a plan and its first kernel nothing waits for spans to be made of them.
+        """
+        behind = 0
         for span in self.spans:
-            start = span.target_start
-            for run in self.recompute:
-                if run.end <= start:
-                    continue
-                if run.start >= span.target_end:
+            start, span_end = span.target_start, span.target_end
+            # Spans and runs are both in order: what lies before this span is never looked at again.
+            while behind < len(self.recompute) and self.recompute[behind].end <= start:
+                behind += 1
+            for run in self.recompute[behind:]:
+                if run.start >= span_end:
                     break
-                piece = span.clipped(start, run.start) if run.start > start else None
-                if piece is not None:
-                    kept.append(piece)
-                start = max(start, run.end)
-            if start < span.target_end:
-                piece = span.clipped(start, span.target_end)
-                if piece is not None:
-                    kept.append(piece)
-        return tuple(kept)
+                if run.start > start:
+                    yield span, start, run.start
+                start = run.end
+            if start < span_end:
+                yield span, start, span_end
 
     @property
     def reused_tokens(self) -> int:
         """Tokens whose K/V is copied."""
-        return sum(span.length for span in self.copies)
+        return sum(end - start for _, start, end in self.copied_runs())
 
     @property
     def hole_tokens(self) -> int:
@@ -309,13 +319,13 @@ def _evidence(data: Mapping[str, Any]) -> Evidence:
 
 def merge_holes(runs: Iterable[Hole]) -> tuple[Hole, ...]:
     """Sort holes and join those that touch or overlap."""
-    merged: list[list[int]] = []
-    for run in sorted(runs, key=lambda r: (r.start, r.end)):
-        if merged and run.start <= merged[-1][1]:
-            merged[-1][1] = max(merged[-1][1], run.end)
-        else:
-            merged.append([run.start, run.end])
-    return tuple(Hole(start, end) for start, end in merged)
+    merged: list[Hole] = []
+    for run in sorted(runs, key=attrgetter("start", "end")):
+        if not merged or run.start > merged[-1].end:
+            merged.append(run)
+        elif run.end > merged[-1].end:
+            merged[-1] = Hole(merged[-1].start, run.end)
+    return tuple(merged)
 
 
 def _complement(covered: Iterable[tuple[int, int]], start: int, end: int) -> Iterable[Hole]:

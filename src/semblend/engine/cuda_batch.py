@@ -64,8 +64,9 @@ def padded(layout: Layout, rows: int, items: int) -> Layout | None:
 
 def _longer(array: IntArray, size: int, fill: int) -> IntArray:
     """`array` with rows of `fill` behind it; numpy's own padding takes ten times as long."""
-    result = np.full((size, *array.shape[1:]), fill, dtype=array.dtype)
+    result = np.empty((size, *array.shape[1:]), dtype=array.dtype)
     result[: len(array)] = array
+    result[len(array) :] = fill
     return result
 
 

@@ -105,22 +105,26 @@ class CudaPasses:
         bases, pages = _bases(requests, pool.page_size)
         positions = np.concatenate([np.arange(run.start, run.end) for run in runs])
         slots: list[npt.NDArray[np.int64]] = []
+        wanted: list[int] = []
         few: list[RowRun] = []
         many: list[RowRun] = []
+        decode_shape = self._decode_shape
         row = 0
         for parts, base in zip(requests, bases, strict=True):
-            ends = np.cumsum([len(run.tokens) for run in parts])
-            mine = positions[row : row + int(ends[-1])]
-            rows = RowRun(row=row, positions=mine, base=base, breaks=np.append(0, ends[:-1]))
+            first, breaks = row, []
+            for run in parts:
+                breaks.append(row - first)
+                row += len(run.tokens)
+                if run.wants_logits:
+                    wanted.append(row - 1)
+            mine = positions[first:row]
+            rows = RowRun(row=first, positions=mine, base=base, breaks=np.array(breaks))
             slots.append(parts[0].table.slots_of(mine))
-            row += len(mine)
-            small = len(mine) * self._groups <= self._decode_shape.rows
+            small = len(mine) * self._groups <= decode_shape.rows
             (few if small else many).append(rows)
         plans = [self._prefill_plan(many)] if many else []
         if few:
-            plans.append(self._plan(few, self._decode_shape, splits))
-        ends = np.cumsum([len(run.tokens) for run in runs])
-        wanted = [end - 1 for run, end in zip(runs, ends.tolist(), strict=True) if run.wants_logits]
+            plans.append(self._plan(few, decode_shape, splits))
         return Layout(
             tokens=np.concatenate([run.tokens for run in runs]).astype(np.int32),
             positions=positions.astype(np.int32),
@@ -191,7 +195,7 @@ def _bases(
     """Where each request's keys begin, and all page numbers unless all pages lie side by side."""
     tables: list[tuple[PageTable, int]] = [(runs[0].table, runs[-1].end) for runs in requests]
     used = [table.pages[: -(-end // page_size)] for table, end in tables]
-    if all(bool((np.diff(pages) == 1).all()) for pages in used):
+    if all(bool((pages[1:] - pages[:-1] == 1).all()) for pages in used):
         return [int(pages[0]) * page_size for pages in used], None
     sizes = [len(pages) for pages in used]
     starts = np.cumsum([0, *sizes[:-1]]).tolist()

@@ -19,7 +19,7 @@ import torch
 from semblend.kv import torch_copy
 from semblend.kv.layout import by_slot
 from semblend.kv.rotary_table import RotaryTable
-from semblend.kv.span_batch import CopyBatch, SpanCopy, flat_batch
+from semblend.kv.span_batch import CopyBatch, SpanCopy, flat_batch, flattened
 from semblend.kv.transfer import copy_spans
 
 CHUNK_LAYERS = 4
@@ -51,7 +51,7 @@ class LayerwiseLoad:
     def __init__(
         self,
         pool: torch.Tensor,
-        copies: Sequence[SpanCopy],
+        copies: Sequence[SpanCopy] | CopyBatch,
         rotary: RotaryTable,
         *,
         stream: torch.cuda.Stream | None = None,
@@ -63,14 +63,12 @@ class LayerwiseLoad:
         self._pool = by_slot(pool)
         self._rotary = rotary
         self._stream = stream
-        here = [copy for copy in copies if copy.source.device == pool.device]
-        away = [copy for copy in copies if copy.source.device != pool.device]
-        if stream is None:
-            # Without a device there is no bus to hide; the order of things is the same.
-            here, away = [], list(copies)
-        self.tokens = sum(map(len, copies))
-        batch = flat_batch(self._pool, away, rotary)
-        copy_spans(pool, here, rotary)
+        spans = flattened(copies)
+        self.tokens = len(spans)
+        # Without a device there is no bus to hide; the order of things is the same.
+        away = [stream is None or source.device != pool.device for source in spans.sources]
+        batch = flat_batch(self._pool, spans.of_sources(away), rotary)
+        copy_spans(pool, spans.of_sources([not far for far in away]), rotary)
         self._chunks = layer_chunks(self._pool.shape[0]) if batch is not None else []
         self._numbers = {first: number for number, (first, _) in enumerate(self._chunks)}
         self._sent = 0
@@ -103,31 +101,24 @@ class LayerwiseLoad:
         """The ring, and for each of its places where sources go and how they leave it."""
         heads, dim = self._pool.shape[3:]
         deep = max(end - first for first, end in self._chunks)
-        slots = batch.source_slots.copy()
         self._sources: list[tuple[torch.Tensor, int, int]] = []
         sizes: list[int] = []
-        for number, source in enumerate(batch.sources):
-            mine = batch.source_numbers == number
-            low, high = int(slots[mine].min()), int(slots[mine].max()) + 1
+        for source, low, high in zip(batch.sources, *_rows_read(batch), strict=True):
             if 2 * (high - low) >= source.shape[2]:
                 # The whole source is one plain copy; a part of it would be two a layer.
                 low, high = 0, source.shape[2]
-            slots[mine] -= low
             self._sources.append((source, low, high))
             sizes.append(deep * 2 * (high - low) * heads * dim)
+        staged_from = np.array([low for _, low, _ in self._sources])
+        slots = batch.source_slots - staged_from[batch.source_numbers]
         ring = torch.empty(
             (self._ring, sum(sizes)), dtype=self._pool.dtype, device=self._pool.device
         )
         if self._stream is not None:
             # A load that is given up has copies under way: nobody else may have their memory yet.
             ring.record_stream(self._stream)
-        ends = np.cumsum(sizes).tolist()
         self._staged = [
-            [
-                place[end - size : end].view(deep, 2, -1, heads, dim)
-                for size, end in zip(sizes, ends, strict=True)
-            ]
-            for place in ring
+            [part.view(deep, 2, -1, heads, dim) for part in place.split(sizes)] for place in ring
         ]
         self._place = self._placers(replace(batch, source_slots=slots))
 
@@ -171,6 +162,18 @@ class LayerwiseLoad:
             for place, layer in enumerate(range(first, end)):
                 for kv in (0, 1):
                     target[place, kv].copy_(source[layer, kv, low:high], non_blocking=True)
+
+
+def _rows_read(batch: CopyBatch) -> tuple[list[int], list[int]]:
+    """For each source of a batch the first of its rows that is read, and the end of them."""
+    numbers, slots = batch.source_numbers, batch.source_slots
+    # Tokens of one source mostly stand together: by run first, then by source.
+    runs = np.flatnonzero(np.diff(numbers, prepend=-1))
+    low = np.full(len(batch.sources), np.iinfo(np.int64).max)
+    high = np.zeros(len(batch.sources), dtype=np.int64)
+    np.minimum.at(low, numbers[runs], np.minimum.reduceat(slots, runs))
+    np.maximum.at(high, numbers[runs], np.maximum.reduceat(slots, runs) + 1)
+    return low.tolist(), high.tolist()
 
 
 def _torch_placer(batch: CopyBatch, rotary: RotaryTable) -> Callable[[torch.Tensor], None]:

@@ -6,13 +6,13 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from semblend.core.errors import DonorError
-from semblend.core.plan import Plan, Span
+from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
 from semblend.engine.layerwise import Check, LayerwiseLoad
 from semblend.engine.pages import PageTable
@@ -20,7 +20,8 @@ from semblend.engine.pool import PagedPool
 from semblend.kv.depth_drift import DepthDrift
 from semblend.kv.layout import by_slot
 from semblend.kv.rotary import RotaryTable
-from semblend.kv.transfer import SpanCopy, copy_spans
+from semblend.kv.span_batch import CopyRuns
+from semblend.kv.transfer import copy_spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,10 +93,12 @@ def load_spans(
     pool's device, what moved is shifted to its new depth.
     """
     copied = 0
-    for donor_id, spans in _by_donor(plan).items():
-        with donors.lease(donor_id, *_extent(spans)) as donor:
-            copies = _span_copies(donor_id, donor, spans, tokens, table)
-            copied += copy_spans(pool.data, copies, rotary)
+    slots = table.slots(0, plan.end)
+    for donor_id, parts in _by_donor(plan).items():
+        with donors.lease(donor_id, *_extent(parts)) as donor:
+            runs = CopyRuns()
+            _add_runs(runs, donor_id, donor, parts, tokens)
+            copied += copy_spans(pool.data, runs.batch(slots), rotary)
     _check_supplied(plan, copied)
     if drift is not None:
         shift_spans(plan, table=table, pool=pool, rotary=rotary, drift=drift)
@@ -143,68 +146,64 @@ def layerwise_spans(
     """
     lease = donors.lease_unchecked if isinstance(donors, UncheckedSource) else donors.lease
     with ExitStack() as leases:
-        copies: list[SpanCopy] = []
+        runs = CopyRuns()
         checks: list[Check] = []
-        for donor_id, spans in _by_donor(plan).items():
-            donor = leases.enter_context(lease(donor_id, *_extent(spans)))
+        for donor_id, parts in _by_donor(plan).items():
+            donor = leases.enter_context(lease(donor_id, *_extent(parts)))
             checks += donor.checks
-            copies += _span_copies(donor_id, donor, spans, tokens, table)
-        _check_supplied(plan, sum(map(len, copies)))
-        yield LayerwiseLoad(pool.data, copies, rotary, stream=stream, checks=checks)
+            _add_runs(runs, donor_id, donor, parts, tokens)
+        batch = runs.batch(table.slots(0, plan.end))
+        _check_supplied(plan, len(batch))
+        yield LayerwiseLoad(pool.data, batch, rotary, stream=stream, checks=checks)
 
 
-def _by_donor(plan: Plan) -> dict[str, list[Span]]:
-    spans: dict[str, list[Span]] = {}
-    for span in plan.copies:
-        spans.setdefault(span.donor_id, []).append(span)
-    return spans
+class _Part(NamedTuple):
+    """Donor positions [start, end) that are copied, `delta` further on in the target."""
+
+    start: int
+    end: int
+    delta: int
 
 
-def _extent(spans: Sequence[Span]) -> tuple[int, int]:
-    return min(span.donor_start for span in spans), max(span.donor_end for span in spans)
+def _by_donor(plan: Plan) -> dict[str, list[_Part]]:
+    parts: dict[str, list[_Part]] = {}
+    for span, start, end in plan.copied_runs():
+        delta = span.delta
+        parts.setdefault(span.donor_id, []).append(_Part(start - delta, end - delta, delta))
+    return parts
 
 
-def _span_copies(
-    donor_id: str,
-    donor: DonorKv,
-    spans: Sequence[Span],
-    tokens: TokenArray,
-    table: PageTable,
-) -> list[SpanCopy]:
-    """What to copy out of which piece of a donor that is leased."""
-    copies: list[SpanCopy] = []
+def _extent(parts: Sequence[_Part]) -> tuple[int, int]:
+    return min(part.start for part in parts), max(part.end for part in parts)
+
+
+def _add_runs(
+    runs: CopyRuns, donor_id: str, donor: DonorKv, parts: Sequence[_Part], tokens: TokenArray
+) -> None:
+    """Add what to copy out of which piece of a donor that is leased."""
+    theirs = np.concatenate([donor.tokens[start:end] for start, end, _ in parts])
+    ours = np.concatenate([tokens[start + delta : end + delta] for start, end, delta in parts])
+    # A slice that reaches past the donor's end is short: lengths are compared with the plan's.
+    planned = sum(end - start for start, end, _ in parts)
+    if len(theirs) != planned or not np.array_equal(theirs, ours):
+        raise DonorError(f"donor {donor_id!r} does not hold the planned tokens")
+    starts = [piece.start for piece in donor.pieces]
     ends = [piece.end for piece in donor.pieces]
-    # Of a long prompt there are many small copies: slots are views of arrays made once.
-    low = min(span.target_start for span in spans)
-    slots = table.slots(low, max(span.target_end for span in spans)).astype(np.int64)
-    rows = np.arange(
-        max((end - piece.start for piece, end in zip(donor.pieces, ends, strict=True)), default=0)
-    )
-    for span in spans:
-        theirs = donor.tokens[span.donor_start : span.donor_end]
-        if len(theirs) != span.length or bool(
-            (theirs != tokens[span.target_start : span.target_end]).any()
-        ):
-            raise DonorError(f"donor {donor_id!r} does not hold the planned tokens")
-        # A long prompt has hundreds of spans and pieces: only those that meet are looked at.
-        for number in range(bisect_right(ends, span.donor_start), len(ends)):
-            piece = donor.pieces[number]
-            start, end = max(span.donor_start, piece.start), min(span.donor_end, ends[number])
+    for part_start, part_end, delta in parts:
+        # A long prompt has hundreds of parts and pieces: only those that meet are looked at.
+        for number in range(bisect_right(ends, part_start), len(ends)):
+            start, end = max(part_start, starts[number]), min(part_end, ends[number])
             if start >= end:
                 break
-            target = start + span.delta
-            copies.append(
-                SpanCopy(
-                    source=piece.kv,
-                    source_slots=rows[start - piece.start : end - piece.start],
-                    target_slots=slots[target - low : target - low + end - start],
-                    source_start=start,
-                    target_start=target,
-                )
+            runs.add(
+                donor.pieces[number].kv,
+                row=start - starts[number],
+                source_start=start,
+                target_start=start + delta,
+                tokens=end - start,
             )
-    return copies
 
 
 def _check_supplied(plan: Plan, copied: int) -> None:
-    if copied != plan.reused_tokens:
-        raise DonorError(f"{plan.reused_tokens} tokens planned, donors supplied {copied}")
+    if copied != (planned := plan.reused_tokens):
+        raise DonorError(f"{planned} tokens planned, donors supplied {copied}")

@@ -55,7 +55,7 @@ def _both(before_layer: Callable[[int], None] | None, hook: LayerHook | None) ->
 
 def plan_runs(plan: Plan) -> tuple[Hole, ...]:
     """What is left to compute once a plan's copies are in place: every hole, and the tail."""
-    return merge_holes((*plan.holes, Hole(plan.end, plan.prompt_tokens)))
+    return merge_holes((*plan.gaps, *plan.recompute, Hole(plan.end, plan.prompt_tokens)))
 
 
 def runs_of_plan(plan: Plan, tokens: TokenArray, table: PageTable) -> list[ComputeRun]:

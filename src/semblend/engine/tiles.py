@@ -29,6 +29,9 @@ ITEMS_EACH = 3
 MERGE_FIELDS = 4
 """Of a tile in several items: first row, rows, number of its first partial result, how many."""
 
+_ROW, _ROWS, _BASE, _FIRST_POSITION, _LAST_POSITION = range(5)
+"""Of a tile: first row, rows, base, and the positions of its first and last row."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileShape:
@@ -91,81 +94,90 @@ def plan_tiles(
         Items of every tile, for launches whose size must not change; chosen where None.
     """
     tokens = shape.tokens(groups)
-    tiles = np.concatenate([_cheapest_tiles(run, tokens) for run in runs])
-    keys = tiles[:, 3] + 1
+    tiles = np.concatenate([_tiles(run, tokens) for run in runs], axis=1)
+    keys = tiles[_LAST_POSITION] + 1
     if splits is None:
         # Below 512 keys an item costs more to begin and to merge than to compute.
         wanted = max(512.0, float(keys.sum()) * kv_heads / (items_each * processors))
         counts = np.maximum(1, np.rint(keys / wanted).astype(np.int64))
     else:
-        counts = np.full(len(tiles), splits, dtype=np.int64)
+        counts = np.full(len(keys), splits, dtype=np.int64)
     return _split(tiles, keys, counts, shape)
 
 
-def _cheapest_tiles(run: RowRun, tokens: int) -> LongArray:
-    """Tiles [tiles, (row, rows, first position, last position, base)] of one request.
+def _tiles(run: RowRun, tokens: int) -> LongArray:
+    """Tiles of one request, [numbers of a tile, tiles]."""
+    starts, ends = _cheapest_cuts(run, tokens)
+    tiles = np.empty((_LAST_POSITION + 1, len(starts)), dtype=np.int64)
+    tiles[_ROW] = run.row + starts
+    tiles[_ROWS] = ends - starts
+    tiles[_BASE] = run.base
+    tiles[_FIRST_POSITION] = run.positions[starts]
+    tiles[_LAST_POSITION] = run.positions[ends - 1]
+    return tiles
+
+
+def _cheapest_cuts(run: RowRun, tokens: int) -> tuple[LongArray, LongArray]:
+    """Where tiles of a request start and end.
 
     Filling tiles across holes needs fewer of them, but makes the last rows of a hole wait
     for the keys of the next; which is cheaper depends on how far apart holes are.
     """
     size = len(run.positions)
-    filled = np.arange(0, size, tokens)
+    together = _starts_and_ends(np.arange(0, size, tokens), size)
     if len(run.breaks) == 1:
-        return _tiles(run, filled)
-    ends = np.append(run.breaks[1:], size)
-    counts = -(-(ends - run.breaks) // tokens)
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    apart = _tiles(run, np.repeat(run.breaks, counts) + within * tokens)
-    together = _tiles(run, filled)
-    return together if together[:, 3].sum() <= apart[:, 3].sum() else apart
+        return together
+    hole_starts, hole_ends = _starts_and_ends(run.breaks, size)
+    counts = -(-(hole_ends - hole_starts) // tokens)
+    before = counts.cumsum() - counts
+    first = (hole_starts - before * tokens).repeat(counts)
+    apart = _starts_and_ends(first + np.arange(0, len(first) * tokens, tokens), size)
+    return min(together, apart, key=lambda cuts: int(run.positions[cuts[1] - 1].sum()))
 
 
-def _tiles(run: RowRun, starts: LongArray) -> LongArray:
-    ends = np.append(starts[1:], len(run.positions))
-    return np.stack(
-        (
-            run.row + starts,
-            ends - starts,
-            run.positions[starts],
-            run.positions[ends - 1],
-            np.full(len(starts), run.base),
-        ),
-        axis=1,
-    )
+def _starts_and_ends(starts: LongArray, size: int) -> tuple[LongArray, LongArray]:
+    """Of pieces that lie one behind another in [0, size)."""
+    ends = np.empty_like(starts)
+    ends[:-1], ends[-1] = starts[1:], size
+    return starts, ends
 
 
 def _split(tiles: LongArray, keys: LongArray, counts: LongArray, shape: TileShape) -> TilePlan:
     """Items of tiles cut into `counts` pieces of whole key blocks."""
     block = shape.keys
-    owner = np.repeat(np.arange(len(tiles)), counts)
-    number = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-    each = (-(-keys // (counts * block)) * block)[owner]
-    begin = np.minimum(number * each, keys[owner])
-    end = np.minimum(begin + each, keys[owner])
-    # Keys up to the first row's own are seen by all rows; whole blocks of them need no mask.
-    seen_by_all = np.clip(tiles[owner, 2] + 1, begin, end)
-    open_end = begin + (seen_by_all - begin) // block * block
     split = counts > 1
-    first_part = np.cumsum(np.where(split, counts, 0)) - np.where(split, counts, 0)
-    part = np.where(split[owner], first_part[owner] + number, -1)
-    items = np.stack(
+    parts = counts * split
+    first_parts = parts.cumsum() - parts
+    merges = np.array((tiles[_ROW], tiles[_ROWS], first_parts, counts), dtype=np.int32)
+    # What items have to know of their tile, [numbers, tiles]; then once an item, [numbers, items].
+    of_tiles = np.array(
         (
-            tiles[owner, 0],
-            tiles[owner, 1],
-            tiles[owner, 4],
-            begin,
-            end,
-            open_end,
-            part,
-            np.zeros_like(part),
-        ),
-        axis=1,
+            *tiles[:_LAST_POSITION],
+            keys,
+            -(-keys // (counts * block)) * block,
+            counts.cumsum() - counts,
+            np.where(split, first_parts, -1),  # a tile's only item has number 0 and keeps the -1
+        )
     )
-    merges = np.stack((tiles[:, 0], tiles[:, 1], first_part, counts), axis=1)[split]
-    order = np.argsort(begin - end, kind="stable")
+    of_items = of_tiles.repeat(counts, axis=1)
+    row, rows, base, first, tile_keys, each, first_item, first_part = of_items
+    number = np.arange(len(row)) - first_item
+    begin = np.minimum(number * each, tile_keys)
+    end = np.minimum(begin + each, tile_keys)
+    # Keys up to the first row's own are seen by all rows; whole blocks of them need no mask.
+    seen_by_all = np.minimum(np.maximum(first + 1, begin), end)
+    order = (begin - end).argsort(kind="stable")
+    items = np.zeros((len(row), ITEM_FIELDS), dtype=np.int32)
+    items[:, 0] = row
+    items[:, 1] = rows
+    items[:, 2] = base
+    items[:, 3] = begin
+    items[:, 4] = end
+    items[:, 5] = begin + (seen_by_all - begin) // block * block
+    items[:, 6] = first_part + number
     return TilePlan(
         shape=shape,
-        items=np.ascontiguousarray(items[order], dtype=np.int32),
-        merges=np.ascontiguousarray(merges, dtype=np.int32),
-        parts=int(counts[split].sum()),
+        items=items[order],
+        merges=np.ascontiguousarray(merges.T[split]),
+        parts=int(parts.sum()),
     )

@@ -90,8 +90,8 @@ def by_slot(kv: torch.Tensor) -> torch.Tensor:
             f"K/V: a pool [layers, 2, pages, page_size, kv_heads, head_dim] or a segment "
             f"[layers, 2, tokens, kv_heads, head_dim] expected, got {tuple(kv.shape)}"
         )
-    if kv.ndim == 5 and kv.is_contiguous():
-        return kv  # what donors are kept in, and a long one is many of them
+    if kv.is_contiguous():  # as pools are, and the segments a long donor is kept in
+        return kv if kv.ndim == 5 else kv.flatten(2, 3)
     heads, dim = kv.shape[-2:]
     expected = [dim * heads, dim, 1]
     if kv.ndim == 6:

@@ -37,7 +37,7 @@ class Backend(StrEnum):
 @torch.no_grad()
 def copy_spans(
     pool: torch.Tensor,
-    copies: Iterable[SpanCopy],
+    copies: Iterable[SpanCopy] | CopyBatch,
     table: RotaryTable,
     *,
     backend: Backend | str = Backend.AUTO,
@@ -49,8 +49,8 @@ def copy_spans(
     pool
         Destination, [layers, 2, pages, page_size, kv_heads, head_dim].
     copies
-        Spans from any number of sources. Target slots are all different, and none of
-        them is read by a span of the same call.
+        Spans from any number of sources, or a batch of them. Target slots are all
+        different, and none of them is read by a span of the same call.
     table
         The model's rows; on the pool's device for speed.
 
@@ -60,7 +60,8 @@ def copy_spans(
         If slots, positions, shapes or types do not fit. Nothing is written then.
     """
     destination = by_slot(pool)
-    batch = flat_batch(destination, tuple(copies), table)
+    spans = copies if isinstance(copies, CopyBatch) else tuple(copies)
+    batch = flat_batch(destination, spans, table)
     if batch is None:
         return 0
     if table.cos.device != pool.device:

@@ -18,6 +18,8 @@ COLOURS = (
     "#5f6b7a",
     "#9aa21b",
     "#1b9fb0",
+    "#111111",
+    "#f2a9a0",
 )
 WIDTH, HEIGHT = 720, 380
 LEFT, RIGHT, TOP, BOTTOM = 62, 220, 34, 46
