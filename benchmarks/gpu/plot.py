@@ -68,7 +68,7 @@ def _floors(axes: Any, values: dict[tuple[str, str], float], sizes: list[int]) -
     axes.axhline(1.5, color="k", linestyle=":", label="target")
     axes.set(ylabel="time / floor", xlabel="recomputed")
     axes.set_xticks(range(len(shares)), [f"{share} %" for share in shares])
-    axes.legend(fontsize=7, ncol=5, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    axes.legend(fontsize=7, ncol=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 def _profile(axes: Any, profiles: dict[str, list[dict[str, Any]]]) -> None:
@@ -82,7 +82,7 @@ def _profile(axes: Any, profiles: dict[str, list[dict[str, Any]]]) -> None:
             axes.barh(case, mine / whole, left=left[case], color=colour, label=label)
             left[case] += mine / whole
     axes.set(xlabel="share of device time")
-    axes.legend(fontsize=7, ncol=4, loc="lower center", bbox_to_anchor=(0.4, 1.0))
+    axes.legend(fontsize=7, ncol=2, loc="lower center", bbox_to_anchor=(0.4, 1.0))
 
 
 if __name__ == "__main__":

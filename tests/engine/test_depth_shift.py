@@ -44,7 +44,7 @@ def loaded(model: LoadedModel, target_start: int, drift: DepthDrift | None) -> t
 
 def test_copies_are_shifted_from_their_donors_depth_to_their_own() -> None:
     model, _ = tiny("llama-gqa")
-    drift = drift_of(model)
+    drift = drift_of(model).to(model.device)
     plain, shifted = (loaded(model, 396, table) for table in (None, drift))
     move = drift.move(source_start=4, target_start=380, tokens=76, rotary=model.rotary)
     for layer in range(model.kv_shape.layers):
@@ -55,7 +55,9 @@ def test_copies_are_shifted_from_their_donors_depth_to_their_own() -> None:
 
 def test_what_hardly_moved_is_left_alone() -> None:
     model, _ = tiny("llama-gqa")
-    plain, shifted = (loaded(model, 120, table) for table in (None, drift_of(model)))
+    plain, shifted = (
+        loaded(model, 120, table) for table in (None, drift_of(model).to(model.device))
+    )
     assert torch.equal(plain, shifted)
 
 

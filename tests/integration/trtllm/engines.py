@@ -84,6 +84,12 @@ class Engine:
         for worker in self.workers:
             worker.side.wait()
         self.executor.drain()
+        self.hear()
+
+    def hear(self) -> None:
+        """The leader hears of the copies that are under way; requests go on."""
+        for worker in self.workers:
+            worker.side.wait()
         self.executor.step()
         self.scheduler.side.settle()
 
