@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -14,15 +15,16 @@ from typer.testing import CliRunner
 from semblend.cli.main import app
 from semblend.core.errors import StorageError
 from semblend.engine.model import load_model
+from semblend.engine.segmented import compute
 from semblend.planning.certificates import Certificate, certificate_folders, look_up
-from semblend.planning.policies.base import known_policies
+from semblend.planning.policies.base import known_policies, policy_from_spec
 from semblend.quality.bound import Bound
 from semblend.quality.certifying import CANDIDATES, choice_cells
 from semblend.quality.curves import curves
 from semblend.quality.drift import measure_drift
 from semblend.quality.issuing import issue, part_of, read_curves
 from semblend.quality.items import data_fingerprint, to_item
-from semblend.quality.lab import Lab
+from semblend.quality.lab import Lab, Loaded, asking_runs
 from semblend.quality.measure import measure
 from semblend.quality.shards import Job, measure_here, measure_in_processes, record_files
 from semblend.quality.suite import Cell, Records, read_records, run_cells
@@ -32,7 +34,7 @@ from tests.quality.test_figures import GOOD, WRONG, rows
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "semblend-reference-27m"
-SAFE = "budget(edit_dependents(1, 8) + span_head(8) + query_attention(0.1, 16, 'displaced'), 0.15)"
+SAFE = CANDIDATES[0]
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +58,22 @@ def test_all_equals_cold_for_every_workload(lab):
         assert everything.same
         assert cold.kl <= 1e-6
         assert everything.declined_tokens == everything.reusable_tokens
+
+
+@pytest.mark.parametrize("policy", ["none", "span_head(8)"])
+def test_rows_asked_for_one_by_one_are_those_of_one_run(lab, policy):
+    """What a GPU is asked: its passes give the logits of a run's last row only."""
+    one, take = item(lab, "composed", 1), []
+    spans, chosen = lab.spans_of(one), policy_from_spec(policy)
+    loaded = Loaded(lab, one, spans, [chosen], take)
+    forced = np.concatenate((one.answer_ids, one.answer_ids)).astype(np.int32)
+    trial = lab.trial(one, spans, loaded.under(chosen), chosen, forced, take)
+    want = lab.logits([trial])[0]
+    got = compute(lab.model, lab.pool, asking_runs(trial.runs(), len(forced)))
+    for pages in take:
+        lab.pool.allocator.release(pages)
+    assert got.shape == want.shape == (len(forced), lab.model.vocab_size)
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
 def test_naive_reuse_fails_on_exchanged_subjects_and_the_certified_policy_does_not(lab):

@@ -176,7 +176,9 @@ class Lab:
         """One pass; for each trial the logits that predict its forced tokens, [forced, vocab]."""
         sizes = [len(trial.forced) for trial in trials]
         if self.model.passes is not None:
-            asking = [run for trial in trials for run in _asking(trial.runs(), len(trial.forced))]
+            asking = [
+                run for trial in trials for run in asking_runs(trial.runs(), len(trial.forced))
+            ]
             return list(torch.split(compute(self.model, self.pool, asking), sizes))
         runs: list[ComputeRun] = []
         rows: list[int] = []
@@ -235,7 +237,7 @@ class Lab:
         return PageTable(pages=pages, page_size=1)
 
 
-def _asking(runs: Sequence[ComputeRun], forced: int) -> list[ComputeRun]:
+def asking_runs(runs: Sequence[ComputeRun], forced: int) -> list[ComputeRun]:
     """The same rows, the last of them one by one and with their logits: a GPU counts rows only."""
     *before, last = runs
     first = len(last.tokens) - forced
