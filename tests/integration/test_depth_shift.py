@@ -6,11 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from semblend.core.errors import SerialisationError
+from semblend.core.settings import Settings
+from semblend.integration.certificates import uncertified_standing
 from semblend.integration.sglang.kv_pool import KvPool, SlotCopy
 from semblend.kv.depth_drift import DepthDrift
 from semblend.kv.rotary import RotaryTable
+from tests.integration.models import REFERENCE
 
 LAYERS, HEADS, DIM = 3, 4, 8
 
@@ -42,6 +46,22 @@ def test_sglangs_pool_shifts_what_moved_and_leaves_the_donor_alone():
         assert (k[100:150] - plain[layer][0]).abs().max() > 0.1
         assert torch.equal(k[:50], donor[layer][0])
         assert torch.equal(v[:50], donor[layer][1])
+
+
+def test_experiments_go_by_the_models_table_where_their_policy_does():
+    config = AutoConfig.from_pretrained(REFERENCE)
+    model = (str(REFERENCE), config)
+    shifting = Settings(recompute_policy="depth_shift(none)")
+    found = uncertified_standing(*model, dtype="float32", settings=shifting)
+    assert found.certificate is None
+    assert found.depth_table is not None
+    assert found.depth_table.name.endswith("-float32.depth.safetensors")
+    for dtype, settings in (
+        ("float16", shifting),
+        ("float32", Settings(recompute_policy="none")),
+        ("float32", Settings(recompute_policy="nonsense(")),
+    ):
+        assert uncertified_standing(*model, dtype=dtype, settings=settings).depth_table is None
 
 
 def test_ranks_share_a_tables_heads_as_engines_share_the_models():

@@ -10,7 +10,13 @@ from semblend.core.outcomes import DeclineReason
 from semblend.core.settings import Settings
 from semblend.integration.model_identity import content_fingerprint, weights_folder
 from semblend.integration.probing import UNPROBED
-from semblend.planning.certificates import Standing, certificate_folders, look_up
+from semblend.planning.certificates import (
+    Standing,
+    certificate_folders,
+    find_depth_table,
+    look_up,
+)
+from semblend.planning.depth import shifts_depth
 
 logger = logging.getLogger("semblend.certificates")
 
@@ -42,3 +48,20 @@ def standing_of(
     except Exception as error:
         logger.warning("could not look for certificates of %s", name, exc_info=True)
         return Standing(reason=DeclineReason.NO_CERTIFICATE, detail=f"not looked up: {error}")
+
+
+def uncertified_standing(
+    name: str, hf_config: Any, *, dtype: str, settings: Settings, revision: str | None = None
+) -> Standing:
+    """For modes that ask for no certificate: the model's table of depth drift, if there is one
+    and the policy set up goes by it. Never raises."""
+    try:
+        if not shifts_depth(settings.recompute_policy):
+            return Standing()
+        fingerprint = content_fingerprint(weights_folder(name, revision), hf_config)
+        folders = certificate_folders(settings.certificate_dir)
+        table = None if fingerprint is None else find_depth_table(fingerprint, dtype, folders)
+        return Standing(depth_table=table)
+    except Exception:
+        logger.warning("could not look for %s's table of depth drift", name, exc_info=True)
+        return Standing()

@@ -83,7 +83,7 @@ def served(make_engine, workloads):
             "chunked_prefill_size": 8192,
             "skip_tokenizer_init": False,  # sentences end where its vocabulary says
         },
-        recompute_policy=POLICY,
+        recompute_policy=SHIPPED["policy"],  # brings the model's table of depth drift
     )
     for donor in donors:
         engine.donate(donor, extra_key="demo")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from semblend.core.settings import Settings
-from semblend.integration.certificates import standing_of
+from semblend.integration.certificates import standing_of, uncertified_standing
 from semblend.integration.model_cost import cost_model
 from semblend.integration.probing import can_probe
 from semblend.integration.refusals import Refusal, UnsupportedEngineError
@@ -118,17 +118,16 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
 
 
 def _standing(model_config: Any, options: BackendOptions, settings: Settings) -> Standing:
-    """What certificates say about the model; asked in mode `segmented` only."""
+    """What certificates say about the model; other modes than `segmented` ask for none."""
+    model = (str(model_config.model_path), model_config.hf_config)
+    about: dict[str, Any] = {
+        "dtype": str(model_config.dtype).removeprefix("torch."),
+        "settings": settings,
+        "revision": getattr(model_config, "revision", None),
+    }
     if options.mode is not Mode.SEGMENTED:
-        return Standing()
-    standing = standing_of(
-        str(model_config.model_path),
-        model_config.hf_config,
-        dtype=str(model_config.dtype).removeprefix("torch."),
-        settings=settings,
-        revision=getattr(model_config, "revision", None),
-        can_run=can_probe,
-    )
+        return uncertified_standing(*model, **about)
+    standing = standing_of(*model, **about, can_run=can_probe)
     if standing.certificate is None:
         logger.warning(
             "SemBlend: %s: mode segmented runs discovery only: %s",

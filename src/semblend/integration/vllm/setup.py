@@ -8,7 +8,7 @@ from typing import Any
 
 from semblend.core.namespace import Namespace
 from semblend.core.settings import Settings
-from semblend.integration.certificates import standing_of
+from semblend.integration.certificates import standing_of, uncertified_standing
 from semblend.integration.model_cost import cost_model
 from semblend.integration.vllm import namespaces
 from semblend.integration.vllm.modes import Mode
@@ -74,15 +74,16 @@ class SchedulerSetup:
 
 
 def _standing(model_config: Any, options: ConnectorOptions, settings: Settings) -> Standing:
-    if options.mode is not Mode.SEGMENTED:
-        return Standing()
-    standing = standing_of(
+    look = standing_of if options.mode is Mode.SEGMENTED else uncertified_standing
+    standing = look(
         str(model_config.model),
         model_config.hf_config,
         dtype=str(model_config.dtype).removeprefix("torch."),
         settings=settings,
         revision=model_config.revision,
     )
+    if options.mode is not Mode.SEGMENTED:
+        return standing
     if standing.certificate is None:
         logger.warning(
             "SemBlend: no quality certificate for %s (%s); mode segmented runs discovery only",
