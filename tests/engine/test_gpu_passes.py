@@ -11,11 +11,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from semblend.engine.cuda_forward import fits
 from semblend.engine.graphs import MOST_ROWS, decode_size, padded_rows
+from semblend.kv.rotary import Pairing
+from tests.engine.models import plain_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,6 +52,22 @@ def test_tiles_equal_a_softmax_in_float64(report) -> None:
     assert len(report["attention"]) == 5
     for name, error in report["attention"].items():
         assert error <= 1e-5, name
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "fused"),
+    [
+        (torch.float32, 64, True),
+        (torch.float32, 128, False),
+        (torch.bfloat16, 128, True),
+        (torch.bfloat16, 256, False),
+        (torch.float64, 64, False),
+    ],
+)
+def test_heads_too_wide_for_the_tiles_are_left_to_transformers(dtype, head_dim, fused) -> None:
+    model = plain_model("llama-gqa", head_dim=head_dim).to(dtype)
+    rotary = SimpleNamespace(pairing=Pairing.NEOX, rotary_dim=head_dim)
+    assert fits(model, rotary) is fused
 
 
 def test_recorded_sizes_hold_what_they_are_chosen_for() -> None:

@@ -12,11 +12,10 @@ from semblend.core.plan import Hole, Span
 from semblend.engine.layerwise import LayerwiseLoad, layer_chunks
 from semblend.engine.materialise import layerwise_spans, load_spans
 from semblend.engine.segmented import compute, runs_of_plan
-from semblend.kv.rotary import Pairing
 from semblend.kv.transfer import SpanCopy, copy_spans
 from tests.engine.donors import DonorShelf, cold_kv, hand_plan, make_pool, make_table
 from tests.engine.models import random_tokens, tiny
-from tests.kv.span_cases import make_case
+from tests.kv.span_cases import small_case
 
 
 @given(layers=st.integers(1, 200), most=st.integers(1, 8))
@@ -71,17 +70,7 @@ def test_layers_in_turn_give_what_all_at_once_gives(piece_tokens: int) -> None:
 
 @given(seed=st.integers(0, 2**32 - 1), lengths=st.lists(st.integers(1, 20), max_size=6))
 def test_spans_of_sources_in_any_order_arrive_layer_by_layer(seed: int, lengths: list[int]) -> None:
-    case = make_case(
-        seed=seed,
-        dtype=torch.float32,
-        pairing=Pairing.NEOX,
-        head_dim=4,
-        rotary_dim=4,
-        kv_heads=1,
-        layers=3,
-        page_size=4,
-        lengths=lengths,
-    )
+    case = small_case(seed, lengths)
     at_once, in_turn = case.pool.clone(), case.pool.clone()
     copied = copy_spans(at_once, case.copies, case.table)
     load = LayerwiseLoad(in_turn, case.copies, case.table)

@@ -64,6 +64,20 @@ def test_experiments_go_by_the_models_table_where_their_policy_does():
         assert uncertified_standing(*model, dtype=dtype, settings=settings).depth_table is None
 
 
+def test_a_damaged_table_is_not_used_without_a_certificate_that_vouches_for_it(tmp_path):
+    config = AutoConfig.from_pretrained(REFERENCE)
+    settings = Settings(recompute_policy="depth_shift(none)", certificate_dir=str(tmp_path))
+    about = {"dtype": "float32", "settings": settings}
+    shipped = uncertified_standing(str(REFERENCE), config, **about).depth_table
+    assert shipped is not None
+    assert shipped.parent != tmp_path
+    damaged = tmp_path / shipped.name
+    damaged.write_bytes(shipped.read_bytes()[:-9])
+    assert uncertified_standing(str(REFERENCE), config, **about).depth_table is None
+    damaged.write_bytes(shipped.read_bytes())
+    assert uncertified_standing(str(REFERENCE), config, **about).depth_table == damaged
+
+
 def test_ranks_share_a_tables_heads_as_engines_share_the_models():
     table = drift()
     halves = [table.of_rank(layers=LAYERS, kv_heads=2, rank=r, ranks=2) for r in range(2)]

@@ -72,3 +72,18 @@ def make_case(
         at += length
     pool = torch.randn(layout.shape, generator=generator).to(dtype)
     return SpanCase(pool=pool, copies=tuple(spans), table=RotaryTable.from_spec(spec))
+
+
+def small_case(seed: int, lengths: list[int]) -> SpanCase:
+    """One head of four numbers, all of them rotated, in three layers."""
+    return make_case(
+        seed=seed,
+        dtype=torch.float32,
+        pairing=Pairing.NEOX,
+        head_dim=4,
+        rotary_dim=4,
+        kv_heads=1,
+        layers=3,
+        page_size=4,
+        lengths=lengths,
+    )

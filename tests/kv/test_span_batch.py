@@ -11,26 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semblend.core.errors import PlanError
-from semblend.kv.rotary import Pairing
 from semblend.kv.span_batch import CopyRuns, SpanCopy, flattened
 from semblend.kv.transfer import copy_spans
-from tests.kv.span_cases import ROWS, SpanCase, make_case
+from tests.kv.span_cases import ROWS, small_case
 
 ARRAYS = ("source_numbers", "source_slots", "target_slots", "source_positions", "target_positions")
-
-
-def case_of(seed: int, lengths: list[int]) -> SpanCase:
-    return make_case(
-        seed=seed,
-        dtype=torch.float32,
-        pairing=Pairing.NEOX,
-        head_dim=4,
-        rotary_dim=4,
-        kv_heads=1,
-        layers=3,
-        page_size=4,
-        lengths=lengths,
-    )
 
 
 @given(seed=st.integers(0, 2**32 - 1), lengths=st.lists(st.integers(1, 20), max_size=6))
@@ -69,7 +54,7 @@ def test_runs_are_the_spans_they_would_be_one_by_one(seed: int, lengths: list[in
 def test_sources_copied_in_turn_give_what_all_at_once_gives(
     seed: int, lengths: list[int], flags: list[bool]
 ) -> None:
-    case = case_of(seed, lengths)
+    case = small_case(seed, lengths)
     at_once, in_turn = case.pool.clone(), case.pool.clone()
     copied = copy_spans(at_once, case.copies, case.table)
     batch = flattened([replace(copy, source=copy.source.clone()) for copy in case.copies])

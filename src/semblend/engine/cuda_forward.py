@@ -26,6 +26,8 @@ from semblend.engine.pool import PagedPool
 from semblend.kv.rotary_spec import Pairing
 from semblend.kv.rotary_table import RotaryTable
 
+WIDEST_HEADS = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 64}
+"""Numbers of a head up to which tiles were run: wider ones may not fit into a processor."""
 LayerCall = Callable[[int], None]
 State = tuple[torch.Tensor, torch.Tensor | None]
 """What one layer leaves to the next: its output and the sum so far, [rows, hidden]."""
@@ -145,7 +147,7 @@ def fits(model: Any, rotary: RotaryTable) -> bool:
         getattr(config, "hidden_act", None) == "silu"
         and rotary.pairing is Pairing.NEOX
         and rotary.rotary_dim == head_dim
-        and next(model.parameters()).dtype in (torch.bfloat16, torch.float16, torch.float32)
+        and head_dim <= WIDEST_HEADS.get(next(model.parameters()).dtype, 0)
         and getattr(model.lm_head, "bias", None) is None
     )
 

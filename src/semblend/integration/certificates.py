@@ -10,6 +10,7 @@ from semblend.core.outcomes import DeclineReason
 from semblend.core.settings import Settings
 from semblend.integration.model_identity import content_fingerprint, weights_folder
 from semblend.integration.probing import UNPROBED
+from semblend.kv.depth_drift import read_table
 from semblend.planning.certificates import (
     Standing,
     certificate_folders,
@@ -61,7 +62,9 @@ def uncertified_standing(
         fingerprint = content_fingerprint(weights_folder(name, revision), hf_config)
         folders = certificate_folders(settings.certificate_dir)
         table = None if fingerprint is None else find_depth_table(fingerprint, dtype, folders)
+        if table is not None:
+            read_table(table)  # no certificate vouches for it: one that is damaged is not used
         return Standing(depth_table=table)
     except Exception:
-        logger.warning("could not look for %s's table of depth drift", name, exc_info=True)
+        logger.warning("no table of depth drift for %s", name, exc_info=True)
         return Standing()

@@ -173,18 +173,15 @@ def flattened(copies: Sequence[SpanCopy] | CopyBatch) -> CopyBatch:
     spans = [copy for copy in copies if len(copy)]
     if not spans:
         return CopyRuns().batch(np.empty(0, dtype=np.int64))
-    numbers: dict[int, int] = {}
-    sources: list[torch.Tensor] = []
-    rows: list[tuple[int, int, int, int]] = []
-    for copy in spans:
-        number = numbers.setdefault(id(copy.source), len(sources))
-        if number == len(sources):
-            sources.append(by_slot(copy.source))
-        rows.append((number, copy.source_start, copy.target_start, len(copy)))
-    runs = np.array(rows, dtype=np.int64).T
+    sources = {id(copy.source): copy.source for copy in spans}
+    numbers = {source: number for number, source in enumerate(sources)}
+    runs = np.array(
+        [(numbers[id(c.source)], c.source_start, c.target_start, len(c)) for c in spans],
+        dtype=np.int64,
+    ).T
     source_numbers, source_positions, target_positions = _along(runs[:3], runs[3])
     return CopyBatch(
-        sources=tuple(sources),
+        sources=tuple(map(by_slot, sources.values())),
         source_numbers=source_numbers,
         source_slots=np.concatenate([copy.source_slots for copy in spans]),
         target_slots=np.concatenate([copy.target_slots for copy in spans]),
