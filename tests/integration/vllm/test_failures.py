@@ -8,6 +8,7 @@ from __future__ import annotations
 from unittest.mock import patch
 
 import pytest
+import torch
 
 from semblend.core.faults import InjectedError, planted
 from semblend.kv.segments import kv_bytes
@@ -22,8 +23,10 @@ PACKAGE = "semblend.integration.vllm"
 SCHEDULER_STEPS = {
     "taking note of the request": f"{PACKAGE}.scheduler_side.SchedulerSide.new_request",
     "shaping the plan": f"{PACKAGE}.bridge.PlannerBridge._cut_to_mode",
-    "looking for the hazard": f"{PACKAGE}.claims.Claims._claimed",
-    "making hashes private": f"{PACKAGE}.claims.PrivateChain",
+    "claiming": f"{PACKAGE}.claims.Claims._claimed",
+    "making hashes private": f"{PACKAGE}.scheduler_side.PrivateChain",
+    "ordering the load": f"{PACKAGE}.scheduler_side.LoadCommand",
+    "ordering captures": f"{PACKAGE}.capture_orders.CaptureOrders.orders",
 }
 WORKER_STEPS = {
     "rotating": f"{PACKAGE}.loading.KeyTurn",
@@ -71,10 +74,18 @@ def test_a_failure_in_the_worker_is_computed_exactly(engine, step):
     assert engine.run(TARGET).semblend["outcome"] == "materialised", "and the next one is served"
 
 
-def test_a_failed_load_never_becomes_a_donor(engine):
+def test_what_a_failed_load_left_to_compute_is_exact_for_everybody(engine):
+    """It was computed exactly, so it is public, and a donor like any other prompt."""
+    expected = engine.kv(engine.cold(TARGET), 0, len(TARGET))
     with planted("nested_pass"):
-        engine.run(TARGET)
-    assert len(engine.worker.donors) == 1
+        failed = engine.run(TARGET)
+    assert failed.cached_tokens == 0, "nothing is called cached that was computed"
+    assert engine.run(TARGET, hints={"reuse": False}).cached_tokens >= len(TARGET) - 32
+    assert len(engine.worker.donors) == 2
+    donor_id = list(engine.worker.donors._donors)[-1]
+    with engine.worker.donors.lease(donor_id, 0, len(TARGET)) as donor:
+        kept = torch.cat([piece.kv for piece in donor.pieces], dim=2)
+    assert (kept - expected).abs().max() < 1e-4
 
 
 def test_a_donor_that_is_gone_is_computed_exactly_and_forgotten(engine):

@@ -7,10 +7,10 @@ Where things are, scheduler side first:
   and reported.
 - `bridge`, `meaning`, `certificates`: prompts to plans; evidence by meaning; what may be loaded.
 - `capture_orders`, `capture_choice`: which prompts become donors, and a donor's life here.
-- `block_hashes`, `hazards`: the prefix cache stays exact; a pass never reads unwritten blocks.
+- `block_hashes`: the prefix cache stays exact.
 - `staged`: rungs of the salted ladder, for engines whose worker class cannot be set.
 - `metadata`: everything that travels between the two sides.
-- `worker_side`, `load`, `nested_pass`, `probing`, `capture`, `donors`, `paged_access`, `rotary`,
+- `worker_side`, `loading`, `nested_pass`, `probing`, `capture`, `donors`, `paged_access`, `rotary`,
   `self_test`: the K/V.
 - `worker`: the `--worker-cls` that hands the model to the connector.
 - `options`, `modes`, `setup`, `support`, `versions`, `namespaces`, `stats`, `diagnosis`: what is

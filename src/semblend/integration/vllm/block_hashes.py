@@ -1,11 +1,10 @@
 """Keeping approximate K/V out of the exact prefix cache, with prefix caching on.
 
-vLLM publishes a block under `request.block_hashes[i]` as soon as slots are
-allocated, before the connector hears of it. So the private chain is put in place
-when the tokens are claimed: from the first approximate block on, random hashes
-that no other request can ever compute. Blocks before it are exact and stay
-public; later blocks (tail and decode) chain off the last hash and so are private
-by themselves. Published as K/V events they carry a mark, so that nobody who
+vLLM publishes a claimed block under `request.block_hashes[i]` when its load has ended.
+The private chain is put in place before that, when the blocks are allocated: from the
+first approximate block on, random hashes that no other request can ever compute. Blocks
+before it are exact and stay public; later blocks (tail and decode) chain off the last hash
+and so are private by themselves. Published as K/V events they carry a mark, so that nobody who
 follows those takes them for an exact prefix.
 """
 
@@ -33,11 +32,11 @@ class PrivateChain:
             hashes[index] = private_hash()
 
     def keep(self) -> None:
-        """The claim was admitted: the chain stays for the request's whole life."""
+        """The load ended well: the chain stays for the request's whole life."""
         self._original = None
 
     def undo(self) -> None:
-        """The claim came to nothing: put the hashes back that were replaced."""
+        """The load failed: put the hashes back that were replaced."""
         if self._original is None:
             return
         # In place: vLLM's block hasher appends to this very list.

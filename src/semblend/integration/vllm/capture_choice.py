@@ -6,7 +6,7 @@ import xxhash
 
 from semblend.integration.vllm.modes import CapturePolicy
 from semblend.integration.vllm.options import ConnectorOptions
-from semblend.integration.vllm.request_state import Progress, RequestState
+from semblend.integration.vllm.request_state import RequestState
 
 
 class CaptureChoice:
@@ -26,7 +26,7 @@ class CaptureChoice:
         options = self._options
         if state.refusal is not None:
             return state.refusal
-        if state.tainted or state.ladder_id is not None or state.progress is Progress.FAILED:
+        if state.tainted or state.ladder_id is not None:
             return "approximate"
         if state.wants_capture is False or options.capture is CapturePolicy.NONE:
             return "register_donors_disabled"

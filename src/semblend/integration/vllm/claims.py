@@ -1,32 +1,34 @@
 """Claiming tokens: what `get_num_new_matched_tokens` answers, and why.
 
 The answer is (0, False) unless the K/V can be supplied, and nothing outside this
-module's own state changes before the engine allocates, but for the block hashes,
-which are put back when it does not.
+module's own state changes before the engine allocates.
+
+Every claim is asynchronous, `(tokens, True)`: the engine allocates blocks, publishes none
+of them, and schedules the request only when its load has ended. So a failed load is known
+before any step counted on it, and no other request can hit blocks that hold nothing yet.
+A synchronous claim that fails is rewound by vLLM on the host alone, which answers
+garbage under the V2 runner and under asynchronous scheduling (0.32).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.integration.audit import AuditStream
 from semblend.integration.plan_cuts import within_hole_budget
-from semblend.integration.probing import is_dynamic, pass_tokens
-from semblend.integration.vllm.block_hashes import PrivateChain
 from semblend.integration.vllm.bridge import PlannerBridge
 from semblend.integration.vllm.exchange import RemoteDonors
-from semblend.integration.vllm.hazards import reads_unwritten_blocks
 from semblend.integration.vllm.modes import Execution, Mode
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.request_state import (
     Progress,
     RequestState,
-    first_approximate_token,
+    probes,
+    tokens_to_compute,
 )
 from semblend.integration.vllm.staged import StagedClaims
 from semblend.integration.vllm.stats import SemBlendStats
@@ -54,8 +56,6 @@ class Claims:
         audit: AuditStream,
         stats: SemBlendStats,
         staged: StagedClaims,
-        block_size: int,
-        hash_block_size: int,
         hole_budget: int,
         may_load: bool,
     ) -> None:
@@ -64,8 +64,6 @@ class Claims:
         self._audit = audit
         self._stats = stats
         self._staged = staged
-        self._block_size = block_size
-        self._hash_block_size = hash_block_size
         self._hole_budget = hole_budget
         self._holes_left = hole_budget
         self._may_load = may_load
@@ -81,12 +79,10 @@ class Claims:
         """A claim was allocated and takes its part of this step's budget."""
         self._holes_left -= state.pass_tokens
 
-    def claim(
-        self, state: RequestState, computed_tokens: int, *, live: Iterable[Any], manager: Any
-    ) -> Answer:
+    def claim(self, state: RequestState, computed_tokens: int) -> Answer:
         """How many tokens behind `computed_tokens` can be supplied. Idempotent."""
-        if state.progress in (Progress.ADMITTED, Progress.CONFIRMED):
-            return self._claim_again(state, computed_tokens, live, manager)
+        if state.progress is Progress.CONFIRMED:
+            return self._claim_again(state, computed_tokens)
         if state.started or state.progress is Progress.FAILED:
             return NOTHING  # preempted: it goes on as it began
         state.exact_tokens = computed_tokens
@@ -103,7 +99,7 @@ class Claims:
             return ASK_AGAIN
         if not self._may_claim(state, plan):
             return NOTHING
-        return self._claimed(state, plan, computed_tokens, live, manager)
+        return self._claimed(state, plan, computed_tokens)
 
     def _waits_for_remote(self, state: RequestState, plan: Plan, computed_tokens: int) -> bool:
         """Whether a better donor is on its way from another machine."""
@@ -156,25 +152,16 @@ class Claims:
             return False
         return True
 
-    def _claimed(
-        self,
-        state: RequestState,
-        plan: Plan,
-        computed_tokens: int,
-        live: Iterable[Any],
-        manager: Any,
-    ) -> Answer:
+    def _claimed(self, state: RequestState, plan: Plan, computed_tokens: int) -> Answer:
         cut = within_hole_budget(plan, self._hole_budget)
         if (
             cut is None
             or cut.end <= computed_tokens
-            or (holes := pass_tokens(cut)) > self._hole_budget
+            or (holes := tokens_to_compute(cut)) > self._hole_budget
         ):
             state.decline(DeclineReason.NO_CAPACITY, "more tokens than one pass may compute")
             return NOTHING
-        if holes > self._holes_left or (
-            holes and self._reads_unwritten(state, computed_tokens, live, manager)
-        ):
+        if holes > self._holes_left:
             state.waited += 1
             self._stats.count("deferred_steps")
             return ASK_AGAIN
@@ -182,46 +169,24 @@ class Claims:
             state.plan = cut
             self._bridge.pipeline.ledger.open(state.request_id, cut)
         self._mark(state, cut)
-        return cut.end - computed_tokens, False
-
-    def _reads_unwritten(
-        self, state: RequestState, computed_tokens: int, live: Iterable[Any], manager: Any
-    ) -> bool:
-        return computed_tokens > 0 and reads_unwritten_blocks(
-            state.request,
-            local_tokens=computed_tokens,
-            live=live,
-            manager=manager,
-            block_size=self._block_size,
-            hash_block_size=self._hash_block_size,
-        )
+        return state.claim_end - computed_tokens, True
 
     def _mark(self, state: RequestState, plan: Plan) -> None:
         state.plan = plan
         state.supplied_tokens = plan.reused_tokens
         state.recomputed_tokens = plan.recomputed_tokens
         state.hole_tokens = plan.hole_tokens
-        approximate = first_approximate_token(plan)
-        if approximate is not None and state.ladder_id is None:
-            # A ladder's blocks are private already: nobody else has its salt.
-            state.chain = PrivateChain(
-                state.request,
-                first_approximate_token=approximate,
-                hash_block_size=self._hash_block_size,
-            )
         state.make_claim(plan)
         if not state.advertised:
             state.advertised = True
             self._advertise(state, plan)
 
-    def _claim_again(
-        self, state: RequestState, computed_tokens: int, live: Iterable[Any], manager: Any
-    ) -> Answer:
+    def _claim_again(self, state: RequestState, computed_tokens: int) -> Answer:
         """A preempted request comes back: what its private blocks no longer hold, once more."""
         plan = state.plan
         if (
             plan is None
-            or is_dynamic(plan.policy)  # what it chose the first time is not known here
+            or probes(plan)  # what its policy chose the first time is not known here
             or computed_tokens >= plan.end
             or not self._bridge.still_held(plan)
         ):
@@ -237,13 +202,11 @@ class Claims:
         )
         again = replace(plan, spans=spans, recompute=tuple(runs), exact_tokens=computed_tokens)
         holes = sum(map(len, again.holes))
-        if holes > self._holes_left or (
-            holes and self._reads_unwritten(state, computed_tokens, live, manager)
-        ):
+        if holes > self._holes_left:
             return ASK_AGAIN
         state.resumes = True
         state.make_claim(again)
-        return again.end - computed_tokens, False
+        return state.claim_end - computed_tokens, True
 
     # -- saying so -------------------------------------------------------------------
 

@@ -5,11 +5,13 @@ a step, in vLLM's order (0.32):
 
 scheduler: on_new_request, get_num_new_matched_tokens, update_state_after_alloc,
            get_external_cache_hit_sources, build_connector_meta
-worker:    handle_preemptions, bind_connector_metadata, start_load_kv (before the forward
-           when a request was admitted with a load, after it otherwise), the forward,
-           wait_for_save, get_finished, get_block_ids_with_load_errors,
-           build_connector_worker_meta
+worker:    handle_preemptions, bind_connector_metadata, the forward, start_load_kv (before
+           the forward up to vLLM 0.31), wait_for_save, get_finished,
+           get_block_ids_with_load_errors, build_connector_worker_meta
 scheduler: request_finished_all_groups, update_connector_output, get_kv_connector_stats
+
+Claims are asynchronous (see `claims`): a request is scheduled in a step after the one in
+which `get_finished` named it.
 
 See docs/vllm.md for how to set it up.
 """
@@ -118,11 +120,11 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
             self._worker.before_overwrite(kv_connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Copy spans, compute holes."""
-        self._worker.start_load(self._meta())
+        """Housekeeping, and in a step without a forward everything else too."""
+        self._worker.start_step(self._meta())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing: loads are complete when `start_load_kv` returns."""
+        """Nothing: no forward reads what is not loaded yet."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
@@ -130,12 +132,12 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         """Nothing: prompts are captured whole, after the forward."""
 
     def wait_for_save(self) -> None:
-        """Queue captures; the blocks stay until they are done."""
+        """Queue captures, whose blocks stay until they are done, and carry out loads."""
         self._worker.after_forward(self._meta())
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Requests whose blocks may be freed now."""
-        return self._worker.take_freed() or None, None
+        """Requests whose blocks may be freed now, and those whose loads have ended."""
+        return self._worker.take_freed() or None, self._worker.take_received() or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks to compute exactly."""

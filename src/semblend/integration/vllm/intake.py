@@ -35,14 +35,17 @@ def describe(request: Any, setup: SchedulerSetup) -> RequestState:
     )
 
 
-def impossible_load(state: RequestState, block_ids: list[int]) -> LoadCommand:
-    """A load that fails on purpose: the engine counts on tokens that nobody claimed."""
+def impossible_load(state: RequestState, block_ids: list[int], external_tokens: int) -> LoadCommand:
+    """A load that fails on purpose: the engine waits for tokens that nobody claimed.
+
+    Blocks in front of them may be shared with other requests and are never reported.
+    """
     return LoadCommand(
         request_id=state.request_id,
         block_ids=tuple(block_ids),
         tokens=state.tokens,
-        start=0,
-        end=len(state.tokens),
+        start=state.exact_tokens,
+        end=state.exact_tokens + external_tokens,
         copies=(),
         holes=(),
         refused="tokens were allocated that were not claimed",

@@ -32,6 +32,7 @@ class LoadCommand:
     end: int
     copies: tuple[Span, ...]
     holes: tuple[Hole, ...]
+    """Runs to compute; where a policy looks first, the rest of the prompt is added to them."""
     refine: Plan | None = None
     """The plan, where a dynamic policy adds to the holes once the spans are in place."""
     depth_table: str = ""

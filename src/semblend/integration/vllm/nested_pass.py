@@ -15,7 +15,9 @@ from typing import Any
 import torch
 
 from semblend.core.errors import UnsupportedModelError
+from semblend.core.plan import Hole
 from semblend.integration.vllm.metadata import LoadCommand
+from semblend.integration.vllm.paged_access import PagedAccess
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,16 +130,17 @@ class NestedPass:
         )
 
 
-def hole_sequences(command: LoadCommand, access: Any) -> list[VirtualSequence]:
-    """A load's holes as virtual sequences over the request's own blocks."""
-    tokens = torch.from_numpy(command.tokens)
-    return [
-        VirtualSequence(
-            tokens=tokens[hole.start : hole.end],
-            positions=torch.arange(hole.start, hole.end),
-            slots=access.slots(command.block_ids, hole.start, hole.end),
-            block_ids=command.block_ids,
-            length=hole.end,
-        )
-        for hole in command.holes
-    ]
+def sequence_of(command: LoadCommand, hole: Hole, access: PagedAccess) -> VirtualSequence:
+    """One hole of a load as a virtual sequence over the request's own blocks."""
+    return VirtualSequence(
+        tokens=torch.from_numpy(command.tokens)[hole.start : hole.end],
+        positions=torch.arange(hole.start, hole.end),
+        slots=access.slots(command.block_ids, hole.start, hole.end),
+        block_ids=command.block_ids,
+        length=hole.end,
+    )
+
+
+def hole_sequences(command: LoadCommand, access: PagedAccess) -> list[VirtualSequence]:
+    """All holes of a load."""
+    return [sequence_of(command, hole, access) for hole in command.holes]

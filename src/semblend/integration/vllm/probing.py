@@ -1,4 +1,8 @@
-"""Asking a dynamic policy in vLLM's worker: the tail runs over the spans in a nested pass."""
+"""Asking a dynamic policy in vLLM's worker: the tail runs over the spans in a nested pass.
+
+The pass computes the holes, too, so what it wrote stands where the policy adds nothing.
+Where it does, everything from the first added token on is computed again.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 
 from semblend.core.errors import CapacityError, DonorError
+from semblend.core.plan import Hole, Plan
 from semblend.integration.probing import TailProbe, watch_queries
 from semblend.integration.vllm.metadata import LoadCommand
-from semblend.integration.vllm.nested_pass import NestedPass, VirtualSequence, hole_sequences
+from semblend.integration.vllm.nested_pass import NestedPass, VirtualSequence, sequence_of
 from semblend.integration.vllm.paged_access import PagedAccess
 from semblend.kv.attention_weights import TAIL_QUERIES, attention_weights
 from semblend.planning.policies.base import Scores, policy_from_spec
@@ -22,68 +28,77 @@ Reduce = Callable[[torch.Tensor], torch.Tensor]
 """Adds a tensor up over the ranks: each has its own heads, and all must choose alike."""
 
 
-def refined(
-    command: LoadCommand,
-    *,
-    nested: NestedPass,
-    access: PagedAccess,
-    reduce: Reduce,
-    most_tokens: int,
-) -> LoadCommand:
-    """The load with the holes a dynamic policy adds now that the spans are in place.
+class LoadProbe:
+    """One load whose policy looks before it chooses. Laying it out may fail; then nothing ran."""
 
-    Raises
-    ------
-    DonorError, CapacityError
-        If nothing is left to reuse, or more would be computed than one pass may.
-    """
-    plan = command.refine
-    if plan is None:
-        return command
-    probe = TailProbe(lambda: _tail_attention(command, nested=nested, access=access, reduce=reduce))
-    plan = probed(plan, command.tokens, policy_from_spec(plan.policy), probe)
-    holes = sum(map(len, plan.holes))
-    if not plan.reused_tokens:
-        raise DonorError(f"{plan.policy} recomputes every reusable token")
-    if holes > most_tokens:
-        raise CapacityError(f"{holes} hole tokens, one pass computes at most {most_tokens}")
-    return replace(command, copies=plan.copies, holes=plan.holes)
+    def __init__(self, command: LoadCommand, plan: Plan, access: PagedAccess) -> None:
+        self._command = command
+        self._plan = plan
+        self._access = access
+        self._ran = False
+        size = len(command.tokens)
+        self.sequences: list[VirtualSequence] = [
+            *(sequence_of(command, hole, access) for hole in plan.holes),
+            sequence_of(command, Hole(plan.end, size), access),
+        ]
+
+    def refined(self, nested: NestedPass, reduce: Reduce, *, most_tokens: int) -> LoadCommand:
+        """The load with what is still to compute, now that the policy has chosen.
+
+        Raises
+        ------
+        DonorError, CapacityError
+            If nothing is left to reuse, or more would be computed than one pass may.
+        """
+        command = self._command
+        probe = TailProbe(lambda: self._tail_attention(nested, reduce))
+        plan = probed(self._plan, command.tokens, policy_from_spec(self._plan.policy), probe)
+        if not plan.reused_tokens:
+            raise DonorError(f"{plan.policy} recomputes every reusable token")
+        holes = self._left_to_compute(plan)
+        count = sum(map(len, holes))
+        if count > most_tokens:
+            raise CapacityError(f"{count} hole tokens, one pass computes at most {most_tokens}")
+        return replace(command, copies=plan.copies, holes=holes)
+
+    def _left_to_compute(self, plan: Plan) -> tuple[Hole, ...]:
+        """Holes and tail behind the first token that the policy added; all if no pass ran yet.
+
+        The engine computes the prompt's last token itself.
+        """
+        last = len(self._command.tokens) - 1
+        tail = (Hole(plan.end, last),) if plan.end < last else ()
+        first = _first_added(self._plan, plan) if self._ran else 0
+        return tuple(hole for hole in (*plan.holes, *tail) if hole.end > first)
+
+    def _tail_attention(self, nested: NestedPass, reduce: Reduce) -> Scores:
+        """Attention mass of the last queries on each token, all heads of the later layers."""
+        access, command = self._access, self._command
+        size = len(command.tokens)
+        asked = min(TAIL_QUERIES, size - self._plan.end)
+        mass = torch.zeros(size, dtype=torch.float64)
+
+        def watch(layer: int, query: torch.Tensor) -> None:
+            keys = access.read_layer(layer, command.block_ids, 0, size)[0]
+            rows = query.view(-1, query.shape[-1] // access.head_dim, access.head_dim)[-asked:]
+            weights = attention_weights(rows, keys, first=size - asked)
+            mass.add_(weights.sum(dim=(0, 1)).double().cpu())
+
+        with ExitStack() as hooks:
+            for layer in range(len(access.layers) // 2, len(access.layers)):
+                handle = watch_queries(access.layers[layer], partial(watch, layer), named="query")
+                hooks.callback(handle.remove)
+            nested.run(self.sequences)
+        self._ran = True
+        scores: Scores = reduce(mass).numpy()
+        return scores
 
 
-def _tail_attention(
-    command: LoadCommand, *, nested: NestedPass, access: PagedAccess, reduce: Reduce
-) -> Scores:
-    """Attention mass of the last queries on each token, all heads of the later layers.
-
-    The pass writes the K/V of holes and tail, where the passes that follow write again.
-    """
-    size = len(command.tokens)
-    if len(command.block_ids) * access.block_size < size:
-        raise DonorError("the prompt's tail has no blocks in this step yet")
-    asked = min(TAIL_QUERIES, size - command.end)
-    mass = torch.zeros(size, dtype=torch.float64)
-
-    def watch(layer: int, query: torch.Tensor) -> None:
-        keys = access.read_layer(layer, command.block_ids, 0, size)[0]
-        rows = query.view(-1, query.shape[-1] // access.head_dim, access.head_dim)[-asked:]
-        weights = attention_weights(rows, keys, first=size - asked)
-        mass.add_(weights.sum(dim=(0, 1)).double().cpu())
-
-    with ExitStack() as hooks:
-        for layer in range(len(access.layers) // 2, len(access.layers)):
-            handle = watch_queries(access.layers[layer], partial(watch, layer), named="query")
-            hooks.callback(handle.remove)
-        nested.run([*hole_sequences(command, access), _tail(command, access)])
-    scores: Scores = reduce(mass).numpy()
-    return scores
-
-
-def _tail(command: LoadCommand, access: PagedAccess) -> VirtualSequence:
-    size = len(command.tokens)
-    return VirtualSequence(
-        tokens=torch.from_numpy(command.tokens[command.end :]),
-        positions=torch.arange(command.end, size),
-        slots=access.slots(command.block_ids, command.end, size),
-        block_ids=command.block_ids,
-        length=size,
-    )
+def _first_added(before: Plan, after: Plan) -> int:
+    """The first token that is computed in one plan and copied in the other; the end if none is."""
+    added = np.zeros(before.end, dtype=bool)
+    for hole in after.holes:
+        added[hole.start : hole.end] = True
+    for hole in before.holes:
+        added[hole.start : hole.end] = False
+    return int(added.argmax()) if added.any() else before.prompt_tokens

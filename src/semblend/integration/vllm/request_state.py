@@ -10,7 +10,7 @@ from semblend.core.namespace import Namespace
 from semblend.core.outcomes import DeclineReason, Outcome
 from semblend.core.plan import Plan, SpanKind
 from semblend.core.tokens import TokenArray
-from semblend.integration.probing import pass_tokens
+from semblend.integration.probing import is_dynamic, pass_tokens
 from semblend.integration.vllm.block_hashes import PrivateChain
 
 
@@ -21,7 +21,7 @@ class Progress(StrEnum):
     CLAIMED = "claimed"
     """Told to the engine; it may or may not allocate."""
     ADMITTED = "admitted"
-    """Allocated, and sent to the workers with this step."""
+    """Blocks are allocated and the workers load into them; no step counts on them yet."""
     CONFIRMED = "confirmed"
     """Every rank put the K/V in place."""
     FAILED = "failed"
@@ -56,7 +56,7 @@ class RequestState:
     tainted: bool = False
     """Whether any of its K/V is approximate: then it is never captured."""
     waited: int = 0
-    """Steps it was asked to wait for the same-step hazard or the hole budget."""
+    """Steps it was asked to wait for the hole budget."""
     advertised: bool = False
     capture_issued: bool = False
     reason: DeclineReason | None = None
@@ -80,10 +80,20 @@ class RequestState:
         """The engine's id."""
         return str(self.request.request_id)
 
+    @property
+    def claim_end(self) -> int:
+        """First position behind the claim.
+
+        A policy that looks at the prompt's tail needs the tail's blocks, and the engine
+        allocates no more than is claimed: then the whole prompt is. The engine computes the
+        last token of a prompt itself whatever is claimed.
+        """
+        if self.claim is None:
+            return self.exact_tokens
+        return len(self.tokens) if probes(self.claim) else self.claim.end
+
     def undo_claim(self) -> None:
         """A claim that was not admitted leaves no trace."""
-        if self.chain is not None:
-            self.chain.undo()  # does nothing to the chain of an admitted claim
         if self.progress is Progress.CLAIMED:
             self.progress, self.claim = self.before_claim, None
 
@@ -91,13 +101,38 @@ class RequestState:
         """Tell the engine that `plan` can be carried out; it may allocate or not."""
         self.before_claim, self.progress = self.progress, Progress.CLAIMED
         self.claim = plan
-        self.pass_tokens = pass_tokens(plan)
+        self.pass_tokens = tokens_to_compute(plan)
 
-    def refine(self, reused_tokens: int | None) -> None:
-        """A dynamic policy left so many tokens to reuse; None where none had a say."""
-        if reused_tokens is not None and not self.resumes:
+    def load_ended_well(self, reused_tokens: int | None) -> None:
+        """Every rank loaded; a dynamic policy left `reused_tokens`, None where none had a say."""
+        if self.chain is not None:
+            self.chain.keep()
+        if self.resumes:
+            return
+        if reused_tokens is not None:
             self.recomputed_tokens += self.supplied_tokens - reused_tokens
             self.supplied_tokens = reused_tokens
+        self._tell_cached(self.supplied_tokens)
+
+    def load_failed(self) -> None:
+        """The engine computes the claimed tokens: exact, unless an earlier load left traces."""
+        if self.resumes:
+            return
+        if self.chain is not None:
+            self.chain.undo()
+            self.chain = None
+        self.tainted = self.ladder_id is not None
+        self._tell_cached(0)
+
+    def _tell_cached(self, reused_tokens: int) -> None:
+        """Correct what the engine reports as cached: it counts every claimed token."""
+        stats = getattr(self.request, "prefill_stats", None)
+        if stats is not None:
+            stats.set(
+                num_prompt_tokens=len(self.tokens),
+                num_local_cached_tokens=self.exact_tokens,
+                num_external_cached_tokens=reused_tokens,
+            )
 
     def decline(self, reason: DeclineReason, detail: str = "") -> None:
         """Remember why this request is computed."""
@@ -132,6 +167,16 @@ class RequestState:
         if self.reason is not None and self.reason.outcome is not Outcome.COLD:
             return self.reason.outcome
         return Outcome.EXACT_PREFIX if self.exact_tokens else Outcome.COLD
+
+
+def probes(plan: Plan) -> bool:
+    """Whether a plan's policy looks at the tail before it chooses; exact copies need no look."""
+    return is_dynamic(plan.policy) and first_approximate_token(plan) is not None
+
+
+def tokens_to_compute(plan: Plan) -> int:
+    """Tokens a plan computes in one nested pass; the tail among them where a policy looks."""
+    return pass_tokens(plan) if probes(plan) else sum(map(len, plan.holes))
 
 
 def first_approximate_token(plan: Plan) -> int | None:

@@ -3,8 +3,9 @@
 Call order in a step, as vLLM makes it: `on_new_request` when one arrives;
 `matched_tokens` for each waiting request that may start; `allocated` for those that
 do; `build_meta` once; then, with the workers' answer, `request_finished` for those
-that end and `update` after that. So a request may be gone before its load is
-confirmed, and is kept aside until then.
+that end and `update` after that. A request with a claim is first scheduled in a step
+after the one whose `update` heard how its load ended, so only an aborted request can
+be gone before that.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.integration.audit import AuditStream
-from semblend.integration.probing import is_dynamic
+from semblend.integration.vllm.block_hashes import PrivateChain
 from semblend.integration.vllm.bridge import PlannerBridge
 from semblend.integration.vllm.capture_orders import CaptureOrders
 from semblend.integration.vllm.claims import NOTHING, Answer, Claims
@@ -30,6 +31,7 @@ from semblend.integration.vllm.request_state import (
     Progress,
     RequestState,
     first_approximate_token,
+    probes,
 )
 from semblend.integration.vllm.settlement import Settlements
 from semblend.integration.vllm.setup import SchedulerSetup
@@ -41,7 +43,6 @@ from semblend.planning.depth import table_for
 logger = logging.getLogger("vllm.semblend")
 
 _FINISHED_NORMALLY = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION")
-_MAX_UNSETTLED = 4096
 
 
 class SchedulerSide:
@@ -70,8 +71,6 @@ class SchedulerSide:
             audit=self.audit,
             stats=self.stats,
             staged=self._staged,
-            block_size=setup.block_size,
-            hash_block_size=setup.hash_block_size,
             hole_budget=setup.hole_budget,
             may_load=setup.may_load,
         )
@@ -90,7 +89,6 @@ class SchedulerSide:
         self.states: dict[str, RequestState] = {}
         self._claimed: set[str] = set()
         self._orders: list[LoadCommand] = []
-        self._unsettled: dict[str, RequestState] = {}
         self._holding: set[str] = set()
         """Finished requests whose blocks wait for their capture."""
         self._newly_held: list[str] = []
@@ -119,12 +117,7 @@ class SchedulerSide:
             state = self.states.get(request.request_id) or self.new_request(request)
             state.undo_claim()
             self._claimed.discard(state.request_id)
-            answer = self.claims.claim(
-                state,
-                computed_tokens,
-                live=(other.request for other in self.states.values()),
-                manager=self.manager,
-            )
+            answer = self.claims.claim(state, computed_tokens)
             if state.progress is Progress.CLAIMED:
                 self._claimed.add(state.request_id)
             return answer
@@ -150,36 +143,32 @@ class SchedulerSide:
         try:
             self._order_load(state, block_ids, external_tokens)
         except Exception:
-            # The engine counts on these tokens by now: a load that fails makes it compute them.
+            # The engine waits for these tokens by now: a load that fails makes it compute them.
             logger.warning("SemBlend could not order a load", exc_info=True)
-            self._orders[orders:] = [impossible_load(state, block_ids)]
+            self._orders[orders:] = [impossible_load(state, block_ids, external_tokens)]
 
     def _order_load(self, state: RequestState, block_ids: list[int], external_tokens: int) -> None:
         plan = state.claim
         if plan is None or state.progress is not Progress.CLAIMED:
-            self._orders.append(impossible_load(state, block_ids))
+            self._orders.append(impossible_load(state, block_ids, external_tokens))
             return
-        start = plan.end - external_tokens
         command = LoadCommand(
             request_id=state.request_id,
             block_ids=tuple(block_ids),
             tokens=state.tokens,
-            start=start,
-            end=plan.end,
+            start=state.claim_end - external_tokens,
+            end=state.claim_end,
             copies=plan.copies,
             holes=plan.holes,
-            refine=plan if is_dynamic(plan.policy) else None,
+            refine=plan if probes(plan) else None,
             depth_table=table_for(plan.policy, self.setup.standing.depth_table),
         )
         self._admit(state, plan, command)
 
     def _admit(self, state: RequestState, plan: Plan, command: LoadCommand) -> None:
         self._claimed.discard(state.request_id)
+        self._make_private(state, plan)
         self._orders.append(command)
-        if state.chain is not None:
-            state.chain.keep()
-        approximate = first_approximate_token(plan) is not None
-        state.tainted = state.tainted or approximate or state.ladder_id is not None
         state.progress = Progress.ADMITTED
         state.claimed_blocks = len(command.claimed_blocks(self.setup.block_size))
         self.claims.admitted(state)
@@ -190,8 +179,49 @@ class SchedulerSide:
             state.request_id, donor_id=",".join(plan.donor_ids), tokens=command.reused_tokens
         )
 
+    def _make_private(self, state: RequestState, plan: Plan) -> None:
+        """Before any block of an approximate load can be published: that is when it has ended."""
+        approximate = first_approximate_token(plan)
+        if approximate is not None and state.ladder_id is None and state.chain is None:
+            # A ladder's blocks are private already: nobody else has its salt.
+            state.chain = PrivateChain(
+                state.request,
+                first_approximate_token=approximate,
+                hash_block_size=self.setup.hash_block_size,
+            )
+        state.tainted = state.tainted or approximate is not None or state.ladder_id is not None
+
     def build_meta(self, scheduled: Any) -> ConnectorMeta:
-        """This step's orders to the workers; what was claimed and not taken is undone."""
+        """This step's orders to the workers; what was claimed and not taken is undone.
+
+        Never raises: the engine waits for the loads, so they go out whatever else fails.
+        """
+        idle = scheduled.total_num_scheduled_tokens == 0
+        meta = ConnectorMeta(
+            loads=self._orders,
+            held=self._newly_held,
+            preempted=sorted(scheduled.preempted_req_ids or ()),
+            drop_all=self._drop_all,
+            idle=idle,
+        )
+        self._orders, self._newly_held, self._drop_all = [], [], False
+        try:
+            self._undo_claims()
+            meta.captures = self._captures.orders(scheduled, self.states, self.manager)
+            meta.dropped = self.bridge.take_dropped()
+            if self.remote is not None:
+                meta.fetches = self.remote.take_fetches()
+            if self.shadows is not None:
+                meta.shadows = self.shadows.orders(idle=idle, manager=self.manager)
+                meta.shadows_dropped = self.shadows.take_dropped()
+            self._time_prefills(meta.preempted)
+            self.stats.count("donors_dropped", len(meta.dropped))
+        except Exception:
+            logger.warning("SemBlend could not order all of a step", exc_info=True)
+        return meta
+
+    def _undo_claims(self) -> None:
+        """Claims that the step being built did not take."""
         for request_id in self._claimed:
             state = self.states.get(request_id)
             if state is not None:
@@ -199,29 +229,12 @@ class SchedulerSide:
                 self.audit.event("load_dropped_before_alloc", request_id)
         self._claimed.clear()
         self.claims.next_step()
-        meta = ConnectorMeta(
-            loads=self._orders,
-            captures=self._captures.orders(scheduled, self.states, self.manager),
-            fetches=[] if self.remote is None else self.remote.take_fetches(),
-            dropped=self.bridge.take_dropped(),
-            shadows=[]
-            if self.shadows is None
-            else self.shadows.orders(
-                idle=scheduled.total_num_scheduled_tokens == 0, manager=self.manager
-            ),
-            shadows_dropped=[] if self.shadows is None else self.shadows.take_dropped(),
-            held=self._newly_held,
-            preempted=sorted(scheduled.preempted_req_ids or ()),
-            drop_all=self._drop_all,
-            idle=scheduled.total_num_scheduled_tokens == 0,
-        )
-        self._orders, self._newly_held, self._drop_all = [], [], False
-        for request_id in meta.preempted:
+
+    def _time_prefills(self, preempted: Sequence[str]) -> None:
+        for request_id in preempted:
             self.clock.forget(request_id)
         for request_id, tokens in self._captures.finished:
             self.clock.finishes(request_id, tokens)
-        self.stats.count("donors_dropped", len(meta.dropped))
-        return meta
 
     # -- the workers answer ------------------------------------------------------------
 
@@ -246,29 +259,15 @@ class SchedulerSide:
             self.remote.forget(state.request_id)
         state.undo_claim()
         self._claimed.discard(state.request_id)
-        waiting = state.progress is Progress.ADMITTED
-        confirmed = state.progress is Progress.CONFIRMED or (
-            # It sampled tokens on top of its load in this very step and no block was
-            # reported: the workers' own word follows in `update`.
-            waiting and request.status.name in _FINISHED_NORMALLY
-        )
-        if waiting:
-            self._unsettled[state.request_id] = state
-            if len(self._unsettled) > _MAX_UNSETTLED:
-                self._settlements.ended(self._unsettled.pop(next(iter(self._unsettled))))
-            if confirmed:
-                self._staged.confirmed(state)
-        else:
-            self._settlements.ended(state)
+        # A request that resumes was confirmed before it was preempted.
+        confirmed = state.progress is Progress.CONFIRMED or state.resumes
+        self._settlements.ended(state)
         self._staged.ended(state)
         if self._meaning is not None and state.refusal is None and state.ladder_id is None:
             self._meaning.look_up(state.request_id, state.tokens, state.namespace)
         if confirmed and state.tainted and state.ladder_id is None:
             self._sample(state, block_ids)
-        report = state.report(confirmed=confirmed, certified=self.setup.certified)
-        if waiting and confirmed and state.plan is not None and is_dynamic(state.plan.policy):
-            report["provisional"] = True  # how much the policy recomputed is not known yet
-        return {"semblend": report}
+        return {"semblend": state.report(confirmed=confirmed, certified=self.setup.certified)}
 
     def _sample(self, state: RequestState, block_ids: Sequence[int]) -> None:
         """Have some reused requests computed cold too, if they ended as they should."""
@@ -304,21 +303,19 @@ class SchedulerSide:
         if report is None:
             return
         for request_id, failure in report.failed.items():
-            state = self._answered(request_id)
             if failure.donor_id is not None:
                 self.bridge.drop(failure.donor_id)
+            state = self.states.get(request_id)
             if state is not None:
+                state.load_failed()
                 self._settlements.failed(state, failure)
         for request_id, ranks in report.loaded.items():
-            if request_id in report.failed or ranks < self.setup.ranks:
+            state = self.states.get(request_id)
+            if state is None or request_id in report.failed or ranks < self.setup.ranks:
                 continue
-            finished = request_id in self._unsettled
-            state = self._answered(request_id)
-            if state is not None:
-                state.refine(report.refined.get(request_id))
-                if not finished:
-                    self._staged.confirmed(state)
-                self._settlements.confirmed(state, layers=report.layers)
+            state.load_ended_well(report.refined.get(request_id))
+            self._staged.confirmed(state)
+            self._settlements.confirmed(state, layers=report.layers)
         if report.loaded or report.failed:
             self.stats.time("load", report.load_ms / 1e3)
             self.stats.time("nested", report.nested_ms / 1e3)
@@ -327,9 +324,6 @@ class SchedulerSide:
             self.shadows.settle(report, self.manager)
         if self.remote is not None:
             self.remote.settle(report)
-
-    def _answered(self, request_id: str) -> RequestState | None:
-        return self._unsettled.pop(request_id, None) or self.states.get(request_id)
 
     # -- housekeeping ------------------------------------------------------------------
 

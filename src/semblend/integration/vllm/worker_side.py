@@ -1,15 +1,16 @@
-"""The connector in a worker: carries out loads before the forward, captures after it.
+"""The connector in a worker: captures and loads, both behind the step's forward.
 
 A load that cannot be carried out is never half done in the engine's eyes: all its
-blocks are reported, and vLLM computes those tokens exactly. With tensor
-parallelism the ranks first agree on which loads all of them can make, so that the
-nested pass, which has collectives, is run by all of them or none.
+blocks are reported before any step counted on them, and vLLM computes those tokens
+exactly. With tensor parallelism the ranks first agree on which loads all of them can make,
+so that a pass, which has collectives, is run by all of them or none.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import torch
 from semblend.core.errors import DonorError, UnsupportedModelError
 from semblend.core.faults import FaultPoint, plant, reach
 from semblend.core.outcomes import DeclineReason
+from semblend.core.plan import Plan
 from semblend.integration.refusals import UnsupportedEngineError
 from semblend.integration.vllm import rotary
 from semblend.integration.vllm.capture import CaptureThread
@@ -24,16 +26,17 @@ from semblend.integration.vllm.donors import WorkerDonors, make_tiers
 from semblend.integration.vllm.exchange import DonorExchange
 from semblend.integration.vllm.loading import DonorLostError, SpanLoader
 from semblend.integration.vllm.metadata import (
+    CaptureCommand,
     ConnectorMeta,
     LoadCommand,
     LoadFailure,
     WorkerReport,
 )
 from semblend.integration.vllm.modes import Execution
-from semblend.integration.vllm.nested_pass import NestedPass, hole_sequences
+from semblend.integration.vllm.nested_pass import NestedPass, VirtualSequence, hole_sequences
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.paged_access import PagedAccess
-from semblend.integration.vllm.probing import refined
+from semblend.integration.vllm.probing import LoadProbe
 from semblend.integration.vllm.self_test import prove_rotation
 from semblend.integration.vllm.shadow_passes import ShadowPasses
 from semblend.integration.vllm.support import layer_refusals
@@ -49,6 +52,7 @@ class WorkerSide:
         self._options = options
         plant(options.settings().faults)  # a worker may have a process of its own
         self._bad_blocks: set[int] = set()
+        self._received: set[str] = set()
         self._held: set[str] = set()
         self._report = WorkerReport()
         self.access: PagedAccess | None = None
@@ -115,12 +119,31 @@ class WorkerSide:
         if meta.preempted and self.captures is not None:
             self.captures.wait_for(meta.preempted)
 
-    def start_load(self, meta: ConnectorMeta) -> None:
-        """Carry out this step's loads. Never raises: what fails is reported.
+    def start_step(self, meta: ConnectorMeta) -> None:
+        """What comes before everything else in a step. Never raises.
 
-        Called in every step, also in those without a forward (vLLM 0.30 leaves
-        `wait_for_save` out of them).
+        Called in every step, also in those without a forward, in which everything is done
+        here (vLLM 0.30 leaves `wait_for_save` out of them).
         """
+        try:
+            self._housekeeping(meta)
+        except Exception:
+            logger.warning("SemBlend could not keep its donors in order", exc_info=True)
+        if meta.idle:
+            self._load(meta.loads)
+
+    def after_forward(self, meta: ConnectorMeta) -> None:
+        """This step's K/V is written: queue what becomes a donor, then carry out loads.
+
+        Loads come last because a request may have hit prefix blocks that another one
+        computes in this very step. Never raises.
+        """
+        for command in meta.captures if self.captures is not None else ():
+            self._capture(command)
+        if not meta.idle:
+            self._load(meta.loads)
+
+    def _housekeeping(self, meta: ConnectorMeta) -> None:
         self._held.update(meta.held)
         if meta.idle and self._held and self.captures is not None:
             # The engine steps on until the blocks are freed; spinning would starve the copy.
@@ -144,81 +167,135 @@ class WorkerSide:
                 self.shadows.drop(sample_id)
             for shadow in meta.shadows:
                 self.shadows.run(shadow, self._report)
-        if not meta.loads:
+
+    def _capture(self, command: CaptureCommand) -> None:
+        try:
+            if self.captures is not None:
+                self.captures.submit(command)
+        except Exception as error:
+            logger.warning("SemBlend could not capture %s: %s", command.donor_id, error)
+            self._report.rejected[command.donor_id] = repr(error)
+            self._report.answered[command.donor_id] += 1
+
+    # -- loads ---------------------------------------------------------------------------
+
+    def _load(self, commands: Sequence[LoadCommand]) -> None:
+        """Carry loads out. Every one of them is answered, whatever happens: the engine waits."""
+        if not commands:
             return
         started = time.perf_counter()
-        failures = self._agreed([self._copy_spans(command) for command in meta.loads])
-        good: list[LoadCommand] = []
-        for command, failure in zip(meta.loads, failures, strict=True):
-            if failure is None:
-                good.append(command)
-            else:
-                self._fail(command, failure)
-        copied = time.perf_counter()
-        good = self._refined(good)
-        failure = self._compute_holes(good)
-        for command in good:
-            if failure is None:
-                self._report.loaded[command.request_id] += 1
-            else:
-                self._fail(command, failure)
-        self._report.load_ms += (copied - started) * 1e3
-        self._report.nested_ms += (time.perf_counter() - copied) * 1e3
-
-    def after_forward(self, meta: ConnectorMeta) -> None:
-        """This step's K/V is written: queue what becomes a donor."""
-        if self.captures is None:
-            return
-        for command in meta.captures:
-            try:
-                self.captures.submit(command)
-            except Exception as error:
-                logger.warning("SemBlend could not capture %s: %s", command.donor_id, error)
-                self._report.rejected[command.donor_id] = repr(error)
-                self._report.answered[command.donor_id] += 1
-
-    def _copy_spans(self, command: LoadCommand) -> LoadFailure | None:
         try:
-            if command.refused:
-                raise DonorError(command.refused)
-            if self.loader is None:
-                raise DonorError("this worker was not set up to load")
-            if command.holes and self.nested is None:
-                raise DonorError("holes, and no model to compute them with")
-            self.loader.load(command)
-        except DonorLostError as error:
-            return LoadFailure(
-                reason=DeclineReason.DONOR_GONE.value, detail=str(error), donor_id=error.donor_id
-            )
+            copied = self._together(commands, self._copy_spans)
+            spans_in_place = time.perf_counter()
+            self._report.load_ms += (spans_in_place - started) * 1e3
+            good = self._computed(self._refined(copied))
+            self._report.nested_ms += (time.perf_counter() - spans_in_place) * 1e3
+            for command in good:
+                self._report.loaded[command.request_id] += 1
         except Exception as error:
-            logger.debug("SemBlend load failed", exc_info=True)
-            return _failure(error)
-        return None
+            logger.warning("SemBlend could not carry out a step's loads", exc_info=True)
+            for command in commands:
+                if command.request_id not in self._report.loaded:
+                    self._fail(command, _failure(error))
+        self._received.update(command.request_id for command in commands)
 
-    def _refined(self, commands: list[LoadCommand]) -> list[LoadCommand]:
-        """The loads with what their dynamic policies add; what fails there is left out."""
+    def _together(
+        self,
+        commands: Sequence[LoadCommand],
+        attempt: Callable[[LoadCommand], LoadCommand],
+    ) -> list[LoadCommand]:
+        """Attempt something with each load; those with which every rank succeeded.
+
+        Passes have collectives, so a pass is run by all ranks or by none: everything that may
+        fail on one of them is agreed on before.
+        """
+        results: list[LoadCommand] = []
+        failures: list[LoadFailure | None] = []
+        for command in commands:
+            try:
+                results.append(attempt(command))
+                failures.append(None)
+            except DonorLostError as error:
+                results.append(command)
+                failures.append(_donor_gone(error))
+            except Exception as error:
+                logger.debug("SemBlend load failed", exc_info=True)
+                results.append(command)
+                failures.append(_failure(error))
+        kept: list[LoadCommand] = []
+        for command, failure in zip(results, self._agreed(failures), strict=True):
+            if failure is None:
+                kept.append(command)
+            else:
+                self._fail(command, failure)
+        return kept
+
+    def _copy_spans(self, command: LoadCommand) -> LoadCommand:
+        if command.refused:
+            raise DonorError(command.refused)
+        if self.loader is None:
+            raise DonorError("this worker was not set up to load")
+        if (command.holes or command.refine) and self.nested is None:
+            raise DonorError("holes, and no model to compute them with")
+        self.loader.load(command)
+        return command
+
+    def _refined(self, commands: Sequence[LoadCommand]) -> list[LoadCommand]:
+        """The loads with what their policies add, one after another."""
         kept: list[LoadCommand] = []
         for command in commands:
             if command.refine is None:
                 kept.append(command)
-                continue
-            try:
-                if self.nested is None or self.access is None:
-                    raise DonorError("no model to ask")
-                command = refined(
-                    command,
-                    nested=self.nested,
-                    access=self.access,
-                    reduce=self._summed,
-                    most_tokens=int(self._config.scheduler_config.max_num_batched_tokens),
-                )
-            except Exception as error:
-                # The same on every rank: they choose by the same numbers.
-                self._fail(command, _failure(error))
-                continue
-            self._report.refined[command.request_id] = command.reused_tokens
-            kept.append(command)
+            else:
+                kept += self._probed(command, command.refine)
         return kept
+
+    def _probed(self, command: LoadCommand, plan: Plan) -> list[LoadCommand]:
+        nested, access = self.nested, self.access
+        if nested is None or access is None:
+            raise DonorError("no model to ask")  # the copies would not have been made
+        laid_out: list[LoadProbe] = []
+
+        def lay_out(command: LoadCommand) -> LoadCommand:
+            laid_out.append(LoadProbe(command, plan, access))
+            return command
+
+        def refine(command: LoadCommand) -> LoadCommand:
+            most = int(self._config.scheduler_config.max_num_batched_tokens)
+            return laid_out[0].refined(nested, self._summed, most_tokens=most)
+
+        kept = self._together(self._together([command], lay_out), refine)
+        for command in kept:
+            self._report.refined[command.request_id] = command.reused_tokens
+        return kept
+
+    def _computed(self, commands: list[LoadCommand]) -> list[LoadCommand]:
+        """The loads whose holes were computed: all in one pass, or none."""
+        nested, access = self.nested, self.access
+        if nested is None or access is None:
+            return commands
+        sequences: dict[str, list[VirtualSequence]] = {}
+
+        def lay_out(command: LoadCommand) -> LoadCommand:
+            laid_out = hole_sequences(command, access)
+            if laid_out:
+                reach(FaultPoint.NESTED_PASS)
+            sequences[command.request_id] = laid_out
+            return command
+
+        good = self._together(commands, lay_out)
+        failure: LoadFailure | None = None
+        try:
+            nested.run([item for command in good for item in sequences[command.request_id]])
+        except Exception as error:
+            logger.warning("SemBlend's nested pass failed", exc_info=True)
+            failure = _failure(error)
+        (failure,) = self._agreed([failure])
+        if failure is None:
+            return good
+        for command in good:
+            self._fail(command, failure)
+        return []
 
     def _summed(self, values: torch.Tensor) -> torch.Tensor:
         from vllm.distributed.parallel_state import get_tp_group
@@ -226,23 +303,6 @@ class WorkerSide:
         if self._config.parallel_config.tensor_parallel_size > 1:
             torch.distributed.all_reduce(values, group=get_tp_group().cpu_group)
         return values
-
-    def _compute_holes(self, commands: list[LoadCommand]) -> LoadFailure | None:
-        if self.nested is None or self.access is None:
-            return None
-        try:
-            sequences = [
-                sequence
-                for command in commands
-                for sequence in hole_sequences(command, self.access)
-            ]
-            if sequences:
-                reach(FaultPoint.NESTED_PASS)
-            self.nested.run(sequences)
-        except Exception as error:
-            logger.warning("SemBlend's nested pass failed", exc_info=True)
-            return _failure(error)
-        return None
 
     def _agreed(self, failures: list[LoadFailure | None]) -> list[LoadFailure | None]:
         """The same with what failed on another rank failed here too."""
@@ -263,6 +323,7 @@ class WorkerSide:
         ]
 
     def _fail(self, command: LoadCommand, failure: LoadFailure) -> None:
+        """Report the claimed blocks: nobody else has them, and no step counted on them yet."""
         block_size = int(self._config.cache_config.block_size)
         self._bad_blocks.update(command.claimed_blocks(block_size))
         self._report.failed[command.request_id] = failure
@@ -273,6 +334,11 @@ class WorkerSide:
         """Blocks whose load failed in this step."""
         bad, self._bad_blocks = self._bad_blocks, set()
         return bad
+
+    def take_received(self) -> set[str]:
+        """Requests whose loads have ended, well or not."""
+        received, self._received = self._received, set()
+        return received
 
     def take_freed(self) -> set[str]:
         """Finished requests whose blocks are no longer needed."""
@@ -305,6 +371,12 @@ class WorkerSide:
             self.exchange.close()
         if self.donors is not None:
             self.donors.close()
+
+
+def _donor_gone(error: DonorLostError) -> LoadFailure:
+    return LoadFailure(
+        reason=DeclineReason.DONOR_GONE.value, detail=str(error), donor_id=error.donor_id
+    )
 
 
 def _failure(error: Exception) -> LoadFailure:
