@@ -26,7 +26,6 @@ SCHEDULER_STEPS = {
     "claiming": f"{PACKAGE}.claims.Claims._claimed",
     "making hashes private": f"{PACKAGE}.scheduler_side.PrivateChain",
     "ordering the load": f"{PACKAGE}.scheduler_side.LoadCommand",
-    "ordering captures": f"{PACKAGE}.capture_orders.CaptureOrders.orders",
 }
 WORKER_STEPS = {
     "rotating": f"{PACKAGE}.loading.KeyTurn",
@@ -55,6 +54,24 @@ def test_a_failure_in_the_scheduler_is_a_cold_prefill(engine, step):
     assert answer.semblend.get("outcome") != "materialised"
     engine.forget_prefixes()
     assert engine.run(TARGET).semblend["outcome"] == "materialised", "and the next one is served"
+
+
+def test_a_load_goes_out_whatever_else_of_the_step_fails(engine):
+    """The engine waits for its answer."""
+    with patch(f"{PACKAGE}.capture_orders.CaptureOrders.orders", side_effect=InjectedError):
+        answer = engine.run(TARGET)
+    assert answer.semblend["outcome"] == "materialised"
+    with patch(f"{PACKAGE}.worker_side.WorkerSide._housekeeping", side_effect=InjectedError):
+        engine.forget_prefixes()
+        assert engine.run(TARGET).tokens == answer.tokens
+
+
+def test_a_step_of_loads_that_breaks_is_answered_all_the_same(engine):
+    cold = engine.cold(TARGET)
+    with patch(f"{PACKAGE}.worker_side.WorkerSide._together", side_effect=InjectedError):
+        answer = engine.run(TARGET)
+    assert answer.tokens == cold.tokens
+    assert answer.semblend["reason"] == "materialisation_failed"
 
 
 @pytest.mark.parametrize("step", WORKER_STEPS)
@@ -86,6 +103,59 @@ def test_what_a_failed_load_left_to_compute_is_exact_for_everybody(engine):
     with engine.worker.donors.lease(donor_id, 0, len(TARGET)) as donor:
         kept = torch.cat([piece.kv for piece in donor.pieces], dim=2)
     assert (kept - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("point", ["lease", "copy"])
+@pytest.mark.parametrize("mode", ["exact_prefix", "segmented_experimental"])
+def test_a_failed_load_poisons_no_donor(make_engine, mode, point):
+    """Two prompts that continue one donor arrive together, and the first one's load fails.
+
+    Had the second one found the first one's blocks before they held anything, it would
+    have become a donor of garbage, and what is loaded from it later would be called exact.
+    """
+    engine = make_engine("llama", mode=mode)
+    start = random_tokens(320, seed=70)
+    first, second = (joined(start, random_tokens(40, seed=seed)) for seed in (71, 72))
+    later = joined(second, random_tokens(30, seed=73))
+    cold = {tokens.tobytes(): engine.cold(tokens) for tokens in (first, second, later)}
+    expected = engine.kv(cold[later.tobytes()], 0, len(later))
+    engine.forget_donors()
+    engine.donate(joined(start, random_tokens(9, seed=74)))
+    with planted(f"{point}:1:1"):
+        answers = engine.run_all([first, second])
+    for prompt, answer in zip((first, second), answers, strict=True):
+        assert answer.tokens == cold[prompt.tobytes()].tokens
+    engine.forget_prefixes()
+    warm = engine.run(later, hints={"capture": False})
+    assert warm.semblend["outcome"] == "materialised"
+    assert warm.semblend["approximate"] is False
+    assert warm.tokens == cold[later.tobytes()].tokens
+    assert (engine.kv(warm, 0, len(later)) - expected).abs().max() < 1e-4
+
+
+def test_a_failed_load_disturbs_nobody_beside_it(engine):
+    """Nor those that share an exact prefix with it and are running."""
+    head = random_tokens(96, seed=80)
+    failing = joined(head, random_tokens(14, seed=81), DOCUMENT, random_tokens(20, seed=82))
+    others = [joined(head, random_tokens(50 + n, seed=83 + n)) for n in range(3)]
+    alone = [engine.cold(prompt, max_tokens=20) for prompt in (*others, failing)]
+    llm = engine.llm.llm_engine
+    sampling = engine.sampling(max_tokens=20, hints={"capture": False})
+    prompts = [{"prompt_token_ids": prompt.tolist()} for prompt in (*others, failing)]
+    for number, prompt in enumerate(prompts[:-1]):
+        llm.add_request(f"other-{number}", prompt, sampling)
+    for _ in range(4):
+        llm.step()
+    llm.add_request("failing", prompts[-1], sampling)
+    with planted("nested_pass:1:1") as faults:
+        ended = {}
+        while llm.has_unfinished_requests():
+            for output in llm.step():
+                if output.finished:
+                    ended[output.request_id] = tuple(output.outputs[0].token_ids)
+    assert sum(faults.fired.values()) == 1
+    names = [*(f"other-{number}" for number in range(3)), "failing"]
+    assert [ended[name] for name in names] == [answer.tokens for answer in alone]
 
 
 def test_a_donor_that_is_gone_is_computed_exactly_and_forgotten(engine):

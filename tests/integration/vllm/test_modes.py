@@ -122,9 +122,7 @@ def test_policies_that_need_a_probe_nobody_makes_are_declined(make_engine):
     asked = engine.run(TARGET, hints={"policy": "query_attention(0.25)", "capture": False})
     assert asked.semblend["outcome"] == "materialised"
     assert 64 <= asked.semblend["recomputed_tokens"] <= 112
-    said = asked.semblend
-    in_region = said["reused_tokens"] + said["recomputed_tokens"] + said["hole_tokens"]
-    assert in_region == asked.cached_tokens
+    assert asked.semblend["reused_tokens"] == asked.cached_tokens, "computed is not cached"
     engine.forget_prefixes()
     everything = engine.run(TARGET, hints={"policy": "query_attention(1.0)", "capture": False})
     assert everything.tokens == cold.tokens, "recomputing everything it can is cold"

@@ -120,7 +120,6 @@ def test_an_aborted_request_leaves_nothing_behind(engine):
     assert not engine.scheduler.states
     assert engine.free_blocks() == free
     assert engine.scheduler.bridge.pipeline.ledger.totals().open_requests == 0
-    assert not engine.scheduler._unsettled
 
 
 def test_captured_prompts_of_one_token_requests_are_whole(engine):
