@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -12,8 +12,9 @@ import torch
 from semblend.core.errors import CapacityError, DonorError
 from semblend.integration.probing import TailProbe, watch_queries
 from semblend.integration.vllm.metadata import LoadCommand
-from semblend.integration.vllm.nested_pass import NestedPass, VirtualSequence, hole_sequences
+from semblend.integration.vllm.nested_pass import NestedPass, hole_sequences
 from semblend.integration.vllm.paged_access import PagedAccess
+from semblend.integration.vllm.pass_split import VirtualSequence
 from semblend.kv.attention_weights import TAIL_QUERIES, attention_weights
 from semblend.planning.policies.base import Scores, policy_from_spec
 from semblend.planning.recompute import probed
@@ -69,11 +70,15 @@ def _tail_attention(
         weights = attention_weights(rows, keys, first=size - asked)
         mass.add_(weights.sum(dim=(0, 1)).double().cpu())
 
-    with ExitStack() as hooks:
-        for layer in range(len(access.layers) // 2, len(access.layers)):
-            handle = watch_queries(access.layers[layer], partial(watch, layer), named="query")
-            hooks.callback(handle.remove)
-        nested.run([*hole_sequences(command, access), _tail(command, access)])
+    @contextmanager
+    def watching() -> Iterator[None]:
+        with ExitStack() as hooks:
+            for layer in range(len(access.layers) // 2, len(access.layers)):
+                handle = watch_queries(access.layers[layer], partial(watch, layer), named="query")
+                hooks.callback(handle.remove)
+            yield
+
+    nested.run([*hole_sequences(command, access), _tail(command, access)], around_last=watching())
     scores: Scores = reduce(mass).numpy()
     return scores
 
