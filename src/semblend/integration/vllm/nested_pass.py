@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from semblend.core.errors import CapacityError, UnsupportedModelError
+from semblend.integration.vllm import lora
 from semblend.integration.vllm.metadata import LoadCommand
 from semblend.integration.vllm.pass_split import PassLimits, VirtualSequence
 
@@ -80,7 +81,8 @@ class NestedPass:
             return None
         if len(hidden) < last:
             raise CapacityError(f"{last} tokens compared, one forward holds {len(hidden)}")
-        logits = self._runner.get_model().compute_logits(hidden[-last:])
+        with lora.base_model(self._runner, tokens=len(hidden), rows=last):
+            logits = self._runner.get_model().compute_logits(hidden[-last:])
         return None if logits is None else logits.float().log_softmax(-1).cpu()
 
     def _forward(self, sequences: Sequence[VirtualSequence]) -> torch.Tensor:
@@ -93,12 +95,15 @@ class NestedPass:
         common = self._common_metadata(sequences, slots, positions)
         metadata = self._builder.build(common_prefix_len=0, common_attn_metadata=common)
         count = int(tokens.numel())
-        with set_forward_context(
-            dict.fromkeys(self.layer_names, metadata),
-            self._config,
-            num_tokens=count,
-            slot_mapping=dict.fromkeys(self.layer_names, slots),
-            skip_compiled=True,
+        with (
+            lora.base_model(self._runner, tokens=count, rows=len(sequences)),
+            set_forward_context(
+                dict.fromkeys(self.layer_names, metadata),
+                self._config,
+                num_tokens=count,
+                slot_mapping=dict.fromkeys(self.layer_names, slots),
+                skip_compiled=True,
+            ),
         ):
             hidden: torch.Tensor = self._runner.get_model()(
                 input_ids=tokens,
