@@ -1,38 +1,27 @@
-"""One forward pass over all holes of all requests of a step, inside the connector.
+"""A forward pass over all holes of all requests of a step, inside the connector.
 
 Every hole [s, e) is a virtual sequence of a varlen batch: query tokens [s, e),
 sequence length e, and its request's own row of the block table. Each layer writes the
 K/V of all hole tokens before attention reads, so later holes see earlier holes and the
-spans between them, and the backend's stock causal kernel computes it exactly.
+spans between them, and the backend's stock causal kernel computes it exactly. What is more
+than one forward may hold is run in several, earlier holes first.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
-from semblend.core.errors import UnsupportedModelError
+from semblend.core.errors import CapacityError, UnsupportedModelError
 from semblend.core.plan import Hole
+from semblend.integration.vllm import lora
 from semblend.integration.vllm.metadata import LoadCommand
 from semblend.integration.vllm.paged_access import PagedAccess
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class VirtualSequence:
-    """Tokens to compute on top of what a block table holds."""
-
-    tokens: torch.Tensor
-    """int32 [query_tokens]."""
-    positions: torch.Tensor
-    """int64 [query_tokens]."""
-    slots: torch.Tensor
-    """int64 [query_tokens]: where their K/V is written."""
-    block_ids: Sequence[int]
-    length: int
-    """Tokens attention sees: the last query token is the last of them."""
+from semblend.integration.vllm.pass_split import PassLimits, VirtualSequence
 
 
 class NestedPass:
@@ -55,11 +44,30 @@ class NestedPass:
         group.create_metadata_builders(vllm_config, self._device)
         self._builder = group.get_metadata_builder(0)
         self.layer_names: tuple[str, ...] = tuple(group.layer_names)
+        self.limits = PassLimits.of(self._builder, vllm_config.scheduler_config)
 
     @torch.inference_mode()
-    def run(self, sequences: Sequence[VirtualSequence]) -> int:
-        """Compute the K/V of all sequences' query tokens; returns how many there were."""
-        return int(self._forward(sequences).shape[0]) if sequences else 0
+    def run(
+        self,
+        sequences: Sequence[VirtualSequence],
+        *,
+        around_last: AbstractContextManager[Any] | None = None,
+    ) -> int:
+        """Compute the K/V of all sequences' query tokens; returns how many there were.
+
+        Parameters
+        ----------
+        sequences
+            Those over the same blocks in the order of their positions.
+        around_last
+            Entered around the last forward only, which has the last sequence's last tokens.
+        """
+        forwards = self.limits.forwards(sequences)
+        for forward in forwards:
+            last = forward is forwards[-1]
+            with around_last if last and around_last is not None else nullcontext():
+                self._forward(forward)
+        return sum(len(sequence) for sequence in sequences)
 
     @torch.inference_mode()
     def logits(self, sequence: VirtualSequence, *, last: int) -> torch.Tensor | None:
@@ -67,10 +75,16 @@ class NestedPass:
 
         On the host, float32. None if none are asked for, or on a rank that gathers none.
         """
-        hidden = self._forward([sequence])
+        *earlier, final = self.limits.forwards([sequence])
+        for forward in earlier:
+            self._forward(forward)
+        hidden = self._forward(final)
         if not last:
             return None
-        logits = self._runner.get_model().compute_logits(hidden[-last:])
+        if len(hidden) < last:
+            raise CapacityError(f"{last} tokens compared, one forward holds {len(hidden)}")
+        with lora.base_model(self._runner, tokens=len(hidden), rows=last):
+            logits = self._runner.get_model().compute_logits(hidden[-last:])
         return None if logits is None else logits.float().log_softmax(-1).cpu()
 
     def _forward(self, sequences: Sequence[VirtualSequence]) -> torch.Tensor:
@@ -83,12 +97,15 @@ class NestedPass:
         common = self._common_metadata(sequences, slots, positions)
         metadata = self._builder.build(common_prefix_len=0, common_attn_metadata=common)
         count = int(tokens.numel())
-        with set_forward_context(
-            dict.fromkeys(self.layer_names, metadata),
-            self._config,
-            num_tokens=count,
-            slot_mapping=dict.fromkeys(self.layer_names, slots),
-            skip_compiled=True,
+        with (
+            lora.base_model(self._runner, tokens=count, rows=len(sequences)),
+            set_forward_context(
+                dict.fromkeys(self.layer_names, metadata),
+                self._config,
+                num_tokens=count,
+                slot_mapping=dict.fromkeys(self.layer_names, slots),
+                skip_compiled=True,
+            ),
         ):
             hidden: torch.Tensor = self._runner.get_model()(
                 input_ids=tokens,
@@ -106,7 +123,7 @@ class NestedPass:
     ) -> Any:
         from vllm.v1.attention.backend import CommonAttentionMetadata
 
-        queries = [int(item.tokens.numel()) for item in sequences]
+        queries = [len(item) for item in sequences]
         starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
         lengths = torch.tensor([item.length for item in sequences], dtype=torch.int32)
         width = max(len(item.block_ids) for item in sequences)

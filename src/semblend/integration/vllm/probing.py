@@ -6,8 +6,8 @@ Where it does, everything from the first added token on is computed again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -18,8 +18,9 @@ from semblend.core.errors import CapacityError, DonorError
 from semblend.core.plan import Hole, Plan
 from semblend.integration.probing import TailProbe, watch_queries
 from semblend.integration.vllm.metadata import LoadCommand
-from semblend.integration.vllm.nested_pass import NestedPass, VirtualSequence, sequence_of
+from semblend.integration.vllm.nested_pass import NestedPass, sequence_of
 from semblend.integration.vllm.paged_access import PagedAccess
+from semblend.integration.vllm.pass_split import VirtualSequence
 from semblend.kv.attention_weights import TAIL_QUERIES, attention_weights
 from semblend.planning.policies.base import Scores, policy_from_spec
 from semblend.planning.recompute import probed
@@ -84,11 +85,16 @@ class LoadProbe:
             weights = attention_weights(rows, keys, first=size - asked)
             mass.add_(weights.sum(dim=(0, 1)).double().cpu())
 
-        with ExitStack() as hooks:
-            for layer in range(len(access.layers) // 2, len(access.layers)):
-                handle = watch_queries(access.layers[layer], partial(watch, layer), named="query")
-                hooks.callback(handle.remove)
-            nested.run(self.sequences)
+        @contextmanager
+        def watching() -> Iterator[None]:
+            with ExitStack() as hooks:
+                for layer in range(len(access.layers) // 2, len(access.layers)):
+                    module = access.layers[layer]
+                    handle = watch_queries(module, partial(watch, layer), named="query")
+                    hooks.callback(handle.remove)
+                yield
+
+        nested.run(self.sequences, around_last=watching())
         self._ran = True
         scores: Scores = reduce(mass).numpy()
         return scores

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import torch
 
-from semblend.integration.vllm.nested_pass import NestedPass, VirtualSequence
+from semblend.integration.vllm.nested_pass import NestedPass
 from semblend.integration.vllm.paged_access import PagedAccess
+from semblend.integration.vllm.pass_split import VirtualSequence
 from semblend.kv.rotary_self_test import positions_to_prove, prove_moves
 from semblend.kv.rotary_table import RotaryTable
 

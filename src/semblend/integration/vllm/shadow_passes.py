@@ -7,8 +7,9 @@ import logging
 import torch
 
 from semblend.integration.vllm.metadata import ShadowOrder, WorkerReport
-from semblend.integration.vllm.nested_pass import NestedPass, VirtualSequence
+from semblend.integration.vllm.nested_pass import NestedPass
 from semblend.integration.vllm.paged_access import PagedAccess
+from semblend.integration.vllm.pass_split import VirtualSequence
 
 logger = logging.getLogger("vllm.semblend")
 

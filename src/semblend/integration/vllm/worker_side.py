@@ -33,9 +33,10 @@ from semblend.integration.vllm.metadata import (
     WorkerReport,
 )
 from semblend.integration.vllm.modes import Execution
-from semblend.integration.vllm.nested_pass import NestedPass, VirtualSequence, hole_sequences
+from semblend.integration.vllm.nested_pass import NestedPass, hole_sequences
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.paged_access import PagedAccess
+from semblend.integration.vllm.pass_split import VirtualSequence
 from semblend.integration.vllm.probing import LoadProbe
 from semblend.integration.vllm.self_test import prove_rotation
 from semblend.integration.vllm.shadow_passes import ShadowPasses
