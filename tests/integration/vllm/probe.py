@@ -73,7 +73,7 @@ class OneRankFails(ProbeConnector):
 
         if get_tensor_model_parallel_rank() != 1:
             return
-        loader = self.worker_side.loader
+        loader = self.worker_side.loads._loader
         load = loader.load
 
         def failing(command: LoadCommand) -> int:

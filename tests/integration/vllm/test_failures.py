@@ -30,7 +30,7 @@ SCHEDULER_STEPS = {
 WORKER_STEPS = {
     "rotating": f"{PACKAGE}.loading.KeyTurn",
     "writing K/V": f"{PACKAGE}.paged_access.PagedAccess.write",
-    "laying holes out": f"{PACKAGE}.worker_side.hole_sequences",
+    "laying holes out": f"{PACKAGE}.worker_loads.hole_sequences",
     "building attention metadata": f"{PACKAGE}.nested_pass.NestedPass._common_metadata",
 }
 
@@ -68,7 +68,7 @@ def test_a_load_goes_out_whatever_else_of_the_step_fails(engine):
 
 def test_a_step_of_loads_that_breaks_is_answered_all_the_same(engine):
     cold = engine.cold(TARGET)
-    with patch(f"{PACKAGE}.worker_side.WorkerSide._together", side_effect=InjectedError):
+    with patch(f"{PACKAGE}.worker_loads.WorkerLoads._together", side_effect=InjectedError):
         answer = engine.run(TARGET)
     assert answer.tokens == cold.tokens
     assert answer.semblend["reason"] == "materialisation_failed"

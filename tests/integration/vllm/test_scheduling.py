@@ -218,3 +218,74 @@ def test_no_more_prompts_wait_to_be_captured_than_the_queue_holds(engine, paused
     paused_capture.set()
     engine.drain()
     assert engine.scheduler.bridge.pipeline.stats().donors == 8
+
+
+def test_loads_copied_by_threads_end_like_loads_copied_between_steps(make_engine):
+    """What a GPU does by default: requests wait for their copies, the others go on."""
+    prompts = [target(n, head=40 + n) for n in (14, 15, 16)]
+    cold = random_tokens(300, seed=540)
+    expected, running = [], None
+    for threads in (0, 2):
+        engine = make_engine("llama", load_threads=threads, engine={"max_num_batched_tokens": 512})
+        engine.donate(DONOR)
+        if not threads:
+            expected = [*solo(engine, prompts), *solo(engine, [cold])]
+            continue
+        running = engine.run_all([*prompts, cold], hints={"capture": False})
+    assert [a.tokens for a in running] == [a.tokens for a in expected]
+    assert [a.semblend["outcome"] for a in running] == ["materialised"] * 3 + ["cold"]
+
+
+def test_an_engine_goes_on_while_a_copy_takes_its_time(make_engine):
+    engine = make_engine("llama", load_threads=1)
+    engine.forget_prefixes()
+    engine.donate(DONOR)
+    go, loads = threading.Event(), engine.worker.loads
+    copy = loads._in_flight._copy
+
+    def waiting(command):
+        assert go.wait(timeout=60)
+        copy(command)
+
+    loads._in_flight._copy = waiting
+    llm, ended = engine.llm.llm_engine, []
+    hints = {"capture": False}
+    for name, prompt, most in (("slow", target(17), 4), ("quick", random_tokens(90, seed=541), 8)):
+        llm.add_request(
+            name,
+            {"prompt_token_ids": prompt.tolist()},
+            engine.sampling(max_tokens=most, hints=hints),
+        )
+    while llm.has_unfinished_requests():
+        ended += [output.request_id for output in llm.step() if output.finished]
+        if ended == ["quick"] and not go.is_set():
+            assert len(loads._in_flight) == 1
+            go.set()
+    loads._in_flight._copy = copy
+    assert ended == ["quick", "slow"]
+
+
+def test_a_request_that_is_aborted_while_it_is_copied_frees_its_blocks(make_engine):
+    engine = make_engine("llama", load_threads=1)
+    engine.forget_prefixes()
+    engine.donate(DONOR)
+    free, go, loads = engine.free_blocks(), threading.Event(), engine.worker.loads
+    copy = loads._in_flight._copy
+
+    def waiting(command):
+        assert go.wait(timeout=60)
+        copy(command)
+
+    loads._in_flight._copy = waiting
+    llm = engine.llm.llm_engine
+    llm.add_request("gone", {"prompt_token_ids": target(18).tolist()}, engine.sampling())
+    for _ in range(3):
+        llm.step()
+    assert len(loads._in_flight) == 1
+    llm.abort_request(["gone"])
+    assert engine.free_blocks() < free, "the copy still writes into them"
+    go.set()
+    engine.drain()
+    loads._in_flight._copy = copy
+    assert engine.free_blocks() == free
+    assert not engine.scheduler.states

@@ -79,7 +79,7 @@ def test_moved_spans_are_the_donor_rotated_and_nothing_else(engine):
     placed = engine.kv(warm, span.target_start, span.target_end)
     source = stored[:, :, : span.length]
     assert torch.equal(placed[:, 1], source[:, 1])
-    table = engine.worker.loader._table
+    table = engine.worker.loads._loader._table
     positions = torch.arange(span.length)
     rotated = table.rerotate(source[:, 0], positions + 50, positions + 110)
     torch.testing.assert_close(placed[:, 0], rotated, atol=1e-6, rtol=0)

@@ -50,6 +50,12 @@ class LoadCommand:
         """Tokens computed in the nested pass."""
         return sum(map(len, self.holes))
 
+    @property
+    def tokens_to_compute(self) -> int:
+        """Tokens of its passes: holes, and where a policy looks first, the rest of the prompt."""
+        tail = 0 if self.refine is None else self.end - self.refine.end
+        return self.hole_tokens + tail
+
     def claimed_blocks(self, block_size: int) -> tuple[int, ...]:
         """Blocks that hold a claimed token; what is reported when the load fails."""
         return self.block_ids[self.start // block_size : -(-self.end // block_size)]

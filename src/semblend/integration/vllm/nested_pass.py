@@ -25,10 +25,11 @@ from semblend.integration.vllm.pass_split import PassLimits, VirtualSequence
 
 
 class NestedPass:
-    """Runs the engine's own model over virtual sequences. Eager, with a builder of its own.
+    """Runs the engine's own model over virtual sequences, with a metadata builder of its own.
 
-    The runner's metadata builder is never used: backends keep planned state and
-    persistent buffers in it, and this step's outer metadata is already built.
+    The runner's builder is never used: backends keep planned state and persistent buffers in
+    it, and this step's outer metadata is already built. The model's compiled code is used
+    once the engine serves: eagerly, its many small kernels take longer to launch than to run.
     """
 
     def __init__(self, runner: Any, vllm_config: Any) -> None:
@@ -45,6 +46,16 @@ class NestedPass:
         self._builder = group.get_metadata_builder(0)
         self.layer_names: tuple[str, ...] = tuple(group.layer_names)
         self.limits = PassLimits.of(self._builder, vllm_config.scheduler_config)
+        self._skip_compiled = True
+
+    def use_compiled(self) -> None:
+        """The engine has compiled its model, with shapes of its own choosing.
+
+        Code that shards sequences over the ranks takes only multiples of their number, so it
+        is left alone.
+        """
+        passes = getattr(self._config.compilation_config, "pass_config", None)
+        self._skip_compiled = bool(getattr(passes, "enable_sp", False))
 
     @torch.inference_mode()
     def run(
@@ -104,7 +115,7 @@ class NestedPass:
                 self._config,
                 num_tokens=count,
                 slot_mapping=dict.fromkeys(self.layer_names, slots),
-                skip_compiled=True,
+                skip_compiled=self._skip_compiled,
             ),
         ):
             hidden: torch.Tensor = self._runner.get_model()(

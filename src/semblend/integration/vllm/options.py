@@ -64,6 +64,15 @@ class ConnectorOptions(AdapterOptions):
             "also the most that is allowed."
         ),
     )
+    load_threads: int | None = Field(
+        None,
+        ge=0,
+        le=16,
+        description=(
+            "Threads that copy donor K/V beside the engine's steps; 0 copies between steps. By "
+            "default 2 on a GPU and 0 on a CPU."
+        ),
+    )
     capture: CapturePolicy = Field(
         CapturePolicy.ALL,
         description="Which prompts become donors: all, sampled, hinted or none.",

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
-from semblend.core.errors import CapacityError, DonorError
+from semblend.core.errors import DonorError
 from semblend.core.plan import Hole, Plan
-from semblend.integration.probing import TailProbe, watch_queries
+from semblend.integration.probing import TailProbe
 from semblend.integration.vllm.metadata import LoadCommand
 from semblend.integration.vllm.nested_pass import NestedPass, sequence_of
 from semblend.integration.vllm.paged_access import PagedAccess
@@ -43,24 +44,20 @@ class LoadProbe:
             sequence_of(command, Hole(plan.end, size), access),
         ]
 
-    def refined(self, nested: NestedPass, reduce: Reduce, *, most_tokens: int) -> LoadCommand:
+    def refined(self, nested: NestedPass, reduce: Reduce) -> LoadCommand:
         """The load with what is still to compute, now that the policy has chosen.
 
         Raises
         ------
-        DonorError, CapacityError
-            If nothing is left to reuse, or more would be computed than one pass may.
+        DonorError
+            If nothing is left to reuse.
         """
         command = self._command
         probe = TailProbe(lambda: self._tail_attention(nested, reduce))
         plan = probed(self._plan, command.tokens, policy_from_spec(self._plan.policy), probe)
         if not plan.reused_tokens:
             raise DonorError(f"{plan.policy} recomputes every reusable token")
-        holes = self._left_to_compute(plan)
-        count = sum(map(len, holes))
-        if count > most_tokens:
-            raise CapacityError(f"{count} hole tokens, one pass computes at most {most_tokens}")
-        return replace(command, copies=plan.copies, holes=holes)
+        return replace(command, copies=plan.copies, holes=self._left_to_compute(plan), refine=None)
 
     def _left_to_compute(self, plan: Plan) -> tuple[Hole, ...]:
         """Holes and tail behind the first token that the policy added; all if no pass ran yet.
@@ -77,27 +74,46 @@ class LoadProbe:
         access, command = self._access, self._command
         size = len(command.tokens)
         asked = min(TAIL_QUERIES, size - self._plan.end)
-        mass = torch.zeros(size, dtype=torch.float64)
+        mass = torch.zeros(size, dtype=torch.float64, device=access.device)
 
         def watch(layer: int, query: torch.Tensor) -> None:
             keys = access.read_layer(layer, command.block_ids, 0, size)[0]
-            rows = query.view(-1, query.shape[-1] // access.head_dim, access.head_dim)[-asked:]
+            rows = query.view(query.shape[0], -1, access.head_dim)[-asked:]
             weights = attention_weights(rows, keys, first=size - asked)
-            mass.add_(weights.sum(dim=(0, 1)).double().cpu())
+            mass.add_(weights.sum(dim=(0, 1)))
 
         @contextmanager
         def watching() -> Iterator[None]:
-            with ExitStack() as hooks:
+            with ExitStack() as watchers:
                 for layer in range(len(access.layers) // 2, len(access.layers)):
-                    module = access.layers[layer]
-                    handle = watch_queries(module, partial(watch, layer), named="query")
-                    hooks.callback(handle.remove)
+                    impl = access.layers[layer].impl
+                    watchers.enter_context(_watched(impl, partial(watch, layer)))
                 yield
 
         nested.run(self.sequences, around_last=watching())
         self._ran = True
-        scores: Scores = reduce(mass).numpy()
+        scores: Scores = reduce(mass.cpu()).numpy()
         return scores
+
+
+@contextmanager
+def _watched(impl: Any, watch: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Have `watch` called with an attention layer's queries once they have been attended with.
+
+    Not by a hook on the module: compiled code calls the layer's implementation directly.
+    """
+    attend = impl.forward
+
+    def forward(layer: Any, query: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        result = attend(layer, query, *arguments, **options)
+        watch(query)
+        return result
+
+    impl.forward = forward
+    try:
+        yield
+    finally:
+        del impl.forward
 
 
 def _first_added(before: Plan, after: Plan) -> int:

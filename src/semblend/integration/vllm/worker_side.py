@@ -1,48 +1,40 @@
-"""The connector in a worker: captures and loads, both behind the step's forward.
+"""The connector in a worker: donors, and the order of things in a step.
 
-A load that cannot be carried out is never half done in the engine's eyes: all its
-blocks are reported before any step counted on them, and vLLM computes those tokens
-exactly. With tensor parallelism the ranks first agree on which loads all of them can make,
-so that a pass, which has collectives, is run by all of them or none.
+Captures and loads both come behind the step's forward. See `worker_loads` for what becomes
+of a load.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from semblend.core.errors import DonorError, UnsupportedModelError
-from semblend.core.faults import FaultPoint, plant, reach
-from semblend.core.outcomes import DeclineReason
-from semblend.core.plan import Plan
+from semblend.core.errors import UnsupportedModelError
+from semblend.core.faults import plant
 from semblend.integration.refusals import UnsupportedEngineError
 from semblend.integration.vllm import rotary
 from semblend.integration.vllm.capture import CaptureThread
 from semblend.integration.vllm.donors import WorkerDonors, make_tiers
 from semblend.integration.vllm.exchange import DonorExchange
-from semblend.integration.vllm.loading import DonorLostError, SpanLoader
-from semblend.integration.vllm.metadata import (
-    CaptureCommand,
-    ConnectorMeta,
-    LoadCommand,
-    LoadFailure,
-    WorkerReport,
-)
+from semblend.integration.vllm.loading import SpanLoader
+from semblend.integration.vllm.metadata import CaptureCommand, ConnectorMeta, WorkerReport
 from semblend.integration.vllm.modes import Execution
-from semblend.integration.vllm.nested_pass import NestedPass, hole_sequences
+from semblend.integration.vllm.nested_pass import NestedPass
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.paged_access import PagedAccess
-from semblend.integration.vllm.pass_split import VirtualSequence
-from semblend.integration.vllm.probing import LoadProbe
+from semblend.integration.vllm.ranks import Ranks
 from semblend.integration.vllm.self_test import prove_rotation
 from semblend.integration.vllm.shadow_passes import ShadowPasses
 from semblend.integration.vllm.support import layer_refusals
+from semblend.integration.vllm.worker_loads import WorkerLoads
+from semblend.kv.rotary_table import RotaryTable
 
 logger = logging.getLogger("vllm.semblend")
+
+_GPU_LOAD_THREADS = 2
+"""One load is checked while another is copied."""
 
 
 class WorkerSide:
@@ -52,8 +44,6 @@ class WorkerSide:
         self._config = config
         self._options = options
         plant(options.settings().faults)  # a worker may have a process of its own
-        self._bad_blocks: set[int] = set()
-        self._received: set[str] = set()
         self._held: set[str] = set()
         self._report = WorkerReport()
         self.access: PagedAccess | None = None
@@ -62,7 +52,7 @@ class WorkerSide:
         self.exchange: DonorExchange | None = None
         """Set where donors are shared with other machines; see :meth:`share_with`."""
         self.nested: NestedPass | None = None
-        self.loader: SpanLoader | None = None
+        self.loads: WorkerLoads | None = None
         self.shadows: ShadowPasses | None = None
 
     @property
@@ -86,8 +76,7 @@ class WorkerSide:
         self.captures = CaptureThread(self.access, self.donors)
         self._report.layers = len(layers)
         if not self.needs_model:
-            table = rotary.table_from_config(self._config)
-            self.loader = SpanLoader(self.access, self.donors, table, rank=_tp_place())
+            self._start_loads(self.access, self.donors, rotary.table_from_config(self._config))
 
     def bind_model_runner(self, runner: Any) -> None:
         """Our worker class hands the model over: prepare the nested pass and prove it."""
@@ -104,7 +93,20 @@ class WorkerSide:
             table,
             max_positions=int(self._config.model_config.max_model_len),
         )
-        self.loader = SpanLoader(self.access, self.donors, table, rank=_tp_place())
+        self._start_loads(self.access, self.donors, table)
+
+    def _start_loads(self, access: PagedAccess, donors: WorkerDonors, table: RotaryTable) -> None:
+        threads = self._options.load_threads
+        if threads is None:
+            threads = _GPU_LOAD_THREADS if access.device.type == "cuda" else 0
+        self.loads = WorkerLoads(
+            SpanLoader(access, donors, table, rank=_tp_place()),
+            access,
+            nested=self.nested,
+            ranks=Ranks(self._config),
+            pass_tokens=int(self._config.scheduler_config.max_num_batched_tokens),
+            threads=threads,
+        )
 
     def share_with(self, exchange: DonorExchange) -> None:
         """Share what is captured from now on, and fetch what is ordered."""
@@ -131,7 +133,7 @@ class WorkerSide:
         except Exception:
             logger.warning("SemBlend could not keep its donors in order", exc_info=True)
         if meta.idle:
-            self._load(meta.loads)
+            self._load(meta)
 
     def after_forward(self, meta: ConnectorMeta) -> None:
         """This step's K/V is written: queue what becomes a donor, then carry out loads.
@@ -142,9 +144,11 @@ class WorkerSide:
         for command in meta.captures if self.captures is not None else ():
             self._capture(command)
         if not meta.idle:
-            self._load(meta.loads)
+            self._load(meta)
 
     def _housekeeping(self, meta: ConnectorMeta) -> None:
+        if self.nested is not None:
+            self.nested.use_compiled()
         self._held.update(meta.held)
         if meta.idle and self._held and self.captures is not None:
             # The engine steps on until the blocks are freed; spinning would starve the copy.
@@ -157,6 +161,8 @@ class WorkerSide:
                     self.captures.wait()
                 if self.exchange is not None:
                     self.exchange.clear()
+                if self.loads is not None:
+                    self.loads.cancel("the donors were dropped while they were copied")
                 self.donors.clear()
             for donor_id in meta.dropped:
                 self.donors.drop(donor_id)
@@ -178,168 +184,19 @@ class WorkerSide:
             self._report.rejected[command.donor_id] = repr(error)
             self._report.answered[command.donor_id] += 1
 
-    # -- loads ---------------------------------------------------------------------------
-
-    def _load(self, commands: Sequence[LoadCommand]) -> None:
-        """Carry loads out. Every one of them is answered, whatever happens: the engine waits."""
-        if not commands:
-            return
-        started = time.perf_counter()
-        try:
-            copied = self._together(commands, self._copy_spans)
-            spans_in_place = time.perf_counter()
-            self._report.load_ms += (spans_in_place - started) * 1e3
-            good = self._computed(self._refined(copied))
-            self._report.nested_ms += (time.perf_counter() - spans_in_place) * 1e3
-            for command in good:
-                self._report.loaded[command.request_id] += 1
-        except Exception as error:
-            logger.warning("SemBlend could not carry out a step's loads", exc_info=True)
-            for command in commands:
-                if command.request_id not in self._report.loaded:
-                    self._fail(command, _failure(error))
-        self._received.update(command.request_id for command in commands)
-
-    def _together(
-        self,
-        commands: Sequence[LoadCommand],
-        attempt: Callable[[LoadCommand], LoadCommand],
-    ) -> list[LoadCommand]:
-        """Attempt something with each load; those with which every rank succeeded.
-
-        Passes have collectives, so a pass is run by all ranks or by none: everything that may
-        fail on one of them is agreed on before.
-        """
-        results: list[LoadCommand] = []
-        failures: list[LoadFailure | None] = []
-        for command in commands:
-            try:
-                results.append(attempt(command))
-                failures.append(None)
-            except DonorLostError as error:
-                results.append(command)
-                failures.append(_donor_gone(error))
-            except Exception as error:
-                logger.debug("SemBlend load failed", exc_info=True)
-                results.append(command)
-                failures.append(_failure(error))
-        kept: list[LoadCommand] = []
-        for command, failure in zip(results, self._agreed(failures), strict=True):
-            if failure is None:
-                kept.append(command)
-            else:
-                self._fail(command, failure)
-        return kept
-
-    def _copy_spans(self, command: LoadCommand) -> LoadCommand:
-        if command.refused:
-            raise DonorError(command.refused)
-        if self.loader is None:
-            raise DonorError("this worker was not set up to load")
-        if (command.holes or command.refine) and self.nested is None:
-            raise DonorError("holes, and no model to compute them with")
-        self.loader.load(command)
-        return command
-
-    def _refined(self, commands: Sequence[LoadCommand]) -> list[LoadCommand]:
-        """The loads with what their policies add, one after another."""
-        kept: list[LoadCommand] = []
-        for command in commands:
-            if command.refine is None:
-                kept.append(command)
-            else:
-                kept += self._probed(command, command.refine)
-        return kept
-
-    def _probed(self, command: LoadCommand, plan: Plan) -> list[LoadCommand]:
-        nested, access = self.nested, self.access
-        if nested is None or access is None:
-            raise DonorError("no model to ask")  # the copies would not have been made
-        laid_out: list[LoadProbe] = []
-
-        def lay_out(command: LoadCommand) -> LoadCommand:
-            laid_out.append(LoadProbe(command, plan, access))
-            return command
-
-        def refine(command: LoadCommand) -> LoadCommand:
-            most = int(self._config.scheduler_config.max_num_batched_tokens)
-            return laid_out[0].refined(nested, self._summed, most_tokens=most)
-
-        kept = self._together(self._together([command], lay_out), refine)
-        for command in kept:
-            self._report.refined[command.request_id] = command.reused_tokens
-        return kept
-
-    def _computed(self, commands: list[LoadCommand]) -> list[LoadCommand]:
-        """The loads whose holes were computed: all in one pass, or none."""
-        nested, access = self.nested, self.access
-        if nested is None or access is None:
-            return commands
-        sequences: dict[str, list[VirtualSequence]] = {}
-
-        def lay_out(command: LoadCommand) -> LoadCommand:
-            laid_out = hole_sequences(command, access)
-            if laid_out:
-                reach(FaultPoint.NESTED_PASS)
-            sequences[command.request_id] = laid_out
-            return command
-
-        good = self._together(commands, lay_out)
-        failure: LoadFailure | None = None
-        try:
-            nested.run([item for command in good for item in sequences[command.request_id]])
-        except Exception as error:
-            logger.warning("SemBlend's nested pass failed", exc_info=True)
-            failure = _failure(error)
-        (failure,) = self._agreed([failure])
-        if failure is None:
-            return good
-        for command in good:
-            self._fail(command, failure)
-        return []
-
-    def _summed(self, values: torch.Tensor) -> torch.Tensor:
-        from vllm.distributed.parallel_state import get_tp_group
-
-        if self._config.parallel_config.tensor_parallel_size > 1:
-            torch.distributed.all_reduce(values, group=get_tp_group().cpu_group)
-        return values
-
-    def _agreed(self, failures: list[LoadFailure | None]) -> list[LoadFailure | None]:
-        """The same with what failed on another rank failed here too."""
-        from vllm.distributed.parallel_state import get_tp_group
-
-        if self._config.parallel_config.tensor_parallel_size == 1:
-            return failures
-        good = torch.tensor([failure is None for failure in failures], dtype=torch.int32)
-        torch.distributed.all_reduce(
-            good, op=torch.distributed.ReduceOp.MIN, group=get_tp_group().cpu_group
-        )
-        elsewhere = LoadFailure(
-            reason=DeclineReason.MATERIALISATION_FAILED.value, detail="failed on another rank"
-        )
-        return [
-            failure if failure is not None or fine else elsewhere
-            for failure, fine in zip(failures, good.tolist(), strict=True)
-        ]
-
-    def _fail(self, command: LoadCommand, failure: LoadFailure) -> None:
-        """Report the claimed blocks: nobody else has them, and no step counted on them yet."""
-        block_size = int(self._config.cache_config.block_size)
-        self._bad_blocks.update(command.claimed_blocks(block_size))
-        self._report.failed[command.request_id] = failure
+    def _load(self, meta: ConnectorMeta) -> None:
+        if self.loads is not None:
+            self.loads.step(meta.loads, self._report, idle=meta.idle)
 
     # -- answers -------------------------------------------------------------------------
 
     def take_bad_blocks(self) -> set[int]:
-        """Blocks whose load failed in this step."""
-        bad, self._bad_blocks = self._bad_blocks, set()
-        return bad
+        """Blocks of loads that failed in this step."""
+        return set() if self.loads is None else self.loads.take_bad_blocks()
 
     def take_received(self) -> set[str]:
         """Requests whose loads have ended, well or not."""
-        received, self._received = self._received, set()
-        return received
+        return set() if self.loads is None else self.loads.take_received()
 
     def take_freed(self) -> set[str]:
         """Finished requests whose blocks are no longer needed."""
@@ -365,26 +222,15 @@ class WorkerSide:
         return None if report.is_empty else report
 
     def close(self) -> None:
-        """Stop the capture thread and let go of the donors."""
+        """Stop the threads and let go of the donors."""
+        if self.loads is not None:
+            self.loads.close()
         if self.captures is not None:
             self.captures.close()
         if self.exchange is not None:
             self.exchange.close()
         if self.donors is not None:
             self.donors.close()
-
-
-def _donor_gone(error: DonorLostError) -> LoadFailure:
-    return LoadFailure(
-        reason=DeclineReason.DONOR_GONE.value, detail=str(error), donor_id=error.donor_id
-    )
-
-
-def _failure(error: Exception) -> LoadFailure:
-    return LoadFailure(
-        reason=DeclineReason.MATERIALISATION_FAILED.value,
-        detail=f"{type(error).__name__}: {error}",
-    )
 
 
 def _tp_place() -> tuple[int, int]:
