@@ -112,6 +112,14 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         """Called by :class:`semblend.integration.vllm.worker.SemBlendWorker`."""
         self._worker.bind_model_runner(runner)
 
+    def weights_changed(self, how: str) -> None:
+        """Called by our worker class: donors of the old weights must not survive."""
+        self._worker.weights_changed(how)
+
+    def before_unmapping(self) -> None:
+        """Called by our worker class before the K/V cache's memory goes away."""
+        self._worker.before_unmapping()
+
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Blocks are about to be overwritten."""
         if isinstance(kv_connector_metadata, ConnectorMeta):

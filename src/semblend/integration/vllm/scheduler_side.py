@@ -42,6 +42,7 @@ logger = logging.getLogger("vllm.semblend")
 
 _FINISHED_NORMALLY = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION")
 _MAX_UNSETTLED = 4096
+WEIGHTS_CHANGED = "the weights changed since the engine started"
 
 
 class SchedulerSide:
@@ -97,6 +98,7 @@ class SchedulerSide:
         self._sampled: set[str] = set()
         """Requests that end in this very call and whose blocks a sample needs once more."""
         self._drop_all = False
+        self._weights_epoch = 0
 
     def fetch_from(self, remote: RemoteDonors) -> None:
         """Share donors with other machines, and have theirs brought where that pays."""
@@ -213,6 +215,7 @@ class SchedulerSide:
             held=self._newly_held,
             preempted=sorted(scheduled.preempted_req_ids or ()),
             drop_all=self._drop_all,
+            weights_epoch=self._weights_epoch,
             idle=scheduled.total_num_scheduled_tokens == 0,
         )
         self._orders, self._newly_held, self._drop_all = [], [], False
@@ -303,6 +306,8 @@ class SchedulerSide:
         self._holding -= freed or set()
         if report is None:
             return
+        if report.weights_epoch > self._weights_epoch:
+            self._weights_changed(report.weights_epoch)
         for request_id, failure in report.failed.items():
             state = self._answered(request_id)
             if failure.donor_id is not None:
@@ -363,6 +368,23 @@ class SchedulerSide:
         self._drop_all = True
         if self.remote is not None:
             self.remote.stop()
+
+    def _weights_changed(self, epoch: int) -> None:
+        """The engine runs other weights than donors, certificate and namespace speak of.
+
+        What they are is not known here, and requests and vLLM's own prefix cache may hold K/V
+        of both: nothing is loaded or kept until the next start.
+        """
+        if not self._weights_epoch and self.setup.options.mode.loads:
+            logger.warning(
+                "SemBlend: the weights changed under the running engine. No certificate speaks of "
+                "the new ones, so that nothing is kept or reused any more; start anew for that."
+            )
+        self._weights_epoch = epoch
+        self.reset()
+        if self.setup.options.mode.loads:
+            self.claims.stop(WEIGHTS_CHANGED)
+            self._captures.stop(WEIGHTS_CHANGED)
 
     def close(self) -> None:
         """Stop the threads and close the audit file."""

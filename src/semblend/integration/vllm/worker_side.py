@@ -37,6 +37,7 @@ from semblend.integration.vllm.probing import refined
 from semblend.integration.vllm.self_test import prove_rotation
 from semblend.integration.vllm.shadow_passes import ShadowPasses
 from semblend.integration.vllm.support import layer_refusals
+from semblend.integration.vllm.weights import WeightWatch
 
 logger = logging.getLogger("vllm.semblend")
 
@@ -51,6 +52,10 @@ class WorkerSide:
         self._bad_blocks: set[int] = set()
         self._held: set[str] = set()
         self._report = WorkerReport()
+        self._weights: WeightWatch | None = None
+        self._weights_epoch = 0
+        self._outdated = False
+        """Whether this step's orders were given before the weights changed."""
         self.access: PagedAccess | None = None
         self.donors: WorkerDonors | None = None
         self.captures: CaptureThread | None = None
@@ -86,6 +91,8 @@ class WorkerSide:
 
     def bind_model_runner(self, runner: Any) -> None:
         """Our worker class hands the model over: prepare the nested pass and prove it."""
+        if self._options.mode.loads:
+            self._weights = WeightWatch(runner.get_model())
         if not self.needs_model:
             return
         if self.access is None or self.donors is None:
@@ -100,6 +107,33 @@ class WorkerSide:
             max_positions=int(self._config.model_config.max_model_len),
         )
         self.loader = SpanLoader(self.access, self.donors, table, rank=_tp_place())
+
+    # -- between steps -------------------------------------------------------------------
+
+    def weights_changed(self, how: str) -> None:
+        """Let go of everything that was computed with other weights than the engine has now."""
+        self._weights_epoch += 1
+        logger.warning("SemBlend: the weights changed (%s); all donors are dropped", how)
+        self._weights = (
+            None  # nothing is loaded or kept any more; there may be no memory to look at
+        )
+        if self.exchange is not None:
+            self.exchange.clear()
+        if self.captures is not None:
+            self.captures.abandon()
+        if self.donors is not None:
+            self.donors.clear()
+
+    def before_unmapping(self) -> None:
+        """The K/V cache is about to lose its memory: nobody reads it when this returns."""
+        if self.captures is not None:
+            self.captures.abandon()
+
+    def _look_at_weights(self, meta: ConnectorMeta) -> None:
+        uses_donors = bool(meta.loads or meta.captures or meta.shadows)
+        if uses_donors and self._weights is not None and self._weights.changed():
+            self.weights_changed("seen in the parameters")
+        self._outdated = meta.weights_epoch != self._weights_epoch
 
     def share_with(self, exchange: DonorExchange) -> None:
         """Share what is captured from now on, and fetch what is ordered."""
@@ -122,6 +156,7 @@ class WorkerSide:
         `wait_for_save` out of them).
         """
         self._held.update(meta.held)
+        self._look_at_weights(meta)
         if meta.idle and self._held and self.captures is not None:
             # The engine steps on until the blocks are freed; spinning would starve the copy.
             self.captures.wait_a_little(self._held)
@@ -171,6 +206,8 @@ class WorkerSide:
             return
         for command in meta.captures:
             try:
+                if self._outdated:
+                    raise DonorError("the weights changed")
                 self.captures.submit(command)
             except Exception as error:
                 logger.warning("SemBlend could not capture %s: %s", command.donor_id, error)
@@ -181,6 +218,8 @@ class WorkerSide:
         try:
             if command.refused:
                 raise DonorError(command.refused)
+            if self._outdated:
+                raise DonorError("the weights changed")
             if self.loader is None:
                 raise DonorError("this worker was not set up to load")
             if command.holes and self.nested is None:
@@ -288,6 +327,7 @@ class WorkerSide:
     def take_report(self) -> WorkerReport | None:
         """What this rank did since the last call, or None."""
         report = self._report
+        report.weights_epoch = self._weights_epoch
         self._report = WorkerReport(layers=report.layers)
         if self.captures is not None:
             report = report.aggregate(self.captures.take_report())
