@@ -92,8 +92,10 @@ class SchedulerSide:
         self._claimed: set[str] = set()
         self._orders: list[LoadCommand] = []
         self._unsettled: dict[str, RequestState] = {}
-        self._holding: set[str] = set()
-        """Finished requests whose blocks wait for their capture."""
+        self._holding: dict[str, Any] = {}
+        """Finished requests whose blocks wait for their capture, by id."""
+        self._let_go: list[str] = []
+        """Those whose blocks the engine took back: they are overwritten from the next step on."""
         self._newly_held: list[str] = []
         self._sampled: set[str] = set()
         """Requests that end in this very call and whose blocks a sample needs once more."""
@@ -213,12 +215,12 @@ class SchedulerSide:
             ),
             shadows_dropped=[] if self.shadows is None else self.shadows.take_dropped(),
             held=self._newly_held,
-            preempted=sorted(scheduled.preempted_req_ids or ()),
+            preempted=sorted({*(scheduled.preempted_req_ids or ()), *self._let_go}),
             drop_all=self._drop_all,
             weights_epoch=self._weights_epoch,
             idle=scheduled.total_num_scheduled_tokens == 0,
         )
-        self._orders, self._newly_held, self._drop_all = [], [], False
+        self._orders, self._newly_held, self._let_go, self._drop_all = [], [], [], False
         for request_id in meta.preempted:
             self.clock.forget(request_id)
         for request_id, tokens in self._captures.finished:
@@ -237,7 +239,7 @@ class SchedulerSide:
         except Exception:
             logger.warning("SemBlend could not settle a request", exc_info=True)
             report = None
-        return self._hold_blocks(request.request_id), report
+        return self._hold_blocks(request), report
 
     def _finish(self, request: Any, block_ids: Sequence[int]) -> dict[str, Any] | None:
         state = self.states.pop(request.request_id, None)
@@ -286,12 +288,13 @@ class SchedulerSide:
             return None
         return self.shadows.watch.objection(self.bridge.pipeline.share_key(state.namespace))
 
-    def _hold_blocks(self, request_id: str) -> bool:
+    def _hold_blocks(self, request: Any) -> bool:
+        request_id = str(request.request_id)
         sampled = request_id in self._sampled
         self._sampled.discard(request_id)
         if not sampled and not self._captures.is_pending(request_id):
             return False
-        self._holding.add(request_id)
+        self._holding[request_id] = request
         self._newly_held.append(request_id)
         return True
 
@@ -303,7 +306,8 @@ class SchedulerSide:
     def update(self, report: WorkerReport | None, freed: set[str] | None) -> None:
         """Settle what the workers report."""
         self.clock.step_done()
-        self._holding -= freed or set()
+        for request_id in freed or ():
+            self._holding.pop(request_id, None)
         if report is None:
             return
         if report.weights_epoch > self._weights_epoch:
@@ -358,6 +362,22 @@ class SchedulerSide:
         """Whether the engine should step on although no request waits for it."""
         moving = self.remote is not None and self.remote.has_pending_work
         return moving or (self.shadows is not None and self.shadows.has_pending_work)
+
+    def let_go_of_blocks(self) -> None:
+        """The engine wants every block back at once. Never raises.
+
+        Samples end. What is still being copied stays readable until the next step, whose workers
+        end the copy before they overwrite anything, as they do for a preempted request.
+        """
+        try:
+            if self.shadows is not None:
+                self.shadows.clear(self.manager)
+            for request_id, request in self._holding.items():
+                self.manager.free(request)  # once more when the workers answer: then it has none
+                self._let_go.append(request_id)
+            self._holding.clear()
+        except Exception:
+            logger.warning("SemBlend could not let go of blocks", exc_info=True)
 
     def reset(self) -> None:
         """Forget every donor, here and in the workers; what shadow samples objected to is over."""
