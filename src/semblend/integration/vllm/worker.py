@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.platforms import current_platform
 
+from semblend.integration.refusals import UnsupportedEngineError
+from semblend.integration.vllm.support import offloading_refusals
 from semblend.integration.vllm.weights import CHANGING_METHODS
 
 if TYPE_CHECKING or current_platform.is_cpu():
@@ -27,6 +29,19 @@ class SemBlendWorker(PlatformWorker):
     """vLLM's worker, which also hands its model runner to the connector."""
 
     hands_model_to_connector = True
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Make vLLM's worker.
+
+        Raises
+        ------
+        UnsupportedEngineError
+            If vLLM would serve without the connector this class is there for.
+        """
+        super().__init__(*arguments, **options)
+        size = getattr(self.cache_config, "kv_offloading_size", None)
+        if refusals := offloading_refusals(size):
+            raise UnsupportedEngineError(refusals)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Allocate the K/V cache as ever, then hand the runner over."""
