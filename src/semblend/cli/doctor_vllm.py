@@ -35,6 +35,7 @@ def doctor_vllm(
     tensor_parallel_size: Annotated[int, typer.Option(help="vLLM's own option.")] = 1,
     dtype: Annotated[str, typer.Option(help="vLLM's own option.")] = "auto",
     max_model_len: Annotated[int | None, typer.Option(help="vLLM's own option.")] = None,
+    kv_offloading_size: Annotated[float | None, typer.Option(help="vLLM's own option.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Judge an installation of vLLM; exits with 1 if anything would be refused."""
@@ -54,6 +55,7 @@ def doctor_vllm(
             tensor_parallel_size=tensor_parallel_size,
             dtype=dtype,
             max_model_len=max_model_len,
+            kv_offloading_size=kv_offloading_size,
         )
     )
     show("vllm", findings, as_json=as_json)

@@ -69,3 +69,11 @@ def test_a_model_that_is_not_there_is_said():
     code, answer = ask("/nowhere/at/all")
     assert code == 1
     assert verdicts(answer)["model"] == "refused"
+
+
+def test_an_option_that_replaces_the_connector_is_refused_by_name():
+    code, answer = ask("--kv-offloading-size", "4")
+    assert code == 1
+    (finding,) = [f for f in answer["findings"] if f["check"] == "connector"]
+    assert finding["verdict"] == "refused"
+    assert "--kv-offloading-size" in finding["detail"]

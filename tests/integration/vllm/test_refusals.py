@@ -245,6 +245,30 @@ def test_a_refused_engine_does_not_start_and_says_why(engines):
         Engine("llama", engine={"worker_cls": "auto"})
 
 
+def test_an_engine_that_would_serve_without_the_connector_does_not_start(engines, monkeypatch):
+    """vLLM puts its own connector in the place of one that it knows by its name alone.
+
+    With `kv_connector_module_path` it looks for its own there, and does not start either.
+    """
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    engines.close()
+    monkeypatch.setattr(KVConnectorFactory, "_registry", dict(KVConnectorFactory._registry))
+    KVConnectorFactory.register_connector("Ours", "tests.integration.vllm.probe", "ProbeConnector")
+    by_name = KVTransferConfig(
+        kv_connector="Ours",
+        kv_role="kv_both",
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config={"mode": "segmented_experimental"},
+    )
+    options = {"kv_offloading_size": 1.0, "kv_transfer_config": by_name}
+    with pytest.raises(UnsupportedEngineError, match=r"--kv-offloading-size.*SemBlend is never"):
+        Engine("llama", engine=options)
+    with pytest.raises(AttributeError, match="OffloadingConnector not found"):
+        Engine("llama", engine={"kv_offloading_size": 1.0})
+
+
 def test_discovery_runs_where_loading_is_refused(make_engine):
     engine = make_engine("llama", mode="discovery_only", engine={"worker_cls": "auto"})
     assert engine.run(random_tokens(100, seed=1)).semblend["outcome"] == "cold"

@@ -99,6 +99,19 @@ class CaptureThread:
         """Wait until everything submitted so far is stored. For tests and benchmarks."""
         self._queue.join()
 
+    def abandon(self) -> None:
+        """Keep nothing of what waits; returns once no block is read any more.
+
+        Raises
+        ------
+        DonorError
+            If a copy does not end. What was to happen to the K/V cache must not.
+        """
+        with self._changed:
+            self._overwritten.update(self._pending)
+            if not self._changed.wait_for(lambda: not self._pending, timeout=_WAIT_S):
+                raise DonorError(f"K/V of {sorted(self._pending)} is still being copied")
+
     def take_report(self) -> WorkerReport:
         """What was stored since the last call."""
         with self._changed:
@@ -152,18 +165,23 @@ class CaptureThread:
         copied = 0
         for batch in self._batches([key for key in keys if key not in tiers]):
             start, end = batch[0].start, batch[-1].start + batch[-1].length
+            self._check_wanted(command)
             kv = self._read(command.block_ids, start, end, job.ready)
             copied += kv.nbytes
-            with self._changed:
-                if command.request_id in self._overwritten:
-                    raise DonorError("its blocks were needed before it was copied")
+            self._check_wanted(command)
             for key in batch:
                 part = kv[:, :, key.start - start : key.start - start + key.length]
                 if tiers.put(Segment(key=key, kv=part.contiguous())) is None:
                     raise CapacityError("no tier has room for it")
         if not self._donors.is_whole(command.donor_id):
             raise CapacityError("it was evicted while it was stored")
+        self._check_wanted(command)
         return copied
+
+    def _check_wanted(self, command: CaptureCommand) -> None:
+        with self._changed:
+            if command.request_id in self._overwritten:
+                raise DonorError("its blocks were needed before it was copied")
 
     def _batches(self, keys: list[SegmentKey]) -> Iterator[list[SegmentKey]]:
         """Neighbouring segments, as many as are read at once.

@@ -49,8 +49,13 @@ class CaptureOrders:
         self._pending: dict[str, _Pending] = {}
         self.share: Callable[[str, TokenArray, bytes], int | None] = _not_shared
         """What a donor being captured is called among other machines, if it is to be shared."""
+        self._stopped: str | None = None
         self.finished: list[tuple[str, int]] = []
         """Prompts that the step being built finishes: request and tokens."""
+
+    def stop(self, why: str) -> None:
+        """Keep no prompt any more."""
+        self._stopped = why
 
     def is_pending(self, request_id: str) -> bool:
         """Whether some rank still reads a request's blocks."""
@@ -109,7 +114,7 @@ class CaptureOrders:
                     del self._pending[donor_id]
 
     def _order(self, state: RequestState, manager: Any) -> CaptureCommand | None:
-        skip = self._choice.skip_reason(state, pending=self._bridge.pending)
+        skip = self._stopped or self._choice.skip_reason(state, pending=self._bridge.pending)
         if skip is None and self._bridge.is_held(state.tokens, state.namespace):
             skip = "already_held"
         if skip is not None:

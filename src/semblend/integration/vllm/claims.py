@@ -67,9 +67,14 @@ class Claims:
         self._hole_budget = hole_budget
         self._holes_left = hole_budget
         self._may_load = may_load
+        self._stopped: str | None = None
         self.remote: RemoteDonors | None = None
         self.objection: Callable[[RequestState], str | None] = lambda state: None
         """Why reuse is off for a request's namespace, if it is."""
+
+    def stop(self, why: str) -> None:
+        """Claim nothing any more."""
+        self._stopped = why
 
     def next_step(self) -> None:
         """A step was scheduled: the next one has the whole hole budget."""
@@ -88,6 +93,9 @@ class Claims:
         state.exact_tokens = computed_tokens
         if state.refusal is not None:
             state.decline(DeclineReason.UNSUPPORTED, state.refusal)
+            return NOTHING
+        if self._stopped is not None:
+            state.decline(DeclineReason.DISCOVERY_ONLY, self._stopped)
             return NOTHING
         if state.ladder_id is not None:
             plan = self._staged.plan(state, computed_tokens)

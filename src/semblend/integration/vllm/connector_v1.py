@@ -114,6 +114,14 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         """Called by :class:`semblend.integration.vllm.worker.SemBlendWorker`."""
         self._worker.bind_model_runner(runner)
 
+    def weights_changed(self, how: str) -> None:
+        """Called by our worker class: donors of the old weights must not survive."""
+        self._worker.weights_changed(how)
+
+    def before_unmapping(self) -> None:
+        """Called by our worker class before the K/V cache's memory goes away."""
+        self._worker.before_unmapping()
+
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Blocks are about to be overwritten."""
         if isinstance(kv_connector_metadata, ConnectorMeta):
@@ -159,6 +167,7 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         """The scheduler's cache manager exists now."""
         super().bind_kv_cache_manager(kv_cache_manager)
         self._scheduler.manager = kv_cache_manager
+        _let_go_before_resets(kv_cache_manager, self._scheduler)
 
     def on_new_request(self, request: Any) -> None:
         """A request arrived."""
@@ -255,6 +264,21 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         for side in (self.scheduler_side, self.worker_side):
             if side is not None:
                 side.close()
+
+
+def _let_go_before_resets(manager: Any, side: SchedulerSide) -> None:
+    """Have a reset of the prefix cache ask us for the blocks we hold.
+
+    vLLM resets only a cache of which no block is in use, raises where it must succeed (pause,
+    sleep, `reset_running_requests`), and asks connectors afterwards.
+    """
+    reset = manager.reset_prefix_cache
+
+    def reset_prefix_cache() -> bool:
+        side.let_go_of_blocks()
+        return bool(reset())
+
+    manager.reset_prefix_cache = reset_prefix_cache
 
 
 def _refuse_unproven(

@@ -12,6 +12,7 @@ from semblend.core.errors import SemBlendError, SettingsError
 from semblend.integration.findings import Finding, Verdict, any_refused, not_installed
 from semblend.integration.vllm.modes import Execution, Mode
 from semblend.integration.vllm.options import ConnectorOptions
+from semblend.integration.vllm.support import engine_refusals, offloading_refusals
 from semblend.integration.vllm.versions import SUPPORTED, VersionVerdict, judge
 
 
@@ -25,6 +26,7 @@ class Question:
     tensor_parallel_size: int
     dtype: str
     max_model_len: int | None
+    kv_offloading_size: float | None = None
 
 
 def diagnose(question: Question) -> list[Finding]:
@@ -34,7 +36,8 @@ def diagnose(question: Question) -> list[Finding]:
     if any_refused(findings) or options is None:
         return findings
     findings += _mode(options)
-    if question.model is not None:
+    findings += _connector(question)
+    if not any_refused(findings) and question.model is not None:
         findings += _engine(question, options)
     return findings
 
@@ -118,9 +121,13 @@ def _mode(options: ConnectorOptions) -> Iterator[Finding]:
         yield Finding(check="execution", verdict=Verdict.OK, detail=how[options.execution])
 
 
+def _connector(question: Question) -> Iterator[Finding]:
+    for refusal in offloading_refusals(question.kv_offloading_size):
+        yield Finding(check="connector", verdict=Verdict.REFUSED, detail=str(refusal))
+
+
 def _engine(question: Question, options: ConnectorOptions) -> Iterator[Finding]:
     from semblend.integration.vllm.setup import SchedulerSetup
-    from semblend.integration.vllm.support import engine_refusals
 
     try:
         config = _vllm_config(question)

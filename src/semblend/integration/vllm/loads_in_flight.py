@@ -9,6 +9,7 @@ made at once.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ class InFlight:
     """One load whose spans are being copied."""
 
     command: LoadCommand
-    future: Future[None]
+    future: Future[float]
+    """Milliseconds the copy took, or what it raised."""
     cancelled: str = ""
 
     def check(self) -> None:
@@ -38,6 +40,11 @@ class InFlight:
         if self.cancelled:
             raise DonorError(self.cancelled)
         self.future.result()
+
+    @property
+    def copy_ms(self) -> float:
+        """How long the copy took; 0 if it failed."""
+        return 0.0 if self.future.exception() else self.future.result()
 
 
 class LoadsInFlight:
@@ -59,9 +66,9 @@ class LoadsInFlight:
     def begin(self, command: LoadCommand) -> None:
         """Start a copy. Never raises: what goes wrong is said when it has ended."""
         if self._executor is None:
-            future: Future[None] = Future()
+            future: Future[float] = Future()
             try:
-                future.set_result(self._copy(command))
+                future.set_result(self._timed(command))
             except Exception as error:
                 future.set_exception(error)
         else:
@@ -93,6 +100,10 @@ class LoadsInFlight:
         for load in self._loads:
             load.cancelled = reason
 
+    def wait(self) -> None:
+        """Wait until every copy has ended."""
+        wait([load.future for load in self._loads])
+
     def close(self) -> None:
         """Wait for the copies that were started."""
         if self._executor is not None:
@@ -110,12 +121,17 @@ class LoadsInFlight:
         event.record()
         return event
 
-    def _copy_behind(self, command: LoadCommand, launched: Any) -> None:
+    def _copy_behind(self, command: LoadCommand, launched: Any) -> float:
         if launched is None:
-            self._copy(command)
-            return
+            return self._timed(command)
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             stream.wait_event(launched)
-            self._copy(command)
+            elapsed_ms = self._timed(command)
         stream.synchronize()
+        return elapsed_ms
+
+    def _timed(self, command: LoadCommand) -> float:
+        started = time.perf_counter()
+        self._copy(command)
+        return (time.perf_counter() - started) * 1e3

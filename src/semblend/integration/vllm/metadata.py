@@ -123,6 +123,8 @@ class ConnectorMeta(KVConnectorMetadata):
     drop_all: bool = False
     idle: bool = False
     """Whether this step computes nothing."""
+    weights_epoch: int = 0
+    """How often the weights have changed, as far as the scheduler knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +166,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
     shadow_failed: set[int] = field(default_factory=set)
     shadow_verdicts: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Mean KL(cold || warm) and share of differing best tokens, by sample."""
+    weights_epoch: int = 0
+    """How often the weights have changed; in every report once they have."""
     layers: int = 0
     load_ms: float = 0.0
     nested_ms: float = 0.0
@@ -180,6 +184,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
             or self.withdrawn
             or self.shadow_done
             or self.shadow_failed
+            or self.weights_epoch
         )
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
@@ -204,6 +209,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
             shadow_done=self.shadow_done | other.shadow_done,
             shadow_failed=self.shadow_failed | other.shadow_failed,
             shadow_verdicts={**other.shadow_verdicts, **self.shadow_verdicts},
+            weights_epoch=max(self.weights_epoch, other.weights_epoch),
             layers=max(self.layers, other.layers),
             load_ms=max(self.load_ms, other.load_ms),
             nested_ms=max(self.nested_ms, other.nested_ms),

@@ -43,6 +43,7 @@ from semblend.planning.depth import table_for
 logger = logging.getLogger("vllm.semblend")
 
 _FINISHED_NORMALLY = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION")
+WEIGHTS_CHANGED = "the weights changed since the engine started"
 
 
 class SchedulerSide:
@@ -89,12 +90,15 @@ class SchedulerSide:
         self.states: dict[str, RequestState] = {}
         self._claimed: set[str] = set()
         self._orders: list[LoadCommand] = []
-        self._holding: set[str] = set()
-        """Finished requests whose blocks wait for their capture."""
+        self._holding: dict[str, Any] = {}
+        """Finished requests whose blocks wait for their capture, by id."""
+        self._let_go: list[str] = []
+        """Those whose blocks the engine took back: they are overwritten from the next step on."""
         self._newly_held: list[str] = []
         self._sampled: set[str] = set()
         """Requests that end in this very call and whose blocks a sample needs once more."""
         self._drop_all = False
+        self._weights_epoch = 0
 
     def fetch_from(self, remote: RemoteDonors) -> None:
         """Share donors with other machines, and have theirs brought where that pays."""
@@ -200,11 +204,12 @@ class SchedulerSide:
         meta = ConnectorMeta(
             loads=self._orders,
             held=self._newly_held,
-            preempted=sorted(scheduled.preempted_req_ids or ()),
+            preempted=sorted({*(scheduled.preempted_req_ids or ()), *self._let_go}),
             drop_all=self._drop_all,
+            weights_epoch=self._weights_epoch,
             idle=idle,
         )
-        self._orders, self._newly_held, self._drop_all = [], [], False
+        self._orders, self._newly_held, self._let_go, self._drop_all = [], [], [], False
         try:
             self._undo_claims()
             meta.captures = self._captures.orders(scheduled, self.states, self.manager)
@@ -247,7 +252,7 @@ class SchedulerSide:
         except Exception:
             logger.warning("SemBlend could not settle a request", exc_info=True)
             report = None
-        return self._hold_blocks(request.request_id), report
+        return self._hold_blocks(request), report
 
     def _finish(self, request: Any, block_ids: Sequence[int]) -> dict[str, Any] | None:
         state = self.states.pop(request.request_id, None)
@@ -282,12 +287,13 @@ class SchedulerSide:
             return None
         return self.shadows.watch.objection(self.bridge.pipeline.share_key(state.namespace))
 
-    def _hold_blocks(self, request_id: str) -> bool:
+    def _hold_blocks(self, request: Any) -> bool:
+        request_id = str(request.request_id)
         sampled = request_id in self._sampled
         self._sampled.discard(request_id)
         if not sampled and not self._captures.is_pending(request_id):
             return False
-        self._holding.add(request_id)
+        self._holding[request_id] = request
         self._newly_held.append(request_id)
         return True
 
@@ -299,9 +305,12 @@ class SchedulerSide:
     def update(self, report: WorkerReport | None, freed: set[str] | None) -> None:
         """Settle what the workers report."""
         self.clock.step_done()
-        self._holding -= freed or set()
+        for request_id in freed or ():
+            self._holding.pop(request_id, None)
         if report is None:
             return
+        if report.weights_epoch > self._weights_epoch:
+            self._weights_changed(report.weights_epoch)
         for request_id, failure in report.failed.items():
             if failure.donor_id is not None:
                 self.bridge.drop(failure.donor_id)
@@ -348,6 +357,22 @@ class SchedulerSide:
         moving = self.remote is not None and self.remote.has_pending_work
         return moving or (self.shadows is not None and self.shadows.has_pending_work)
 
+    def let_go_of_blocks(self) -> None:
+        """The engine wants every block back at once. Never raises.
+
+        Samples end. What is still being copied stays readable until the next step, whose workers
+        end the copy before they overwrite anything, as they do for a preempted request.
+        """
+        try:
+            if self.shadows is not None:
+                self.shadows.clear(self.manager)
+            for request_id, request in self._holding.items():
+                self.manager.free(request)  # once more when the workers answer: then it has none
+                self._let_go.append(request_id)
+            self._holding.clear()
+        except Exception:
+            logger.warning("SemBlend could not let go of blocks", exc_info=True)
+
     def reset(self) -> None:
         """Forget every donor, here and in the workers; what shadow samples objected to is over."""
         if self.shadows is not None:
@@ -357,6 +382,23 @@ class SchedulerSide:
         self._drop_all = True
         if self.remote is not None:
             self.remote.stop()
+
+    def _weights_changed(self, epoch: int) -> None:
+        """The engine runs other weights than donors, certificate and namespace speak of.
+
+        What they are is not known here, and requests and vLLM's own prefix cache may hold K/V
+        of both: nothing is loaded or kept until the next start.
+        """
+        if not self._weights_epoch and self.setup.options.mode.loads:
+            logger.warning(
+                "SemBlend: the weights changed under the running engine. No certificate speaks of "
+                "the new ones, so that nothing is kept or reused any more; start anew for that."
+            )
+        self._weights_epoch = epoch
+        self.reset()
+        if self.setup.options.mode.loads:
+            self.claims.stop(WEIGHTS_CHANGED)
+            self._captures.stop(WEIGHTS_CHANGED)
 
     def close(self) -> None:
         """Stop the threads and close the audit file."""

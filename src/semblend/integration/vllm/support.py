@@ -102,6 +102,21 @@ def engine_refusals(config: Any, options: ConnectorOptions) -> list[Refusal]:
     return refusals
 
 
+def offloading_refusals(kv_offloading_size: float | None) -> list[Refusal]:
+    """Nothing unless vLLM is told to offload K/V itself: it then takes another connector."""
+    if kv_offloading_size is None:
+        return []
+    return [
+        Refusal(
+            feature="--kv-offloading-size",
+            remedy=(
+                "vLLM replaces kv_connector by its offloading connector and SemBlend is never "
+                "asked; leave it out, host_donor_bytes says how much host memory donors get"
+            ),
+        )
+    ]
+
+
 def version_refusals(version: str) -> list[Refusal]:
     """Nothing for a version whose contract is known."""
     if judge(version).supported:

@@ -1,16 +1,23 @@
 """`--worker-cls semblend.integration.vllm.worker.SemBlendWorker`.
 
-The one thing vLLM's connector interface does not give a worker-side connector is
-the model. A worker class is a documented setting; this one is vLLM's own worker for
-the platform, and hands its runner to the connector once the K/V cache exists.
+vLLM's connector interface gives a worker-side connector neither the model nor word of what is
+done to it between steps. A worker class is a documented setting; this one is vLLM's own worker
+for the platform, hands its runner to the connector once the K/V cache exists, and tells it when
+weights change and before the cache is unmapped.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.platforms import current_platform
+
+from semblend.integration.refusals import UnsupportedEngineError
+from semblend.integration.vllm.support import offloading_refusals
+from semblend.integration.vllm.weights import CHANGING_METHODS
 
 if TYPE_CHECKING or current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
@@ -23,11 +30,69 @@ class SemBlendWorker(PlatformWorker):
 
     hands_model_to_connector = True
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Make vLLM's worker.
+
+        Raises
+        ------
+        UnsupportedEngineError
+            If vLLM would serve without the connector this class is there for.
+        """
+        super().__init__(*arguments, **options)
+        size = getattr(self.cache_config, "kv_offloading_size", None)
+        if refusals := offloading_refusals(size):
+            raise UnsupportedEngineError(refusals)
+
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Allocate the K/V cache as ever, then hand the runner over."""
         super().initialize_from_config(kv_cache_config)
-        if not has_kv_transfer_group():
-            return
-        bind = getattr(get_kv_transfer_group(), "bind_model_runner", None)
-        if bind is not None:
-            bind(self.model_runner)
+        _tell("bind_model_runner", self.model_runner)
+
+    def sleep(self, level: int = 1) -> None:
+        """Sleep once nobody reads the K/V cache; level 2 loses the weights."""
+        _tell("before_unmapping")
+        try:
+            super().sleep(level)
+        finally:
+            if level >= 2:
+                _tell("weights_changed", f"sleep at level {level}")
+
+
+def _tell(method: str, *arguments: Any) -> None:
+    """Call the connector, where there is one and it is ours."""
+    if has_kv_transfer_group():
+        told = getattr(get_kv_transfer_group(), method, None)
+        if told is not None:
+            told(*arguments)
+
+
+def _changing(name: str) -> Callable[..., Any]:
+    """One of vLLM's methods that change weights; one that fails may have changed some."""
+    original = getattr(PlatformWorker, name)
+
+    @functools.wraps(original)
+    def method(self: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            return original(self, *arguments, **options)
+        finally:
+            _tell("weights_changed", name)
+
+    return method
+
+
+def _unmapping(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of vLLM's that gives the K/V cache's memory away."""
+
+    @functools.wraps(original)
+    def method(self: Any, *arguments: Any, **options: Any) -> Any:
+        _tell("before_unmapping")
+        return original(self, *arguments, **options)
+
+    return method
+
+
+for _name in CHANGING_METHODS:
+    if hasattr(PlatformWorker, _name):
+        setattr(SemBlendWorker, _name, _changing(_name))
+if hasattr(PlatformWorker, "discard"):  # since vLLM 0.32
+    SemBlendWorker.discard = _unmapping(PlatformWorker.discard)

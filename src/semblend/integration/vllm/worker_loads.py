@@ -51,8 +51,8 @@ class WorkerLoads:
         self._ranks = ranks
         self._busy_tokens = min(_BUSY_TOKENS, max(1, pass_tokens // _BUSY_SHARE))
         self._in_flight = LoadsInFlight(self._copy_spans, device=access.device, threads=threads)
-        self._copied: list[LoadCommand] = []
-        """Loads whose spans are in place on every rank, waiting for their turn to compute."""
+        self._copied: list[InFlight] = []
+        """Loads whose copies have ended on every rank, waiting for their turn."""
         self._bad_blocks: set[int] = set()
         self._received: set[str] = set()
 
@@ -60,25 +60,21 @@ class WorkerLoads:
         """Start this step's loads and finish what has been copied. Never raises."""
         for command in commands:
             self._in_flight.begin(command)
-        started = time.perf_counter()
-        ended: list[InFlight] = []
         try:
-            ended = self._in_flight.take_ended(self._ranks.all_true, idle=idle)
-            by_request = {load.command.request_id: load for load in ended}
-            self._copied += self._together(
-                [load.command for load in ended],
-                lambda command: _checked(command, by_request[command.request_id].check),
-                report,
-            )
-        except Exception as error:
+            self._copied += self._in_flight.take_ended(self._ranks.all_true, idle=idle)
+        except Exception:
             logger.warning("SemBlend could not follow its copies", exc_info=True)
-            self._fail_all([load.command for load in ended], error, report)
-        report.load_ms += (time.perf_counter() - started) * 1e3
         self._finish(self._due(idle=idle), report)
 
     def cancel(self, reason: str) -> None:
         """The donors are no longer what they were: loads that are under way fail."""
         self._in_flight.cancel(reason)
+        for load in self._copied:
+            load.cancelled = reason
+
+    def wait(self) -> None:
+        """Wait until nothing is being copied."""
+        self._in_flight.wait()
 
     def take_bad_blocks(self) -> set[int]:
         """Blocks of loads that failed since the last call."""
@@ -103,29 +99,38 @@ class WorkerLoads:
             raise DonorError("holes, and no model to compute them with")
         self._loader.load(command)
 
-    def _due(self, *, idle: bool) -> list[LoadCommand]:
+    def _due(self, *, idle: bool) -> list[InFlight]:
         """The loads whose turn it is: all of them, or what a busy step has room for."""
         due, room = 0, self._busy_tokens
-        for command in self._copied:
-            room -= command.tokens_to_compute
+        for load in self._copied:
+            room -= load.command.tokens_to_compute
             if due and room < 0 and not idle:
                 break
             due += 1
         taken, self._copied = self._copied[:due], self._copied[due:]
         return taken
 
-    def _finish(self, commands: list[LoadCommand], report: WorkerReport) -> None:
-        if not commands:
+    def _finish(self, loads: list[InFlight], report: WorkerReport) -> None:
+        if not loads:
             return
         started = time.perf_counter()
+        commands = [load.command for load in loads]
+        copies = {load.command.request_id: load for load in loads}
+
+        def checked(command: LoadCommand) -> LoadCommand:
+            copies[command.request_id].check()
+            return command
+
         try:
-            good = self._computed(self._refined(commands, report), report)
+            copied = self._together(commands, checked, report)
+            good = self._computed(self._refined(copied, report), report)
             for command in good:
                 report.loaded[command.request_id] += 1
                 self._received.add(command.request_id)
         except Exception as error:
             logger.warning("SemBlend could not carry out a step's loads", exc_info=True)
             self._fail_all(commands, error, report)
+        report.load_ms += sum(load.copy_ms for load in loads)
         report.nested_ms += (time.perf_counter() - started) * 1e3
 
     def _refined(self, commands: Sequence[LoadCommand], report: WorkerReport) -> list[LoadCommand]:
@@ -231,11 +236,6 @@ class WorkerLoads:
 _FAILED_ELSEWHERE = LoadFailure(
     reason=DeclineReason.MATERIALISATION_FAILED.value, detail="failed on another rank"
 )
-
-
-def _checked(command: LoadCommand, check: Callable[[], None]) -> LoadCommand:
-    check()
-    return command
 
 
 def _failure(error: Exception) -> LoadFailure:

@@ -7,11 +7,12 @@ of a load.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from semblend.core.errors import UnsupportedModelError
+from semblend.core.errors import DonorError, UnsupportedModelError
 from semblend.core.faults import plant
 from semblend.integration.refusals import UnsupportedEngineError
 from semblend.integration.vllm import rotary
@@ -28,11 +29,13 @@ from semblend.integration.vllm.ranks import Ranks
 from semblend.integration.vllm.self_test import prove_rotation
 from semblend.integration.vllm.shadow_passes import ShadowPasses
 from semblend.integration.vllm.support import layer_refusals
+from semblend.integration.vllm.weights import WeightWatch
 from semblend.integration.vllm.worker_loads import WorkerLoads
 from semblend.kv.rotary_table import RotaryTable
 
 logger = logging.getLogger("vllm.semblend")
 
+_WEIGHTS_CHANGED = "the weights changed"
 _GPU_LOAD_THREADS = 2
 """One load is checked while another is copied."""
 
@@ -46,6 +49,10 @@ class WorkerSide:
         plant(options.settings().faults)  # a worker may have a process of its own
         self._held: set[str] = set()
         self._report = WorkerReport()
+        self._weights: WeightWatch | None = None
+        self._weights_epoch = 0
+        self._outdated = False
+        """Whether this step's orders were given before the weights changed."""
         self.access: PagedAccess | None = None
         self.donors: WorkerDonors | None = None
         self.captures: CaptureThread | None = None
@@ -80,6 +87,8 @@ class WorkerSide:
 
     def bind_model_runner(self, runner: Any) -> None:
         """Our worker class hands the model over: prepare the nested pass and prove it."""
+        if self._options.mode.loads:
+            self._weights = WeightWatch(runner.get_model())
         if not self.needs_model:
             return
         if self.access is None or self.donors is None:
@@ -107,6 +116,35 @@ class WorkerSide:
             pass_tokens=int(self._config.scheduler_config.max_num_batched_tokens),
             threads=threads,
         )
+
+    # -- between steps -------------------------------------------------------------------
+
+    def weights_changed(self, how: str) -> None:
+        """Let go of everything that was computed with other weights than the engine has now."""
+        self._weights_epoch += 1
+        logger.warning("SemBlend: the weights changed (%s); all donors are dropped", how)
+        self._weights = None  # nothing is kept any more; there may be no memory to look at
+        if self.loads is not None:
+            self.loads.cancel(_WEIGHTS_CHANGED)
+        if self.exchange is not None:
+            self.exchange.clear()
+        if self.captures is not None:
+            self.captures.abandon()
+        if self.donors is not None:
+            self.donors.clear()
+
+    def before_unmapping(self) -> None:
+        """The K/V cache is about to lose its memory: nobody uses it when this returns."""
+        if self.loads is not None:
+            self.loads.wait()
+        if self.captures is not None:
+            self.captures.abandon()
+
+    def _look_at_weights(self, meta: ConnectorMeta) -> None:
+        uses_donors = bool(meta.loads or meta.captures or meta.shadows)
+        if uses_donors and self._weights is not None and self._weights.changed():
+            self.weights_changed("seen in the parameters")
+        self._outdated = meta.weights_epoch != self._weights_epoch
 
     def share_with(self, exchange: DonorExchange) -> None:
         """Share what is captured from now on, and fetch what is ordered."""
@@ -150,6 +188,7 @@ class WorkerSide:
         if self.nested is not None:
             self.nested.use_compiled()
         self._held.update(meta.held)
+        self._look_at_weights(meta)
         if meta.idle and self._held and self.captures is not None:
             # The engine steps on until the blocks are freed; spinning would starve the copy.
             self.captures.wait_a_little(self._held)
@@ -177,6 +216,8 @@ class WorkerSide:
 
     def _capture(self, command: CaptureCommand) -> None:
         try:
+            if self._outdated:
+                raise DonorError(_WEIGHTS_CHANGED)
             if self.captures is not None:
                 self.captures.submit(command)
         except Exception as error:
@@ -185,8 +226,12 @@ class WorkerSide:
             self._report.answered[command.donor_id] += 1
 
     def _load(self, meta: ConnectorMeta) -> None:
-        if self.loads is not None:
-            self.loads.step(meta.loads, self._report, idle=meta.idle)
+        if self.loads is None:
+            return
+        loads = meta.loads
+        if self._outdated:
+            loads = [replace(command, refused=_WEIGHTS_CHANGED) for command in loads]
+        self.loads.step(loads, self._report, idle=meta.idle)
 
     # -- answers -------------------------------------------------------------------------
 
@@ -212,6 +257,7 @@ class WorkerSide:
     def take_report(self) -> WorkerReport | None:
         """What this rank did since the last call, or None."""
         report = self._report
+        report.weights_epoch = self._weights_epoch
         self._report = WorkerReport(layers=report.layers)
         if self.captures is not None:
             report = report.aggregate(self.captures.take_report())

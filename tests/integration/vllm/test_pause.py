@@ -1,0 +1,166 @@
+"""Pausing, sleeping and resetting while captures and samples hold blocks."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+import torch
+from vllm.utils.import_utils import resolve_obj_by_qualname
+
+from semblend.core.errors import DonorError
+from semblend.integration.vllm import capture, worker
+from semblend.integration.vllm.capture import CaptureThread
+from tests.integration.models import joined, random_tokens
+from tests.integration.vllm.engines import WORKER
+
+DOCUMENT = random_tokens(420, seed=221)
+DONOR = joined(random_tokens(50, seed=222), DOCUMENT, random_tokens(20, seed=223))
+TARGET = joined(random_tokens(110, seed=224), DOCUMENT, random_tokens(33, seed=225))
+OTHER = random_tokens(300, seed=226)
+
+
+@pytest.fixture
+def engine(make_engine):
+    engine = make_engine("llama")
+    engine.forget_donors()
+    engine.forget_prefixes()
+    return engine
+
+
+@contextmanager
+def slow_captures():
+    """Captures that read nothing before they are told to."""
+    go_on, reads = threading.Event(), threading.Event()
+    read = CaptureThread._read
+
+    def slow(self, *arguments):
+        reads.set()
+        assert go_on.wait(20)
+        return read(self, *arguments)
+
+    with patch.object(CaptureThread, "_read", slow):
+        try:
+            yield SimpleNamespace(go_on=go_on, reads=reads)
+        finally:
+            go_on.set()
+
+
+def finished_while_captured(engine, prompt, captures):
+    """Run a prompt to its end; its capture is still under way then."""
+    engine.llm.generate(
+        [{"prompt_token_ids": prompt.tolist()}],
+        engine.sampling(max_tokens=2, hints={"reuse": False}),
+        use_tqdm=False,
+    )
+    assert captures.reads.wait(20)
+    assert engine.scheduler.has_held_blocks
+
+
+def all_free(engine):
+    return engine.free_blocks() == engine.core.kv_cache_manager.block_pool.num_gpu_blocks - 1
+
+
+def test_a_reset_takes_blocks_back_from_captures(engine):
+    with slow_captures() as captures:
+        finished_while_captured(engine, DONOR, captures)
+        assert engine.llm.reset_prefix_cache(reset_running_requests=True)
+        assert all_free(engine)
+        captures.go_on.set()
+    engine.drain()
+    assert not engine.core.has_requests()
+    # Its blocks were not overwritten before the copy was done: the donor is right.
+    assert engine.run(DONOR).semblend["reused_tokens"] == len(DONOR) - 1
+    assert all_free(engine)
+
+
+def test_blocks_taken_back_are_not_overwritten_before_their_copy_is_done(engine):
+    cold = engine.cold(DONOR)
+    expected = engine.kv(cold, 0, len(DONOR) - 1)
+    with slow_captures() as captures:
+        finished_while_captured(engine, DONOR, captures)
+        engine.llm.reset_prefix_cache(reset_running_requests=True)
+        threading.Timer(0.3, captures.go_on.set).start()
+        # Takes the very blocks: they are the first on the free list again.
+        many = [random_tokens(600, seed=230 + n) for n in range(4)]
+        engine.llm.generate(
+            [{"prompt_token_ids": prompt.tolist()} for prompt in many],
+            engine.sampling(max_tokens=1, hints={"reuse": False, "capture": False}),
+            use_tqdm=False,
+        )
+    engine.drain()
+    warm = engine.run(DONOR)
+    assert warm.semblend["reused_tokens"] == len(DONOR) - 1
+    assert torch.equal(engine.kv(warm, 0, len(DONOR) - 1), expected)
+
+
+def test_a_pause_that_clears_the_cache_does_not_fail(engine):
+    core = engine.llm.llm_engine.engine_core.engine_core
+    with slow_captures() as captures:
+        finished_while_captured(engine, OTHER, captures)
+        core.pause_scheduler(mode="abort", clear_cache=True)
+        assert all_free(engine)
+    core.resume_scheduler()
+    engine.drain()
+    assert engine.run(TARGET).tokens == engine.cold(TARGET).tokens
+    assert all_free(engine)
+
+
+def test_a_reset_takes_blocks_back_from_shadow_samples(make_engine, monkeypatch):
+    monkeypatch.setenv("SEMBLEND_SHADOW_RATE", "1")
+    engine = make_engine("llama", engine={"max_num_seqs": 7})
+    engine.donate(DONOR)
+    engine.llm.generate([{"prompt_token_ids": TARGET.tolist()}], engine.sampling(), use_tqdm=False)
+    core = engine.llm.llm_engine.engine_core.engine_core
+    for _ in range(50):
+        if any(sample.blocks for sample in engine.scheduler.shadows._samples):
+            break
+        core.step_fn()
+    assert any(sample.blocks for sample in engine.scheduler.shadows._samples)
+    assert engine.llm.reset_prefix_cache(reset_running_requests=True)
+    assert all_free(engine)
+    engine.drain()
+    assert not engine.scheduler.shadows.has_pending_work
+    assert engine.run(OTHER).tokens == engine.cold(OTHER).tokens
+
+
+def test_sleep_waits_for_the_capture_that_reads_and_drops_the_others(engine):
+    """vLLM's CPU worker does not sleep; what ours does before it would is the same."""
+    (ours,) = engine.llm.collective_rpc(lambda worker: worker)
+    with slow_captures() as captures:
+        finished_while_captured(engine, DONOR, captures)
+        threading.Timer(0.2, captures.go_on.set).start()
+        ours.sleep(1)
+        assert not engine.worker.captures._pending
+    engine.drain()
+    assert len(engine.worker.donors) == 0  # it read nothing that may be lost
+    assert engine.worker._weights_epoch == 0
+    assert all_free(engine)
+
+
+def test_a_copy_that_does_not_end_keeps_the_cache_mapped(engine, monkeypatch):
+    monkeypatch.setattr(capture, "_WAIT_S", 0.05)
+    (ours,) = engine.llm.collective_rpc(lambda worker: worker)
+    with slow_captures() as captures:
+        finished_while_captured(engine, OTHER, captures)
+        with (
+            patch.object(worker.PlatformWorker, "sleep") as unmaps,
+            pytest.raises(DonorError, match="still being copied"),
+        ):
+            ours.sleep(1)
+        unmaps.assert_not_called()
+    engine.drain()
+    assert all_free(engine)
+
+
+def test_memory_is_given_away_only_once_nobody_reads_it():
+    told: list[str] = []
+    ours = resolve_obj_by_qualname(WORKER)
+    with patch.object(worker, "_tell", lambda method, *_: told.append(method)):
+        with pytest.raises(RuntimeError, match="not supported on CPU"):
+            ours.discard(object(), ("kv_cache",))
+        ours.sleep(ours.__new__(ours), 2)
+    assert told == ["before_unmapping", "before_unmapping", "weights_changed"]
