@@ -94,6 +94,7 @@ def _arguments() -> argparse.Namespace:
     add("--margin", type=float, default=0.25 if gpu else 1e-3, help="nats that count as a tie")
     add("--break", dest="broken", choices=("load",), help="spoil one load: the fuzz has to see it")
     add("--show", type=int, default=20, help="troubles to print")
+    add("--verbose", action="store_true", help="what the connector logs, too")
     add("--json", action="store_true")
     return parser.parse_args()
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
@@ -20,6 +21,8 @@ from benchmarks.vllm_runners import Scheduling, engine_options, on_gpu
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
 
+_HOST_PROMPTS = 6
+"""Longest prompts that the memory for donors holds."""
 TOP = 8
 """Tokens whose log-probabilities a reference run keeps at each place."""
 
@@ -93,8 +96,9 @@ class FuzzEngine:
             "mode": options.mode,
             "min_prompt_tokens": 64,
             # Little memory, so that donors are pushed to disk and off it while in use.
-            "host_donor_bytes": 12_000 * options.token_bytes,
-            "disk_donor_bytes": 40_000 * options.token_bytes,
+            "host_donor_bytes": _HOST_PROMPTS * options.longest * options.token_bytes,
+            "disk_donor_bytes": 5 * _HOST_PROMPTS * options.longest * options.token_bytes,
+            "capture_queue": 32,
             "donor_folder": str(options.donor_folder),
         }
         if options.policy is not None:
@@ -108,6 +112,7 @@ class FuzzEngine:
             max_model_len=options.longest + MOST_TOKENS * 2,
             max_num_batched_tokens=options.step_tokens,
             max_num_seqs=options.running,
+            scheduler_reserve_full_isl=False,  # prompts compete for blocks: more is preempted
             kv_cache_memory_bytes=options.kv_tokens * options.token_bytes,
             worker_cls="semblend.integration.vllm.worker.SemBlendWorker",
             kv_transfer_config=KVTransferConfig(
@@ -205,6 +210,12 @@ class FuzzEngine:
         if not self.drain():
             raise RuntimeError("a reference run never ends")
         return [_answer(output) for output in outputs]
+
+    def push_to_disk(self, tokens: TokenArray) -> None:
+        """Have so many others kept that the memory for donors holds nothing else."""
+        for number in range(_HOST_PROMPTS):
+            other = np.roll(tokens, number)
+            self.run_all([other], [self.fresh_salt()], {"reuse": False}, 1)
 
     def forget_prefixes(self) -> bool:
         """Empty vLLM's own prefix cache; False if blocks are still in use."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 from collections import Counter
@@ -32,6 +33,9 @@ def fuzz(options: argparse.Namespace, folder: Path) -> tuple[BenchmarkReport, li
         running=options.in_flight,
         donor_folder=folder,
     )
+    if not options.verbose:  # faults by the hundred, each with its traceback
+        for name in ("vllm.semblend", "semblend"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     started = time.monotonic()
     engine = FuzzEngine(engine_options)
     _say(f"engine: {time.monotonic() - started:.0f} s to start, seed {options.seed}")
@@ -62,7 +66,7 @@ def fuzz(options: argparse.Namespace, folder: Path) -> tuple[BenchmarkReport, li
         batch_tokens=int(options.kv_tokens * 0.8) - MOST_TOKENS * options.in_flight,
     )
     verdicts = oracle.judge(driver.records)
-    case = f"{options.runner}, {options.scheduling}, {options.mode}, {engine_options.dtype}"
+    case = f"{options.runner} {options.scheduling} {options.mode}"
     report = BenchmarkReport("vllm_fuzz")
     _add_traffic(report, case, driver, steps=steps, faults=bool(options.faults))
     _add_verdicts(report, case, verdicts)

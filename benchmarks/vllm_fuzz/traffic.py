@@ -92,10 +92,6 @@ class Traffic:
         ]
         return donors, self._ask("target", item.tokens, salt, {"capture": False}, abort=False)
 
-    def filler(self, salt: str) -> Asked:
-        """A long prompt nobody has seen, which pushes others out of memory."""
-        return self._ask("filler", self._text(self.longest), salt, {"reuse": False}, abort=False)
-
     def _make(self) -> list[Asked]:
         if self._ready and self._random.random() < 0.45:
             return [self._target()]
@@ -125,7 +121,7 @@ class Traffic:
         return self._ask("target", item.tokens, salt, self._reusing())
 
     def _miss(self) -> list[Asked]:
-        tokens = self._text(self._random.randint(32, self.longest))
+        tokens = self.text(self._random.randint(32, self.longest))
         return [self._ask("miss", tokens, self._random.choice(SALTS), {})]
 
     def _repeat(self) -> list[Asked]:
@@ -139,16 +135,16 @@ class Traffic:
             return self._miss()
         before = self._random.choice(self._past)
         kept = before.tokens[: self._random.randint(len(before.tokens) // 2, len(before.tokens))]
-        tokens = np.concatenate([kept, self._text(self._random.randint(1, 90)), kept[-12:]])
+        tokens = np.concatenate([kept, self.text(self._random.randint(1, 90)), kept[-12:]])
         return [self._ask("extension", tokens, before.salt, self._reusing())]
 
     def _sharing(self) -> list[Asked]:
         """Prompts that begin alike, in one step: one may hit blocks the other is yet to fill."""
-        base = self._random.choice(self._past).tokens if self._past else self._text(300)
+        base = self._random.choice(self._past).tokens if self._past else self.text(300)
         base = base[: self._random.randint(len(base) // 2, len(base))]
         salt = self._random.choice(SALTS)
         return [
-            self._ask("sharing", np.concatenate([base, self._text(size), base[-12:]]), salt, {})
+            self._ask("sharing", np.concatenate([base, self.text(size), base[-12:]]), salt, {})
             for size in (3, self._random.randint(4, 60))
         ]
 
@@ -174,7 +170,8 @@ class Traffic:
         (case,) = cell.cases(self.seed)
         return to_item(case, self.tokenizer)
 
-    def _text(self, tokens: int) -> TokenArray:
+    def text(self, tokens: int) -> TokenArray:
+        """So many random tokens."""
         drawn = [self._random.randrange(10, len(self.tokenizer)) for _ in range(tokens)]
         return np.array(drawn, dtype=np.int32)
 
