@@ -26,8 +26,8 @@ POINTS = tuple(
     )
 )
 _DISK = (FaultPoint.DISK_READ, FaultPoint.DISK_FULL, FaultPoint.SLOW_DISK)
-_WINDOW = 60
-"""Requests during which one point fails more often than the others."""
+_WINDOW = 10
+"""Fewest requests during which one point fails more often than the others."""
 _OFTEN = 0.3
 _QUIET_STEPS = 400
 _QUIET_S = 20.0
@@ -79,7 +79,8 @@ class Driver:
         random.Random(self.seed).shuffle(points)
         window = 0
         while len(self.records) < requests:
-            until = min(requests, len(self.records) + _WINDOW)
+            size = max(_WINDOW, -(-requests // len(points)))
+            until = min(requests, len(self.records) + size)
             often = points[window % len(points)]
             spec = ",".join(
                 f"{point}:{_OFTEN if point is often else self.fault_rate}" for point in points

@@ -201,12 +201,13 @@ class FuzzEngine:
         prompts: Sequence[TokenArray],
         salts: Sequence[str],
         hints: dict[str, Any],
-        most: int = MOST_TOKENS,
+        most: int | Sequence[int] = MOST_TOKENS,
     ) -> list[Answer]:
         """Prompts in one batch, to their ends."""
+        lengths = [most] * len(prompts) if isinstance(most, int) else most
         inputs = [prompt(tokens, salt) for tokens, salt in zip(prompts, salts, strict=True)]
-        plan = sampling(most, hints, logprobs=TOP)
-        outputs = self._llm.generate(inputs, plan, use_tqdm=False)
+        plans = [sampling(length, hints, logprobs=TOP) for length in lengths]
+        outputs = self._llm.generate(inputs, plans, use_tqdm=False)
         if not self.drain():
             raise RuntimeError("a reference run never ends")
         return [_answer(output) for output in outputs]

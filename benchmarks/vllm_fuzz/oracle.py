@@ -69,7 +69,7 @@ class Oracle:
     def judge(self, records: Sequence[Record]) -> Verdicts:
         """All of them, and say what is wrong."""
         said = [record for record in records if record.answer]
-        self._cold_in_batches([record.asked.tokens for record in said])
+        self._cold_in_batches(said)
         progress = Progress("answers", len(said))
         for number, record in enumerate(said):
             self._judge(record)
@@ -154,22 +154,28 @@ class Oracle:
     def _go_on(self, tokens: TokenArray) -> Continue:
         return lambda said: self.cold(np.concatenate([tokens, np.array(said, dtype=np.int32)]))
 
-    def _cold_in_batches(self, prompts: Sequence[TokenArray]) -> None:
+    def _cold_in_batches(self, records: Sequence[Record]) -> None:
         """Every prompt once, as many together as the cache holds; doubts are settled alone."""
-        wanted = list({tokens.tobytes(): tokens for tokens in prompts}.values())
+        wanted: dict[bytes, Record] = {}
+        for record in sorted(records, key=lambda record: len(record.answer)):
+            wanted[record.asked.tokens.tobytes()] = record  # the longest answer's stays
         progress = Progress("cold", len(wanted))
-        batch: list[TokenArray] = []
-        for number, tokens in enumerate(wanted):
-            if sum(map(len, batch)) + len(tokens) > self._batch_tokens:
+        batch: list[Record] = []
+        for number, record in enumerate(wanted.values()):
+            tokens = sum(len(other.asked.tokens) for other in (*batch, record))
+            if tokens > self._batch_tokens:
                 self._run_cold(batch)
                 progress.at(number)
                 batch = []
-            batch.append(tokens)
+            batch.append(record)
         self._run_cold(batch)
 
-    def _run_cold(self, batch: Sequence[TokenArray]) -> None:
+    def _run_cold(self, batch: Sequence[Record]) -> None:
+        prompts = [record.asked.tokens for record in batch]
+        lengths = [len(record.answer) for record in batch]
         salts = [self._engine.fresh_salt() for _ in batch]
-        for tokens, answer in zip(batch, self._engine.run_all(batch, salts, OFF), strict=True):
+        answers = self._engine.run_all(prompts, salts, OFF, lengths)
+        for tokens, answer in zip(prompts, answers, strict=True):
             self._cold[tokens.tobytes()] = answer
 
     def _replay(self, record: Record) -> Answer | None:

@@ -20,7 +20,7 @@ SALTS: tuple[str | None, ...] = (None, "acme", "acme ", "globex", " ")
 """Two pairs that differ by a space, and one that is nothing but one: tenants, all of them."""
 OFF = {"reuse": False, "capture": False}
 MOST_TOKENS = 24
-_ABORTED = 0.06
+_ABORTED = 0.1
 _PAST = 200
 """Prompts that may be repeated or continued."""
 
@@ -93,7 +93,8 @@ class Traffic:
         return donors, self._ask("target", item.tokens, salt, {"capture": False}, abort=False)
 
     def _make(self) -> list[Asked]:
-        if self._ready and self._random.random() < 0.45:
+        # Donors need a moment to be kept.
+        if self._ready and self._random.random() < (0.7 if len(self._ready) > 3 else 0.1):
             return [self._target()]
         kinds = {
             self._donors: 20,
@@ -192,5 +193,5 @@ class Traffic:
             salt=salt,
             hints=dict(hints),
             most=self._random.choice((1, 1, 2, 4, 8, 16, MOST_TOKENS)),
-            abort_after=self._random.randint(0, 25) if aborted else None,
+            abort_after=self._random.randint(0, 12) if aborted else None,
         )
