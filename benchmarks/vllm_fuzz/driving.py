@@ -7,10 +7,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from benchmarks.vllm_fuzz.engine import FuzzEngine, Record
-from benchmarks.vllm_fuzz.traffic import Asked, Traffic
+from benchmarks.vllm_fuzz.traffic import MOST_TOKENS, Asked, Traffic
 from semblend.core.faults import FaultPoint, planted
 
 POINTS = tuple(
@@ -65,17 +65,15 @@ class Driver:
     seed: int
     in_flight: int
     fault_rate: float
-    spoil: bool = False
-    """Overwrite one load's K/V on purpose."""
+    points: Sequence[FaultPoint] = POINTS
     records: list[Record] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
-    spoiled: Record | None = None
     fired: Counter[FaultPoint] = field(default_factory=Counter)
 
     def run(self, requests: int) -> None:
         """So many requests, a window of them at a time."""
         progress = Progress("traffic", requests)
-        points = list(POINTS)
+        points = list(self.points)
         random.Random(self.seed).shuffle(points)
         window = 0
         while len(self.records) < requests:
@@ -93,9 +91,26 @@ class Driver:
             window += 1
         self._to_the_end()
 
+    def spoil_a_load(self) -> bool:
+        """Overwrite the K/V of one load behind its first token; whether there was one."""
+        for attempt in range(_TRIES):
+            donors, target = self.traffic.pair_for(f"spoiled-{attempt}")
+            self._send(donors)
+            self._to_the_end()
+            self.engine.forget_prefixes()
+            self._send([replace(target, most=MOST_TOKENS)])
+            record, quiet = self.records[-1], _Quiet(self)
+            while not (record.answer or record.aborted):
+                self._step(quiet)
+            spoiled = self.engine.spoil(record)
+            self._to_the_end()
+            if spoiled:
+                return True
+        return False
+
     def every_point_once(self) -> None:
         """Let each point fail that has not yet: a donor is kept, pushed to disk and reused."""
-        for point in POINTS:
+        for point in self.points:
             for attempt in range(_TRIES):
                 if self.fired[point]:
                     break
@@ -104,6 +119,7 @@ class Driver:
                 with planted(f"{point}:1:2", seed=attempt) as faults:
                     self._send(donors)
                     self._to_the_end()
+                    self.engine.forget_prefixes()
                     if point in _DISK:
                         self.engine.push_to_disk(self.traffic.text(self.traffic.longest))
                     self._send([target])
@@ -133,14 +149,7 @@ class Driver:
             after = record.asked.abort_after
             if after is not None and self.engine.steps - record.arrived >= after:
                 self.engine.abort(record)
-            elif self._worth_spoiling(record) and self.engine.spoil(record):
-                self.spoiled = record
         quiet.after(self.engine.step())
-
-    def _worth_spoiling(self, record: Record) -> bool:
-        left = record.asked.most - len(record.answer)
-        wanted = self.spoil and self.spoiled is None
-        return wanted and left > 4 and record.asked.abort_after is None
 
     def _send(self, asked: Sequence[Asked]) -> None:
         self.records += [self.engine.add(request) for request in asked]

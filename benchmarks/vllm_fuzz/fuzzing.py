@@ -17,11 +17,12 @@ from benchmarks.vllm_fuzz.oracle import Oracle, Verdicts
 from benchmarks.vllm_fuzz.traffic import MOST_TOKENS, OFF, Traffic
 from benchmarks.vllm_runners import Scheduling
 from semblend.cli.benchmark_report import BenchmarkReport
+from semblend.core.faults import FaultPoint
 
 
 def fuzz(options: argparse.Namespace, folder: Path) -> tuple[BenchmarkReport, list[str]]:
     """Drive an engine, judge its answers; the report, and every trouble in words."""
-    longest = max(options.lengths) + 512
+    longest, exact = max(options.lengths) + 512, options.mode == "exact_prefix"
     engine_options = EngineOptions(
         model=options.model,
         mode=options.mode,
@@ -46,17 +47,20 @@ def fuzz(options: argparse.Namespace, folder: Path) -> tuple[BenchmarkReport, li
             seed=options.seed,
             lengths=options.lengths,
             longest=longest,
+            prefixes_only=exact,
             policies=options.policies,
         ),
         seed=options.seed,
         in_flight=options.in_flight,
         fault_rate=options.faults,
-        spoil=options.broken == "load",
+        points=[p for p in POINTS if not exact or p is not FaultPoint.NESTED_PASS],
     )
     free = engine.free_blocks()
     driver.run(options.requests)
     if options.faults:
         driver.every_point_once()
+    if options.broken == "load" and not driver.spoil_a_load():
+        raise RuntimeError("there was no load to spoil")
     traffic_s = time.monotonic() - started
     left = _left_behind(engine, free)
     steps = engine.steps
@@ -125,7 +129,7 @@ def _add_traffic(
         report.add(case, f"outcome {outcome}", count, "requests")
     for reason, count in sorted(reasons.items()):
         report.add(case, f"reason {reason}", count, "requests")
-    for point in POINTS if faults else ():
+    for point in driver.points if faults else ():
         fired = driver.fired[point]
         report.add(case, f"fault {point.value} fired", fired, "times", at_least=1)
 

@@ -60,6 +60,8 @@ class Traffic:
     lengths: Sequence[int]
     longest: int
     """Most prompt tokens."""
+    prefixes_only: bool = False
+    """Whether nothing but whole prefixes is loaded."""
     policies: Sequence[str] = ()
     """Policies that requests ask for, where the mode lets them."""
     _random: random.Random = field(init=False)
@@ -84,13 +86,16 @@ class Traffic:
         return asked
 
     def pair_for(self, salt: str) -> tuple[list[Asked], Asked]:
-        """An item's donors and its target under a salt of their own, none of them aborted."""
+        """Donors and what can be loaded from them, under a salt of their own, none aborted."""
         item = self._item()
         donors = [
             self._ask("donor", tokens, salt, {"reuse": False}, abort=False)
             for tokens in item.donors
         ]
-        return donors, self._ask("target", item.tokens, salt, {"capture": False}, abort=False)
+        tokens = item.tokens
+        if self.prefixes_only:
+            tokens = np.concatenate([item.donors[0], self.text(20)])
+        return donors, self._ask("target", tokens, salt, {"capture": False}, abort=False)
 
     def _make(self) -> list[Asked]:
         # Donors need a moment to be kept.
@@ -99,8 +104,8 @@ class Traffic:
         kinds = {
             self._donors: 20,
             self._miss: 12,
-            self._repeat: 18,
-            self._extension: 16,
+            self._repeat: 36 if self.prefixes_only else 18,
+            self._extension: 64 if self.prefixes_only else 16,
             self._sharing: 12,
             self._bystander: 14,
         }
