@@ -1,0 +1,103 @@
+"""Real vLLM with the connector under hits, misses, bursts, aborts, preemption and faults.
+
+    .venv-vllm/bin/python -m benchmarks.vllm_fuzz --requests 60
+    .venv-vllm/bin/python -m benchmarks.vllm_fuzz --runner v2 --scheduling async --json
+    .venv-vllm/bin/python -m benchmarks.vllm_fuzz --break load       # has to fail
+
+One engine in this process, greedy answers. Requests come from the quality workloads (their donors
+and their targets), and repeat, continue and share prefixes with each other; some look on with
+reuse off. Prompts are computed in chunks, the K/V cache is too small for all that runs, some
+requests are aborted, and every fault point fails in one reach of fifty, each for a while more
+often. Then, in a quiet engine, every answer is held to its prompt computed cold, or, where a load
+was confirmed, to the same load once more. On a GPU in bfloat16 under vLLM's own defaults, on a CPU
+in float32; --runner and --scheduling choose either of vLLM's two everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.vllm_runners import Runner, Scheduling, on_gpu, prepare
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "models" / "semblend-reference-27m"
+
+
+def main() -> int:
+    """Fuzz and report; 1 where something is wrong."""
+    options = _arguments()
+    _environment(options)
+    prepare(Runner(options.runner), Scheduling(options.scheduling))
+    from benchmarks.vllm_fuzz.fuzzing import fuzz
+
+    out = sys.stdout
+    sys.stdout = sys.stderr  # the report alone goes to standard output
+    with tempfile.TemporaryDirectory() as folder:
+        report, troubles = fuzz(options, Path(folder))
+    sys.stdout = out
+    report.command = shlex.join(["python", "-m", "benchmarks.vllm_fuzz", *sys.argv[1:]])
+    for trouble in troubles[: options.show]:
+        print(trouble, file=sys.stderr)
+    report.show(as_json=options.json)
+    return 1 if report.failed else 0
+
+
+def _environment(options: argparse.Namespace) -> None:
+    os.environ.update(
+        HF_HUB_OFFLINE="1",
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_NO_USAGE_STATS="1",
+        VLLM_USE_FLASHINFER_SAMPLER="0",
+        SEMBLEND_SHADOW_RATE=str(options.shadow_rate),
+    )
+    defaults = {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_WAIT_POLICY": "passive",
+        "SEMBLEND_CERTIFICATE_DIR": str(ROOT / "certificates"),
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def _arguments() -> argparse.Namespace:
+    gpu = on_gpu()
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.vllm_fuzz",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    add: Any = parser.add_argument
+    add("--requests", type=int, default=2000 if gpu else 60)
+    add("--model", type=Path, default=REFERENCE)
+    add(
+        "--mode",
+        default="segmented",
+        choices=("segmented", "segmented_experimental", "exact_prefix"),
+    )
+    add("--policies", nargs="*", default=[], help="for segmented_experimental; the first for all")
+    add("--runner", default="v2" if gpu else "v1", choices=[*Runner])
+    add("--scheduling", default="async" if gpu else "sync", choices=[*Scheduling])
+    add("--seed", type=int, default=0)
+    add("--lengths", type=int, nargs="+", default=[512, 1024, 2048] if gpu else [512, 1024])
+    add("--in-flight", type=int, default=32 if gpu else 12)
+    add("--step-tokens", type=int, default=1024 if gpu else 512, help="max_num_batched_tokens")
+    add("--kv-tokens", type=int, default=6144 if gpu else 2048, help="of the K/V cache")
+    add("--faults", type=float, default=0.02, help="share of reaches that fail; 0 plants none")
+    add("--shadow-rate", type=float, default=0.02)
+    add("--margin", type=float, default=0.25 if gpu else 1e-3, help="nats that count as a tie")
+    add("--break", dest="broken", choices=("load",), help="spoil one load: the fuzz has to see it")
+    add("--show", type=int, default=20, help="troubles to print")
+    add("--verbose", action="store_true", help="what the connector logs, too")
+    add("--json", action="store_true")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,230 @@
+"""Is an answer right? Held to the same prompt alone: computed cold, or given the same load.
+
+Greedy answers of the same prompt may still differ: other batches round otherwise, and where two
+tokens are as likely as each other either may win. So at the first place where an answer differs,
+its token must be about as likely as the best one in the reference run, and what follows is held
+to a reference that goes on from there. Wrong K/V gives tokens that are out of the question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from benchmarks.vllm_fuzz.driving import Progress
+from benchmarks.vllm_fuzz.engine import Answer, FuzzEngine, Record
+from benchmarks.vllm_fuzz.traffic import OFF
+from semblend.core.plan import Plan
+from semblend.core.tokens import TokenArray
+from semblend.integration.probing import is_dynamic
+
+Continue = Callable[[tuple[int, ...]], Answer]
+"""The reference behind some tokens of an answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Where an answer leaves its reference."""
+
+    place: int
+    got: int
+    expected: int
+    gap: float
+    """By how much the reference finds its own token likelier, in nats."""
+
+    def __str__(self) -> str:
+        return f"token {self.place} is {self.got}, not {self.expected} ({self.gap:.2f} nats)"
+
+
+@dataclass(slots=True)
+class Verdicts:
+    """What the answers were worth."""
+
+    checked: int = 0
+    as_cold: int = 0
+    as_replay: int = 0
+    mixed: int = 0
+    """Preempted: first over its load, then computed."""
+    near_ties: int = 0
+    largest_tie: float = 0.0
+    not_replayed: int = 0
+    wrong: dict[str, list[str]] = field(default_factory=dict)
+    """By kind of request, what differed."""
+    cut_short: list[str] = field(default_factory=list)
+
+
+class Oracle:
+    """Judges answers by runs in a quiet engine: no faults, nobody else."""
+
+    def __init__(self, engine: FuzzEngine, *, margin: float, batch_tokens: int) -> None:
+        self._engine = engine
+        self._margin = margin
+        self._batch_tokens = batch_tokens
+        self._cold: dict[bytes, Answer] = {}
+        self._alone: dict[bytes, Answer] = {}
+        self.verdicts = Verdicts()
+
+    def judge(self, records: Sequence[Record]) -> Verdicts:
+        """All of them, and say what is wrong."""
+        said = [record for record in records if record.answer]
+        self._cold_in_batches(said)
+        progress = Progress("answers", len(said))
+        for number, record in enumerate(said):
+            self._judge(record)
+            progress.at(number, f"({sum(map(len, self.verdicts.wrong.values()))} wrong)")
+        return self.verdicts
+
+    def _judge(self, record: Record) -> None:
+        asked, verdicts = record.asked, self.verdicts
+        verdicts.checked += 1
+        if len(record.answer) != asked.most and record.finished:
+            verdicts.cut_short.append(f"{asked}: {len(record.answer)} tokens")
+        tokens = asked.tokens
+        difference = self._held_to(record.answer, self._cold[tokens.tobytes()], self._go_on(tokens))
+        if difference is not None:
+            difference = self._held_to(record.answer, self.cold(tokens), self._go_on(tokens))
+        if difference is None:
+            verdicts.as_cold += 1
+            return
+        preempted = record.preemptions > 0
+        if record.said.get("approximate") or (record.tainted and preempted):
+            difference = self._held_to_replay(record, difference)
+        if difference is not None:
+            group = "bystander" if asked.kind == "bystander" else ""
+            group = group or ("reused" if record.reused else "not reused")
+            verdicts.wrong.setdefault(group, []).append(
+                f"WRONG {asked}: {difference}; {record.preemptions} preemptions, "
+                f"{'aborted, ' if record.aborted else ''}reported {record.said}; "
+                f"answered {list(record.answer)}, cold {list(self.cold(tokens).tokens)}"
+            )
+
+    def _held_to_replay(self, record: Record, cold: Difference) -> Difference | None:
+        replay = self._replay(record)
+        if replay is None:
+            self.verdicts.not_replayed += 1
+            return cold
+        difference = self._held_to(record.answer, replay, None)
+        if difference is None:
+            self.verdicts.as_replay += 1
+            return None
+        if record.preemptions:
+            # It may have gone on without its load from any token on.
+            tokens, place = record.asked.tokens, difference.place
+            go_on = self._go_on(tokens)
+            rest = self._held_to(record.answer[place:], go_on(record.answer[:place]), go_on)
+            if rest is None:
+                self.verdicts.mixed += 1
+                return None
+        return difference
+
+    # -- comparing -----------------------------------------------------------------------
+
+    def _held_to(
+        self, answer: tuple[int, ...], reference: Answer, go_on: Continue | None
+    ) -> Difference | None:
+        """Where the answer is wrong; where a near tie cannot be followed, what is behind it is
+        taken as right."""
+        done = 0
+        while True:
+            difference = first_difference(answer[done:], reference)
+            if difference is None:
+                return None
+            difference = replace(difference, place=done + difference.place)
+            if difference.gap > self._margin:
+                return difference
+            self.verdicts.near_ties += 1
+            self.verdicts.largest_tie = max(self.verdicts.largest_tie, difference.gap)
+            done = difference.place + 1
+            if go_on is None or done == len(answer):
+                return None
+            reference = go_on(answer[:done])
+
+    # -- references ----------------------------------------------------------------------
+
+    def cold(self, tokens: TokenArray) -> Answer:
+        """The prompt alone, computed."""
+        key = tokens.tobytes()
+        if key not in self._alone:
+            (answer,) = self._engine.run_all([tokens], [self._engine.fresh_salt()], OFF)
+            self._alone[key] = answer
+        return self._alone[key]
+
+    def _go_on(self, tokens: TokenArray) -> Continue:
+        return lambda said: self.cold(np.concatenate([tokens, np.array(said, dtype=np.int32)]))
+
+    def _cold_in_batches(self, records: Sequence[Record]) -> None:
+        """Every prompt once, as many together as the cache holds; doubts are settled alone."""
+        wanted: dict[bytes, Record] = {}
+        for record in sorted(records, key=lambda record: len(record.answer)):
+            wanted[record.asked.tokens.tobytes()] = record  # the longest answer's stays
+        progress = Progress("cold", len(wanted))
+        batch: list[Record] = []
+        for number, record in enumerate(wanted.values()):
+            tokens = sum(len(other.asked.tokens) for other in (*batch, record))
+            if tokens > self._batch_tokens:
+                self._run_cold(batch)
+                progress.at(number)
+                batch = []
+            batch.append(record)
+        self._run_cold(batch)
+
+    def _run_cold(self, batch: Sequence[Record]) -> None:
+        prompts = [record.asked.tokens for record in batch]
+        lengths = [len(record.answer) for record in batch]
+        salts = [self._engine.fresh_salt() for _ in batch]
+        answers = self._engine.run_all(prompts, salts, OFF, lengths)
+        for tokens, answer in zip(prompts, answers, strict=True):
+            self._cold[tokens.tobytes()] = answer
+
+    def _replay(self, record: Record) -> Answer | None:
+        """The same load once more, alone: the same donors, the same plan, no fault."""
+        plan, engine = record.plan, self._engine
+        if plan is None or not set(plan.donor_ids) <= set(engine.donors):
+            return None
+        salt, names = engine.fresh_salt(), {}
+        for donor_id in plan.donor_ids:
+            known = set(engine.donors)
+            engine.run_all([engine.donors[donor_id]], [salt], {"reuse": False}, 1)
+            new = [name for name in engine.donors if name not in known]
+            if len(new) != 1:
+                return None
+            names[donor_id] = new[0]
+            engine.forget_prefixes()
+        if plan.exact_tokens:
+            # The engine's own prefix cache held these.
+            engine.run_all([record.asked.tokens[: plan.exact_tokens]], [salt], OFF, 1)
+        engine.side.bridge.rewrite = lambda now, tokens: forced(plan, names, now)
+        try:
+            hints = {"capture": False}
+            if is_dynamic(plan.policy) or "policy" in record.asked.hints:
+                hints |= {k: v for k, v in record.asked.hints.items() if k == "policy"}
+            (answer,) = engine.run_all([record.asked.tokens], [salt], hints)
+        finally:
+            engine.side.bridge.rewrite = None
+        return answer if answer.said.get("outcome") == "materialised" else None
+
+
+def forced(plan: Plan, names: dict[str, str], now: Plan) -> Plan:
+    """An earlier plan under the donors' new names, behind what is exact now."""
+    spans = (
+        replace(span, donor_id=names[span.donor_id]).clipped(now.exact_tokens, plan.end)
+        for span in plan.spans
+    )
+    return replace(
+        plan,
+        namespace=now.namespace,
+        exact_tokens=now.exact_tokens,
+        spans=tuple(span for span in spans if span is not None),
+    )
+
+
+def first_difference(answer: tuple[int, ...], reference: Answer) -> Difference | None:
+    """The first place at which an answer is not its reference's."""
+    for place, (got, expected) in enumerate(zip(answer, reference.tokens, strict=False)):
+        if got != expected:
+            likely = reference.likely[place]
+            gap = max(likely.values()) - likely.get(got, -np.inf)
+            return Difference(place=place, got=got, expected=expected, gap=float(gap))
+    return None
