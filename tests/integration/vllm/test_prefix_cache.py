@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from semblend.integration.vllm import namespaces
 from tests.integration.models import joined, random_tokens
 
 BLOCK = 32
@@ -99,6 +100,39 @@ def test_a_claim_that_is_not_admitted_leaves_no_trace(engine):
     assert engine.scheduler.states["waiting-1"].claim is None
     engine.scheduler.request_finished(_finished(request), [])
     assert not engine.scheduler.states
+
+
+def test_an_offer_the_engine_zeroes_after_asking_is_rolled_back(engine):
+    """As vLLM 0.32 does where the tail of its own hit, a part of a block, is as long."""
+    exact = exact_hashes(engine, TARGET)
+    cold = engine.cold(TARGET)
+    engine.forget_prefixes()
+    engine.donate(DONOR)
+    connector, offers = engine.scheduler_connector, []
+    ask = connector.get_num_new_matched_tokens
+    loads = len(connector.loads)
+
+    def zeroed(request, computed):
+        offers.append(ask(request, computed)[0])
+        return 0, False
+
+    connector.get_num_new_matched_tokens = zeroed
+    try:
+        answer = engine.run(TARGET)
+    finally:
+        del connector.get_num_new_matched_tokens
+    assert offers[0] > 400
+    assert len(connector.loads) == loads
+    assert answer.tokens == cold.tokens
+    assert answer.semblend["reused_tokens"] == answer.cached_tokens == 0
+    assert answer.semblend["reason"] == "not_worth_it"
+    assert connector.hashes[connector.internal(answer.request_id)][: len(exact)] == exact
+    totals = engine.scheduler.bridge.pipeline.ledger.totals()
+    assert totals.open_requests == 0
+    assert engine.scheduler.bridge.is_held(
+        TARGET, namespaces.of_request(engine.scheduler.setup.namespace, None)
+    )
+    assert engine.run(TARGET, hints={"reuse": False}).tokens == cold.tokens
 
 
 def test_holes_behind_a_hit_read_what_this_very_step_writes(engine):

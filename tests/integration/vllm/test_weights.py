@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from semblend.integration.vllm import namespaces
 from semblend.integration.vllm.capture import CaptureThread
 from semblend.integration.vllm.scheduler_side import WEIGHTS_CHANGED
 from semblend.integration.vllm.weights import CHANGING_METHODS, WeightWatch
@@ -123,7 +124,9 @@ def test_a_capture_under_way_is_thrown_away(engine):
         engine.llm.llm_engine.step()
     engine.drain()
     assert len(engine.worker.donors) == 0
-    assert not engine.scheduler.bridge.is_held(other, engine.scheduler.setup.namespace)
+    assert not engine.scheduler.bridge.is_held(
+        other, namespaces.of_request(engine.scheduler.setup.namespace, None)
+    )
     assert engine.free_blocks() == engine.core.kv_cache_manager.block_pool.num_gpu_blocks - 1
 
 

@@ -140,6 +140,8 @@ class SchedulerSide:
             return
         state.started = True
         if external_tokens == 0:
+            if state.progress is Progress.CLAIMED:
+                state.decline(DeclineReason.NOT_WORTH_IT, "the engine did not take the offer")
             self.clock.started(state.request_id, state.exact_tokens)
             return  # a claim that was not taken is undone when the step is built
         (block_ids,) = blocks.get_block_ids()
