@@ -9,7 +9,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from semblend.core.namespace import Namespace, salt_part
-from semblend.integration.isolation import by_salt
+from semblend.integration.isolation import UNSALTED, by_salt
 from semblend.integration.ladder import new_salt, split_salt
 from semblend.integration.sglang import namespaces as sglang
 from semblend.integration.trtllm import namespaces as trtllm
@@ -106,6 +106,12 @@ def test_a_key_and_a_salt_never_run_into_each_other(
 ) -> None:
     assume(one != other)
     assert sglang.isolation_of(*one) != sglang.isolation_of(*other)
+
+
+def test_salts_are_names_that_reveal_nothing_and_no_salt_is_one_of_them() -> None:
+    assert by_salt(None) == UNSALTED
+    assert by_salt(UNSALTED) != UNSALTED
+    assert "secret" not in by_salt("secret") + sglang.isolation_of("secret", "secret")
 
 
 def test_half_a_surrogate_pair_is_a_salt_like_any_other() -> None:
