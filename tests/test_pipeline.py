@@ -109,7 +109,7 @@ def test_an_internal_fault_is_a_cold_request(monkeypatch):
     monkeypatch.setattr(pipeline._store, "lookup", broken)
     plan = pipeline.plan(TARGET, NAMESPACE, request_id="r")
     assert plan.reason is DeclineReason.INTERNAL_ERROR
-    assert pipeline.ledger.settle_cold("r").outcome is Outcome.DECLINED
+    assert pipeline.ledger.computed("r").outcome is Outcome.DECLINED
     monkeypatch.setattr(pipeline._store, "register", broken)
     assert pipeline.register_donor("e", DOCUMENT, NAMESPACE) is False
 

@@ -66,11 +66,11 @@ def test_a_request_is_confirmed_once():
 def test_declines_keep_their_reason():
     ledger = Ledger()
     ledger.open("r", EXECUTABLE)
-    settlement = ledger.decline("r", DeclineReason.DONOR_GONE, "evicted")
+    settlement = ledger.computed("r", DeclineReason.DONOR_GONE, "evicted")
     assert (settlement.outcome, settlement.reason) == (Outcome.DECLINED, DeclineReason.DONOR_GONE)
     assert ledger.totals().reasons == {DeclineReason.DONOR_GONE: 1}
     ledger.open("s", REFUSED)
-    assert ledger.settle_cold("s").outcome is Outcome.DISCOVERY_ONLY
+    assert ledger.computed("s").outcome is Outcome.DISCOVERY_ONLY
 
 
 def test_abandoned_requests_are_settled_cold_and_bounded():
@@ -102,11 +102,11 @@ def test_settled_tokens_add_up_to_settled_prompts(steps):
         if action == "confirm":
             ledger.confirm(name, materialised_tokens=materialised, exact_tokens=exact)
         elif action == "decline":
-            ledger.decline(name, DeclineReason.NO_CAPACITY, exact_tokens=exact)
+            ledger.computed(name, DeclineReason.NO_CAPACITY, exact_tokens=exact)
         elif action == "cold":
-            ledger.settle_cold(name, exact_tokens=exact)
+            ledger.computed(name, exact_tokens=exact)
         else:
-            ledger.exact(name, prompt_tokens=100, exact_tokens=exact)
+            ledger.computed(name, prompt_tokens=100, exact_tokens=exact)
     totals = ledger.totals()
     assert sum(totals.tokens.values()) == 100 * len(steps)
     assert sum(totals.requests.values()) == len(steps)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from semblend.core.namespace import Namespace
 from semblend.integration.held_contents import HeldContents
-from semblend.integration.isolation import UNSALTED, by_salt
+from semblend.integration.isolation import by_salt
 
 NAMESPACES = [Namespace.of(model="m", cache_salt=by_salt(salt)) for salt in (None, "a")]
 CONTENTS = [np.array(tokens, dtype=np.int32) for tokens in ([1, 2, 3], [1, 2], [3, 2, 1])]
@@ -35,10 +35,3 @@ def test_it_is_a_table_of_contents_by_donor(steps):
                 assert held.holds(tokens, namespace) is ((number, other) in donors.values())
     held.clear()
     assert not any(held.holds(tokens, NAMESPACES[0]) for tokens in CONTENTS)
-
-
-def test_salts_are_names_that_reveal_nothing_and_no_salt_is_one_of_them():
-    assert by_salt(None) == by_salt(" ") == UNSALTED
-    assert by_salt("secret") == by_salt(" secret ")
-    assert by_salt("secret") not in (UNSALTED, by_salt("other"))
-    assert "secret" not in by_salt("secret")

@@ -24,6 +24,7 @@ ENGINES = {
     "layerwise": "Embedded, layer by layer",
     "vllm": "vLLM",
     "sglang": "SGLang",
+    "trtllm": "TensorRT-LLM",
 }
 BEGIN, END = "<!-- faults:begin -->", "<!-- faults:end -->"
 

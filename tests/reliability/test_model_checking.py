@@ -249,14 +249,14 @@ class Histories(RuleBasedStateMachine):
     def _carry_out(self, request_id: str, fault: FaultPoint | None) -> None:
         plan = self.open.pop(request_id)
         if not plan.executable:
-            self.settled[self.pipeline.ledger.settle_cold(request_id).outcome] += 1
+            self.settled[self.pipeline.ledger.computed(request_id).outcome] += 1
             return
         try:
             with planted("" if fault is None else f"{fault}:0.5", seed=self.serial):
                 for span in plan.copies:
                     self._load(span.donor_id, span.donor_start, span.donor_end)
         except (DonorError, StorageError):
-            self.pipeline.ledger.decline(request_id, DeclineReason.DONOR_GONE)
+            self.pipeline.ledger.computed(request_id, DeclineReason.DONOR_GONE)
             self.settled[Outcome.DECLINED] += 1
             return
         self.pipeline.ledger.confirm(request_id, materialised_tokens=plan.reused_tokens)
@@ -326,7 +326,7 @@ class Histories(RuleBasedStateMachine):
 
     def _settle_all(self) -> None:
         for request_id in list(self.open):
-            self.pipeline.ledger.settle_cold(request_id)
+            self.pipeline.ledger.computed(request_id)
         self.open.clear()
 
 

@@ -1,9 +1,9 @@
 """The ledger: what really happened, per token, and provable.
 
-A request is opened with its plan, then settled once. Only
-:meth:`Ledger.confirm`, which an engine calls after it has loaded donor K/V,
-counts tokens as materialised. Requests never settled are counted as cold when
-they are forgotten: a match is evidence, not a hit.
+A request is opened with its plan, then settled once, through its
+:class:`~semblend.core.account.Account`. Only :meth:`Ledger.confirm`, which an engine
+calls after it has loaded donor K/V, counts tokens as materialised. Requests never
+settled are counted as computed when they are forgotten: a match is evidence, not a hit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from semblend.core.errors import PlanError
 from semblend.core.faults import FaultPoint, fault_point
-from semblend.core.outcomes import DeclineReason, Outcome
+from semblend.core.outcomes import DeclineReason, Outcome, outcome_of
 from semblend.core.plan import Plan
 
 
@@ -86,7 +86,7 @@ class Ledger:
                 self._open.popitem(last=False) if len(self._open) > self.open_limit else None
             )
         if abandoned is not None:
-            self._settle(_as_cold(*abandoned))
+            self._settle(_as_computed(*abandoned))
 
     @fault_point(FaultPoint.SETTLEMENT)
     def confirm(
@@ -116,7 +116,7 @@ class Ledger:
             del self._open[request_id]
         settlement = Settlement(
             request_id=request_id,
-            outcome=Outcome.MATERIALISED if materialised_tokens else Outcome.COLD,
+            outcome=outcome_of(None, reused_tokens=materialised_tokens, exact_tokens=exact_tokens),
             prompt_tokens=plan.prompt_tokens,
             exact_tokens=exact_tokens,
             materialised_tokens=materialised_tokens,
@@ -130,71 +130,42 @@ class Ledger:
         return settlement
 
     @fault_point(FaultPoint.SETTLEMENT)
-    def exact(self, request_id: str, *, prompt_tokens: int, exact_tokens: int) -> Settlement:
-        """The engine's own exact prefix cache served part of the request."""
-        with self._lock:
-            self._open.pop(request_id, None)
-        settlement = Settlement(
-            request_id=request_id,
-            outcome=Outcome.EXACT_PREFIX if exact_tokens else Outcome.COLD,
-            prompt_tokens=prompt_tokens,
-            exact_tokens=exact_tokens,
-        )
-        self._settle(settlement)
-        return settlement
-
-    def refused(
+    def computed(
         self,
         request_id: str,
-        reason: DeclineReason,
+        reason: DeclineReason | None = None,
         detail: str = "",
         *,
-        prompt_tokens: int,
+        prompt_tokens: int | None = None,
         exact_tokens: int = 0,
     ) -> Settlement:
-        """A request ran for which not even a plan could be made."""
+        """The request ran without reuse, for this reason, or else for its plan's own.
+
+        `prompt_tokens` is asked of requests that were never opened.
+
+        Raises
+        ------
+        PlanError
+            If the request is not open and nothing says how long it is.
+        """
         with self._lock:
-            self._open.pop(request_id, None)
-        settlement = Settlement(
-            request_id=request_id,
-            outcome=reason.outcome,
+            plan = self._open.pop(request_id, None)
+        settlement = _as_computed(
+            request_id,
+            plan,
+            reason,
+            detail,
             prompt_tokens=prompt_tokens,
             exact_tokens=exact_tokens,
-            reason=reason,
-            detail=detail,
         )
         self._settle(settlement)
         return settlement
 
-    @fault_point(FaultPoint.SETTLEMENT)
-    def decline(
-        self, request_id: str, reason: DeclineReason, detail: str = "", *, exact_tokens: int = 0
-    ) -> Settlement:
-        """The plan of an open request was not carried out."""
+    def write_off(self, settlement: Settlement) -> None:
+        """Take this for a request whose settlement has raised: the last word, as it stands."""
         with self._lock:
-            plan = self._open.pop(request_id, None)
-        if plan is None:
-            raise PlanError(f"request {request_id!r} is not open")
-        settlement = Settlement(
-            request_id=request_id,
-            outcome=reason.outcome,
-            prompt_tokens=plan.prompt_tokens,
-            exact_tokens=exact_tokens,
-            reason=reason,
-            detail=detail,
-        )
+            self._open.pop(settlement.request_id, None)
         self._settle(settlement)
-        return settlement
-
-    def settle_cold(self, request_id: str, *, exact_tokens: int = 0) -> Settlement:
-        """An open request ran without reuse; its plan's own reason is kept."""
-        with self._lock:
-            plan = self._open.pop(request_id, None)
-        if plan is None:
-            raise PlanError(f"request {request_id!r} is not open")
-        settlement = _as_cold(request_id, plan, exact_tokens)
-        self._settle(settlement)
-        return settlement
 
     def totals(self) -> LedgerTotals:
         """Everything counted so far."""
@@ -225,16 +196,26 @@ class Ledger:
                 self._recent.popleft()
 
 
-def _as_cold(request_id: str, plan: Plan, exact_tokens: int = 0) -> Settlement:
-    if plan.reason is not None:
-        outcome = plan.reason.outcome
-    else:
-        outcome = Outcome.EXACT_PREFIX if exact_tokens else Outcome.COLD
+def _as_computed(
+    request_id: str,
+    plan: Plan | None,
+    reason: DeclineReason | None = None,
+    detail: str = "",
+    *,
+    prompt_tokens: int | None = None,
+    exact_tokens: int = 0,
+) -> Settlement:
+    if plan is not None:
+        prompt_tokens = plan.prompt_tokens if prompt_tokens is None else prompt_tokens
+        if reason is None:
+            reason, detail = plan.reason, plan.detail
+    if prompt_tokens is None:
+        raise PlanError(f"request {request_id!r} is not open")
     return Settlement(
         request_id=request_id,
-        outcome=outcome,
-        prompt_tokens=plan.prompt_tokens,
+        outcome=outcome_of(reason, exact_tokens=exact_tokens),
+        prompt_tokens=prompt_tokens,
         exact_tokens=exact_tokens,
-        reason=plan.reason,
-        detail=plan.detail,
+        reason=reason,
+        detail=detail,
     )

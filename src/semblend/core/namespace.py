@@ -141,11 +141,11 @@ class Namespace:
 def salt_part(cache_salt: str | None) -> str:
     """A caller's cache salt as the part of a namespace.
 
-    >>> salt_part(None), salt_part("none")
-    ('none', 'salt:none')
+    >>> salt_part(None), salt_part("none"), salt_part("")
+    ('none', 'salt:none', 'salt:')
     """
     # Marked: callers choose their salts, and none of them is the statement that there is none.
-    return f"salt:{cache_salt}" if cache_salt else NONE
+    return NONE if cache_salt is None else f"salt:{cache_salt}"
 
 
 def _is_text(value: str) -> bool:

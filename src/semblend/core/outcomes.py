@@ -56,6 +56,23 @@ class DeclineReason(StrEnum):
         return Outcome.DECLINED
 
 
+def outcome_of(
+    reason: DeclineReason | None, *, reused_tokens: int = 0, exact_tokens: int = 0
+) -> Outcome:
+    """What a request is called: the one rule, of ledgers, counters and responses.
+
+    >>> outcome_of(DeclineReason.NO_MATCH, exact_tokens=64).value
+    'exact_prefix'
+    >>> outcome_of(DeclineReason.DONOR_GONE, exact_tokens=64).value
+    'declined'
+    """
+    if reused_tokens:
+        return Outcome.MATERIALISED
+    if reason is not None and reason.outcome is not Outcome.COLD:
+        return reason.outcome
+    return Outcome.EXACT_PREFIX if exact_tokens else Outcome.COLD
+
+
 _DISCOVERY = frozenset(
     {
         DeclineReason.DISCOVERY_ONLY,

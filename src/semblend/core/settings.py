@@ -265,6 +265,7 @@ class Settings(BaseModel):
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Self:
         """Build settings from SEMBLEND_* variables; `overrides` (flags) win.
 
+        Spaces around a value are the shell's or a file's, not the value's, and are dropped.
         An unknown SEMBLEND_* name is a warning that names the nearest real one: a
         typing mistake must not stop a server, nor pass unseen.
         """

@@ -12,8 +12,9 @@ from collections import deque
 
 import numpy as np
 
+from semblend.core.account import Reuse
 from semblend.core.errors import CorruptSegmentError, DonorError
-from semblend.core.outcomes import DeclineReason, Outcome
+from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Hole, Plan
 from semblend.engine.loading import start_load
 from semblend.engine.materialise import DonorSource, load_spans, shift_spans
@@ -91,7 +92,7 @@ class Admission:
         sequence.table = PageTable(
             pages=np.concatenate((shared, fresh)), page_size=self._pool.page_size
         )
-        sequence.exact_tokens = len(shared) * self._pool.page_size
+        sequence.account.exact_tokens = len(shared) * self._pool.page_size
         sequence.phase = Phase.PREFILL
         plan = self._plan(sequence) if sequence.request.reuse else None
         if plan is not None and plan.executable and self._load(sequence, plan):
@@ -103,36 +104,10 @@ class Admission:
         return True
 
     def settle(self, sequence: Sequence) -> None:
-        """Tell the ledger what became of the prompt; called once, when the request ends."""
-        ledger, request_id = self._pipeline.ledger, sequence.request.request_id
-        counts = {"prompt_tokens": sequence.prompt_tokens, "exact_tokens": sequence.exact_tokens}
-        try:
-            if not sequence.in_ledger and sequence.reason is not None:
-                ledger.refused(request_id, sequence.reason, sequence.detail, **counts)
-            elif not sequence.in_ledger:
-                ledger.exact(request_id, **counts)
-            elif sequence.plan is not None:
-                ledger.confirm(
-                    request_id,
-                    materialised_tokens=sequence.plan.reused_tokens,
-                    exact_tokens=sequence.exact_tokens,
-                )
-            elif sequence.reason is None or sequence.reason.outcome is Outcome.COLD:
-                ledger.exact(request_id, **counts)
-            else:
-                ledger.decline(
-                    request_id,
-                    sequence.reason,
-                    sequence.detail,
-                    exact_tokens=sequence.exact_tokens,
-                )
-        except Exception as error:  # an account that does not add up must not cost an answer
-            logger.warning(
-                "request %s: the ledger refused its settlement", request_id, exc_info=True
-            )
-            ledger.refused(
-                request_id, DeclineReason.INTERNAL_ERROR, f"not settled: {error!r}", **counts
-            )
+        """Tell the account what became of the prompt, when the request ends."""
+        if sequence.plan is not None:
+            sequence.account.confirmed(Reuse.of(sequence.plan))
+        sequence.account.ended()
 
     def _match(self, sequence: Sequence) -> PageIds:
         if self._prefixes is None or sequence.share_key is None or not sequence.request.reuse:
@@ -148,7 +123,7 @@ class Admission:
             return np.empty(0, dtype=np.int32)
 
     def _plan(self, sequence: Sequence) -> Plan | None:
-        """Ask for a plan; the ledger has the request open afterwards."""
+        """Ask for a plan; the ledger has it afterwards."""
         request = sequence.request
         started = time.perf_counter()
         try:
@@ -161,16 +136,15 @@ class Admission:
             )
         except Exception as error:
             logger.warning("request %s: lookup failed", request.request_id, exc_info=True)
-            sequence.reason, sequence.detail = DeclineReason.INTERNAL_ERROR, _describe(error)
+            sequence.account.decline(DeclineReason.INTERNAL_ERROR, _describe(error))
             return None
         finally:
             sequence.lookup_ms = (time.perf_counter() - started) * 1e3
-        sequence.in_ledger = True
         plan = declined_without_table(plan, has_table=self._drift is not None)
         objection = None if self._shadow is None else self._shadow.objection(sequence.share_key)
         if plan.executable and objection is not None:
             plan = plan.declined(DeclineReason.SHADOW_DIVERGED, objection)
-        sequence.reason, sequence.detail = plan.reason, plan.detail
+        sequence.account.decline(plan.reason, plan.detail)
         sequence.policy = plan.policy
         sequence.similarity = plan.evidence.similarity
         return plan
@@ -216,7 +190,7 @@ class Admission:
                 exc_info=True,
             )
             sequence.drop_load()
-            sequence.reason, sequence.detail = _load_failure(error), _describe(error)
+            sequence.account.decline(_load_failure(error), _describe(error))
             return False
         return True
 
@@ -242,12 +216,12 @@ class Admission:
                 plan.policy,
                 exc_info=True,
             )
-            sequence.reason = DeclineReason.MATERIALISATION_FAILED
-            sequence.detail = _describe(error)
+            sequence.account.decline(DeclineReason.MATERIALISATION_FAILED, _describe(error))
             return None
         if not refined.reused_tokens:
-            sequence.reason = DeclineReason.POLICY_DECLINED
-            sequence.detail = f"{plan.policy} recomputes every reusable token"
+            sequence.account.decline(
+                DeclineReason.POLICY_DECLINED, f"{plan.policy} recomputes every reusable token"
+            )
             return None
         return refined
 

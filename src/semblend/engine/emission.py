@@ -111,15 +111,14 @@ class Emission:
             # The prompt was never computed to its end, so nothing was reused.
             sequence.plan = None
             if reason is FinishReason.CANCELLED:
-                sequence.reason, sequence.detail = DeclineReason.CANCELLED, ""
+                sequence.account.decline(DeclineReason.CANCELLED)
         sequence.phase = Phase.FINISHED
         if self._shadow is not None:
             with _beside(sequence, "a shadow sample"):
                 self._shadow.ended(sequence)
         report = report_of(sequence, certified=self._certified)
         if sequence.table is not None:
-            with _beside(sequence, "its account"):
-                self._admission.settle(sequence)
+            self._admission.settle(sequence)
             self._pool.allocator.release(sequence.table.pages)
             self._count(report)
         self._finished(sequence)

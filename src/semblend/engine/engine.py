@@ -14,6 +14,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
+from semblend.core.account import Accounts
 from semblend.core.errors import RequestError, SerialisationError
 from semblend.core.namespace import NONE, Namespace, salt_part
 from semblend.core.settings import Settings
@@ -91,6 +92,7 @@ class EmbeddedEngine:
             uncertified=self.standing.refusal,
             boundaries=boundaries,
         )
+        self._accounts = Accounts(ledger=self.pipeline.ledger)
         self._prefixes = (
             PrefixCache(self.pool.allocator, self.pool.page_size)
             if self.options.prefix_cache
@@ -229,6 +231,7 @@ class EmbeddedEngine:
             decoder=StreamDecoder(self.model.tokenizer),
             stops=StopStrings(sampling.stop),
             generator=make_generator(sampling),
+            account=self._accounts.open(request.request_id, prompt_tokens=size),
         )
         self._worker.submit(sequence)
         return sequence.handle

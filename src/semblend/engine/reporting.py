@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from semblend.core.outcomes import Outcome
+from semblend.core.account import Reuse
 from semblend.core.plan import Plan
 from semblend.engine.api import RequestReport, StripSegment, TokenSource
 from semblend.engine.sequence import Sequence
@@ -41,11 +41,11 @@ def strip_of(prompt_tokens: int, exact_tokens: int, plan: Plan | None) -> tuple[
 
 def report_of(sequence: Sequence, *, certified: bool) -> RequestReport:
     """The report, now."""
-    plan, now = sequence.plan, time.perf_counter()
+    plan, account, now = sequence.plan, sequence.account, time.perf_counter()
     reused = 0 if plan is None else plan.reused_tokens
     return RequestReport(
         request_id=sequence.request.request_id,
-        outcome=_outcome(sequence, reused),
+        outcome=account.outcome(None if plan is None else Reuse.of(plan)),
         prompt_tokens=sequence.prompt_tokens,
         exact_tokens=sequence.exact_tokens,
         reused_tokens=reused,
@@ -55,8 +55,8 @@ def report_of(sequence: Sequence, *, certified: bool) -> RequestReport:
         similarity=sequence.similarity,
         policy=sequence.policy if plan is not None else "none",
         certified=certified and plan is not None and sequence.request.policy is None,
-        reason=sequence.reason,
-        detail=sequence.detail,
+        reason=account.reason,
+        detail=account.detail,
         strip=strip_of(sequence.prompt_tokens, sequence.exact_tokens, plan),
         queue_ms=_ms(sequence.submitted_at, sequence.admitted_at or now),
         lookup_ms=sequence.lookup_ms,
@@ -65,14 +65,6 @@ def report_of(sequence: Sequence, *, certified: bool) -> RequestReport:
         total_ms=_ms(sequence.submitted_at, now),
         output_tokens=len(sequence.output_ids),
     )
-
-
-def _outcome(sequence: Sequence, reused: int) -> Outcome:
-    if reused:
-        return Outcome.MATERIALISED
-    if sequence.reason is not None and sequence.reason.outcome is not Outcome.COLD:
-        return sequence.reason.outcome
-    return Outcome.EXACT_PREFIX if sequence.exact_tokens else Outcome.COLD
 
 
 def _ms(start: float, end: float) -> float:

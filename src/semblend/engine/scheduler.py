@@ -196,8 +196,7 @@ class Scheduler:
             sequence.request.request_id,
             kind,
         )
-        sequence.reason = reason
-        sequence.detail = error
+        sequence.account.decline(reason, error)
         compute_from_tokens(sequence)
 
 

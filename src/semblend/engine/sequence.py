@@ -10,7 +10,7 @@ from enum import StrEnum
 import numpy as np
 import torch
 
-from semblend.core.outcomes import DeclineReason
+from semblend.core.account import Account
 from semblend.core.plan import Hole, Plan, Span, SpanKind
 from semblend.core.tokens import TokenArray
 from semblend.engine.api import GenerationRequest
@@ -41,11 +41,11 @@ class Sequence:
     decoder: StreamDecoder
     stops: StopStrings
     generator: torch.Generator | None
+    account: Account
     submitted_at: float = field(default_factory=time.perf_counter)
     phase: Phase = Phase.WAITING
     table: PageTable | None = None
     """Pages of this request, the shared ones of its exact prefix first; None while waiting."""
-    exact_tokens: int = 0
     plan: Plan | None = None
     """The plan whose copies are in place; None for a request computed from its tokens alone."""
     loading: PendingLoad | None = None
@@ -53,11 +53,8 @@ class Sequence:
     pending: deque[Hole] = field(default_factory=deque)
     """Runs of positions still to compute, in order; the last of them yields the next token."""
     output_ids: list[int] = field(default_factory=list)
-    reason: DeclineReason | None = None
-    detail: str = ""
     similarity: float | None = None
     policy: str = "none"
-    in_ledger: bool = False
     admitted_at: float = 0.0
     lookup_ms: float = 0.0
     prefilled_at: float = 0.0
@@ -67,6 +64,11 @@ class Sequence:
     def prompt_tokens(self) -> int:
         """Length of the prompt."""
         return len(self.request.tokens)
+
+    @property
+    def exact_tokens(self) -> int:
+        """Tokens whose pages are shared: an exact prefix."""
+        return self.account.exact_tokens
 
     @property
     def length(self) -> int:

@@ -1,4 +1,8 @@
-"""What keeps users of one engine apart, as namespaces name it: salts are never revealed."""
+"""What keeps users of one engine apart, as namespaces name it: salts are never revealed.
+
+Salts are compared byte for byte: `"acme"` and `"acme "` are two of them. Only None is no salt here.
+Where an engine takes an empty salt for none, its adapter says so before it asks for a name.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,21 @@ UNSALTED = "semblend:ns:no-cache-salt"
 
 def by_salt(cache_salt: str | None) -> str:
     """A cache salt's name in namespaces, which does not reveal the salt."""
-    if cache_salt is None or not cache_salt.strip():
+    if cache_salt is None:
         return UNSALTED
-    return "semblend:ns:salt:" + hashlib.sha256(cache_salt.strip().encode()).hexdigest()[:32]
+    return "semblend:ns:salt:" + hashlib.sha256(_bytes(cache_salt)).hexdigest()[:32]
+
+
+def by_keys(*keys: str | None) -> str:
+    """The name of several keys that separate users only together, which reveals none of them."""
+    digest = hashlib.sha256()
+    for key in keys:
+        # With their lengths: ("a", "bc") and ("ab", "c") are two pairs, whatever bytes they hold.
+        data = b"" if key is None else _bytes(key)
+        digest.update(bytes([key is not None]) + len(data).to_bytes(8, "little") + data)
+    return "semblend:ns:keys:" + digest.hexdigest()[:32]
+
+
+def _bytes(text: str) -> bytes:
+    # Half of a surrogate pair is bytes like any others: naming a salt must not fail.
+    return text.encode("utf-8", "surrogatepass")

@@ -28,8 +28,10 @@ from semblend.core.errors import PlanError, RequestError
 from semblend.core.plan import Plan, Span
 from semblend.core.tokens import TokenArray
 
-SALT_MARK = "|semblend-ladder:"
-"""Stands between the user's own salt and the ladder's id in a rung's cache salt."""
+LADDER_MARK = "semblend-ladder:"
+"""Stands before the ladder's id in a rung's cache salt."""
+SALT_MARK = f"|{LADDER_MARK}"
+"""The same behind a user's own salt, an empty one included."""
 PROMPT_KEY = "ladder_prompt"
 """Where the first rung carries the whole prompt's token ids, in the engine's parameters."""
 ENDS_KEY = "ladder_ends"
@@ -47,15 +49,20 @@ def new_salt(user_salt: str | None) -> str:
     The user's salt stays part of it: whoever knows it could have used it directly, so
     a ladder can reach no donors that an ordinary request could not.
     """
-    return f"{user_salt or ''}{SALT_MARK}{secrets.token_hex(16)}"
+    before = LADDER_MARK if user_salt is None else user_salt + SALT_MARK
+    return before + secrets.token_hex(16)
 
 
 def split_salt(cache_salt: str | None) -> tuple[str | None, str | None]:
     """The user's own salt and the ladder's id; the id is None for an ordinary request."""
-    if cache_salt is None or SALT_MARK not in cache_salt:
-        return cache_salt, None
-    user, _, ladder_id = cache_salt.rpartition(SALT_MARK)
-    return user or None, ladder_id
+    if cache_salt is None:
+        return None, None
+    user_salt, mark, ladder_id = cache_salt.rpartition(SALT_MARK)
+    if mark:
+        return user_salt, ladder_id
+    if cache_salt.startswith(LADDER_MARK):
+        return None, cache_salt.removeprefix(LADDER_MARK)
+    return cache_salt, None
 
 
 # -- rungs ---------------------------------------------------------------------------

@@ -104,7 +104,9 @@ def test_what_follows_an_exact_prefix_is_loaded_behind_it(engine):
     engine.assert_no_leak()
 
 
-@pytest.mark.parametrize("keys", [{"extra_key": "b"}, {"cache_salt": "b"}])
+@pytest.mark.parametrize(
+    "keys", [{"extra_key": "b"}, {"cache_salt": "b"}, {"extra_key": " "}, {"cache_salt": " "}]
+)
 def test_donors_never_cross_extra_keys_or_salts(engine, keys):
     (name,) = keys
     assert engine.run(TARGET, **keys).semblend["reason"] == "no_match"

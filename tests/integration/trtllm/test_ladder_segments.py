@@ -187,7 +187,7 @@ def test_no_ladder_is_planned_where_the_engine_keeps_no_blocks(make):
 def test_a_rung_whose_ladder_is_unknown_is_computed(make):
     engine = make()
     engine.run(joined(random_tokens(24, seed=1), FIRST))
-    salt = "|semblend-ladder:" + "0" * 32
+    salt = "semblend-ladder:" + "0" * 32
     prompt = joined(random_tokens(32, seed=3), FIRST, random_tokens(9, seed=4))
     request = engine.run(prompt, cache_salt=salt)
     assert request.generated == cold("llama", prompt).generated

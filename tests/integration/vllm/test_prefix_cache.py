@@ -159,11 +159,25 @@ def test_holes_behind_a_hit_read_what_this_very_step_writes(engine):
 
 def test_salted_requests_share_nothing_with_others(engine):
     engine.run(DONOR, salt="tenant-a")
-    for salt in (None, "tenant-b", "tenant-a "[:-1] + "x"):
+    for salt in (None, "tenant-b", "tenant-a ", " tenant-a", "Tenant-a", "tenant-a\0"):
         other = engine.run(TARGET, salt=salt, hints={"capture": False})
-        assert other.semblend["reason"] == "no_match"
+        assert other.semblend["reason"] == "no_match", repr(salt)
+        assert other.cached_tokens == 0
     same = engine.run(TARGET, salt="tenant-a")
     assert same.semblend["outcome"] == "materialised"
+
+
+def test_a_salt_of_spaces_is_a_salt_and_an_empty_one_is_none(engine):
+    """As vLLM's own prefix cache has it, which is asked first."""
+    engine.run(DONOR)
+    for salt in (" ", "\n", "\u00a0"):
+        prefix = engine.run(DONOR, salt=salt, hints={"reuse": False, "capture": False})
+        other = engine.run(TARGET, salt=salt, hints={"capture": False})
+        assert prefix.cached_tokens == other.cached_tokens == 0, repr(salt)
+        assert other.semblend["reason"] == "no_match"
+    prefix = engine.run(DONOR, salt="", hints={"reuse": False, "capture": False})
+    assert prefix.cached_tokens > 0, "vLLM hashes an empty salt as none"
+    assert engine.run(TARGET, salt="").semblend["outcome"] == "materialised"
 
 
 def _array(tokens):

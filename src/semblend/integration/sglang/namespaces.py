@@ -7,12 +7,11 @@ another, nor without one.
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 from semblend.core.namespace import NONE, Namespace
 from semblend.core.settings import Settings
-from semblend.integration import model_identity
+from semblend.integration import isolation, model_identity
 from semblend.integration.sglang.options import BackendOptions
 
 _UNKEYED = "semblend:ns:no-extra-key"
@@ -53,11 +52,15 @@ def of_request(engine: Namespace, extra_key: str | None, cache_salt: str | None)
 
 
 def isolation_of(extra_key: str | None, cache_salt: str | None) -> str:
-    """The name of an extra key and a salt in namespaces, which reveals neither."""
-    if not extra_key and not cache_salt:
+    """The name of an extra key and a salt in namespaces, which reveals neither.
+
+    As SGLang's tree has it: an empty salt is no salt. An empty extra key it would tell from none,
+    but its API makes none of it first.
+    """
+    salt = cache_salt or None
+    if extra_key is None and salt is None:
         return _UNKEYED
-    both = f"{extra_key or ''}\0{cache_salt or ''}"
-    return "semblend:ns:extra-key:" + hashlib.sha256(both.encode()).hexdigest()[:32]
+    return isolation.by_keys(extra_key, salt)
 
 
 def shown(namespace: Namespace) -> str:

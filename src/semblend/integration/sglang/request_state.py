@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from semblend.core.outcomes import DeclineReason, Outcome
+from semblend.core.account import Account, Accounts, Reuse
 from semblend.core.plan import Hole, Plan
 from semblend.core.tokens import TokenArray
 
@@ -49,7 +49,7 @@ class PrivateLoad:
 class RequestState:
     """One request, from its first match until SGLang drops it."""
 
-    request_id: str
+    account: Account
     refusal: str | None = None
     """Why it may neither reuse nor donate, if so (LoRA, multimodal, …)."""
     may_reuse: bool = True
@@ -67,15 +67,11 @@ class RequestState:
     donated: bool = False
     losses: int = 0
     """Times a donor turned out to be gone."""
-    settled: bool = False
-    exact_tokens: int = 0
-    reason: DeclineReason | None = None
-    detail: str = ""
-    notes: dict[str, Any] = field(default_factory=dict)
 
-    def decline(self, reason: DeclineReason, detail: str = "") -> None:
-        """Remember why this request is computed."""
-        self.reason, self.detail = reason, detail
+    @property
+    def request_id(self) -> str:
+        """SGLang's id."""
+        return self.account.request_id
 
     def released(self) -> None:
         """Its slots are gone: it was retracted and may come back, or it has ended."""
@@ -83,34 +79,11 @@ class RequestState:
         self.plan, self.planned_for = None, None
         self.progress = Progress.NONE
 
-    def report(self, prompt_tokens: int, *, certified: bool) -> dict[str, Any]:
+    def report(self, *, certified: bool) -> dict[str, Any]:
         """What the response says was reused: confirmed tokens, nothing else."""
-        confirmed = self.progress is Progress.CONFIRMED and self.load is not None
-        plan = self.load.plan if self.load is not None else self.plan
-        body: dict[str, Any] = {
-            "outcome": self._outcome(confirmed).value,
-            "prompt_tokens": prompt_tokens,
-            "exact_tokens": self.exact_tokens,
-            "reused_tokens": plan.reused_tokens if confirmed and plan else 0,
-            "hole_tokens": plan.hole_tokens if confirmed and plan else 0,
-            "recomputed_tokens": plan.recomputed_tokens if confirmed and plan else 0,
-            "approximate": confirmed,
-        }
-        if confirmed and plan is not None:
-            body |= {"donor_ids": list(plan.donor_ids), "policy": plan.policy}
-            body["certified"] = certified
-        elif self.reason is not None:
-            body["reason"] = self.reason.value
-            if self.detail:
-                body["detail"] = self.detail
-        return body | self.notes
-
-    def _outcome(self, confirmed: bool) -> Outcome:
-        if confirmed:
-            return Outcome.MATERIALISED
-        if self.reason is not None and self.reason.outcome is not Outcome.COLD:
-            return self.reason.outcome
-        return Outcome.EXACT_PREFIX if self.exact_tokens else Outcome.COLD
+        load = self.load if self.progress is Progress.CONFIRMED else None
+        reuse = None if load is None else Reuse.of(load.plan)
+        return self.account.report(reuse, approximate=True, certified=certified)
 
 
 Loaded = Mapping[int, tuple[Any, RequestState]]
@@ -122,7 +95,7 @@ def loads_of(loaded: Loaded) -> list[tuple[int, Any]]:
     return [(row, state) for row, (_, state) in loaded.items() if state.load is not None]
 
 
-def state_of(request: Any) -> RequestState:
+def state_of(request: Any, accounts: Accounts) -> RequestState:
     """The request's state, made the first time."""
     state: RequestState | None = getattr(request, _ATTRIBUTE, None)
     if state is None:
@@ -130,7 +103,7 @@ def state_of(request: Any) -> RequestState:
 
         hints = _hints(request)
         state = RequestState(
-            request_id=str(request.rid),
+            account=accounts.open(str(request.rid), prompt_tokens=len(request.origin_input_ids)),
             refusal=request_refusal(request),
             may_reuse=hints.get("reuse") is not False,
             may_donate=hints.get("donate") is not False,

@@ -101,19 +101,19 @@ class SchedulerSide:
             logger.warning("SemBlend could not plan for %s: %s", request.rid, error, exc_info=True)
             state = known_state(request)
             if state is not None:
-                state.decline(DeclineReason.INTERNAL_ERROR, type(error).__name__)
+                state.account.decline(DeclineReason.INTERNAL_ERROR, type(error).__name__)
             return result
 
     def _offered(self, request: Any, key: Any, result: Any) -> Any:
         if result.host_hit_length or request.kv.holds_kv:
             return result
-        state = state_of(request)
-        state.exact_tokens = int(result.device_prefix_len)
+        state = state_of(request, self.settlements.accounts)
+        state.account.exact_tokens = int(result.device_prefix_len)
         if state.refusal is not None:
-            state.decline(DeclineReason.UNSUPPORTED, state.refusal)
+            state.account.decline(DeclineReason.UNSUPPORTED, state.refusal)
             return result
         if not state.may_reuse:
-            state.decline(DeclineReason.DISABLED, "the request says reuse: false")
+            state.account.decline(DeclineReason.DISABLED, "the request says reuse: false")
             return result
         if state.progress is Progress.FAILED:
             return result
@@ -122,10 +122,10 @@ class SchedulerSide:
         plan = self._plan(state, request, key)
         if not plan.executable or plan.end > len(key):
             if plan.reason is not None:
-                state.decline(plan.reason, plan.detail)
+                state.account.decline(plan.reason, plan.detail)
             return result
         if not (self.loads and self.hook_seen):
-            state.decline(DeclineReason.DISABLED, "nothing is loaded at present")
+            state.account.decline(DeclineReason.DISABLED, "nothing is loaded at present")
             return result
         if state.progress is Progress.NONE:
             state.progress = Progress.OFFERED
@@ -139,20 +139,20 @@ class SchedulerSide:
 
     def _plan(self, state: RequestState, request: Any, key: Any) -> Plan:
         """The request's plan, made once for one exact prefix; new donors may improve it."""
-        made_for = (len(key.token_ids), state.exact_tokens)
+        made_for = (len(key.token_ids), state.account.exact_tokens)
         if state.plan is not None and state.planned_for == made_for and not self._replan(state):
             return state.plan
         started = time.perf_counter()
         if state.tokens is None or len(state.tokens) != len(key.token_ids):
             state.tokens = as_token_array(key.token_ids)
-        first = state.planned_for is None and not state.settled
+        first = state.planned_for is None and not state.account.is_settled
         state.generation = self.provider.generation
         state.plan = self.provider.match(
             state.tokens,
-            request_id=None if state.settled else state.request_id,
+            request_id=None if state.account.is_settled else state.request_id,
             extra_key=request.extra_key,
             cache_salt=request.cache_salt,
-            exact_tokens=state.exact_tokens,
+            exact_tokens=state.account.exact_tokens,
             hole_budget=self._hole_budget,
         )
         state.planned_for = made_for
@@ -286,9 +286,7 @@ class SchedulerSide:
         for request in batch.reqs:
             state = known_state(request)
             if state is not None and request.customized_info is None:
-                prompt = len(request.origin_input_ids)
-                said = state.report(prompt, certified=self._certified)
-                request.customized_info = {"semblend": [said]}
+                request.customized_info = {"semblend": [state.report(certified=self._certified)]}
 
     # -- the rest of a request's life ------------------------------------------------
 
@@ -350,7 +348,7 @@ class SchedulerSide:
         self._pending.pop(state.request_id, None)
         try:
             if request.finished():
-                self.settlements.ended(state, len(request.origin_input_ids))
+                self.settlements.ended(state)
             else:
                 state.released()
         except Exception as error:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from semblend.core.outcomes import DeclineReason, Outcome
-from semblend.integration.accounts import LABELLED_COUNTERS, tokens_by_source
+from semblend.core.ledger import Settlement
+from semblend.integration.counters import LABELLED_COUNTERS, tokens_by_source
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _PLAIN = {
@@ -52,22 +52,12 @@ class BackendStats:
         if metric is not None:
             metric.labels(**self._labels).observe(seconds)
 
-    def settled(
-        self,
-        outcome: Outcome,
-        *,
-        prompt: int,
-        exact: int = 0,
-        reused: int = 0,
-        recomputed: int = 0,
-        reason: DeclineReason | None = None,
-    ) -> None:
+    def settled(self, settlement: Settlement) -> None:
         """Count one request and its prompt tokens by where their K/V came from."""
-        self._add("requests", 1, outcome=outcome.value)
-        if reason is not None:
-            self._add("declines", 1, reason=reason.value)
-        sources = tokens_by_source(prompt=prompt, exact=exact, reused=reused, recomputed=recomputed)
-        for source, amount in sources.items():
+        self._add("requests", 1, outcome=settlement.outcome.value)
+        if settlement.reason is not None:
+            self._add("declines", 1, reason=settlement.reason.value)
+        for source, amount in tokens_by_source(settlement).items():
             self._add("tokens", amount, source=source)
 
     def _add(self, name: str, amount: int, **labels: str) -> None:

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from semblend.core.faults import FaultPoint, reach
+
 logger = logging.getLogger("semblend.trtllm")
 
 
@@ -77,20 +79,22 @@ class CopyThread:
             error: BaseException | None = None
             try:
                 with self._on_own_stream(job.ready):
+                    reach(FaultPoint.KILLED_WORKER)
                     job.work()
-            except Exception as raised:
+            except BaseException as raised:
+                # Whatever it was: a copy that was not finished must not pass for one, and
+                # those behind it wait for this thread.
                 error = raised
-            finally:
-                # The blocks are free before anybody is told that they are.
-                with self._lock:
-                    self._busy[job.request_id] -= 1
-                    if not self._busy[job.request_id]:
-                        del self._busy[job.request_id]
-                try:
-                    job.done(error)
-                except Exception:
-                    logger.warning("SemBlend could not report a copy", exc_info=True)
-                self._queue.task_done()
+            # The blocks are free before anybody is told that they are.
+            with self._lock:
+                self._busy[job.request_id] -= 1
+                if not self._busy[job.request_id]:
+                    del self._busy[job.request_id]
+            try:
+                job.done(error)
+            except Exception:
+                logger.warning("SemBlend could not report a copy", exc_info=True)
+            self._queue.task_done()
         self._queue.task_done()
 
     @contextlib.contextmanager

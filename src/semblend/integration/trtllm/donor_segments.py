@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from semblend.core.errors import DonorError
+from semblend.core.faults import FaultPoint, reach
 from semblend.core.plan import Span
 from semblend.core.tokens import TokenArray
 from semblend.integration.trtllm.donor_budget import segment_keys
@@ -91,6 +92,7 @@ class DonorSegments:
         DonorError
             If the donor is not here or holds other tokens.
         """
+        reach(FaultPoint.LEASE)
         with self._lock:
             donor = self._donors.get(span.donor_id)
             held = (

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from semblend.core.account import Account
 from semblend.core.namespace import Namespace
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray, as_token_array
@@ -47,19 +48,20 @@ class RequestState:
     tokens: TokenArray
     namespace: Namespace | None
     """None where a part of it is not known: then nothing is looked for."""
+    account: Account
     ladder_id: str | None = None
     refusal: str | None = None
     plan: Plan | None = None
     block_ids: tuple[int, ...] = ()
     """The prompt's blocks, once they are allocated."""
-    computed_tokens: int = 0
-    """Tokens of the engine's own prefix hit."""
     offered_tokens: int = 0
     asynchronous: bool = False
     progress: Progress = Progress.NONE
     capture_id: int | None = None
     capture_decided: bool = False
     finished: bool = False
+    replaced: bool = False
+    """Whether the engine destroyed its allocation and asked anew: another state goes on."""
 
     @property
     def tainted(self) -> bool:
@@ -67,9 +69,14 @@ class RequestState:
         return self.ladder_id is not None
 
     @property
+    def computed_tokens(self) -> int:
+        """Tokens of the engine's own prefix hit."""
+        return self.account.exact_tokens
+
+    @property
     def key(self) -> str:
         """Its name in the ledger and the audit stream."""
-        return str(self.request_id)
+        return self.account.request_id
 
 
 def prompt_of(request: UpstreamRequest) -> TokenArray:

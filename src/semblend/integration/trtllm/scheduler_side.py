@@ -41,7 +41,7 @@ from semblend.integration.trtllm.request_state import (
     salt_of,
 )
 from semblend.integration.trtllm.semantic_plan import discovered, dispatched
-from semblend.integration.trtllm.settlement import Settlements
+from semblend.integration.trtllm.settlement import Settlements, beside
 from semblend.integration.trtllm.setup import SchedulerSetup
 from semblend.integration.trtllm.support import request_refusal
 from semblend.integration.trtllm.wiring import Link
@@ -91,14 +91,11 @@ class SchedulerSide:
     def matched_tokens(self, request: UpstreamRequest, computed_tokens: int) -> tuple[int, bool]:
         """Tokens supplied behind `computed_tokens`, and whether the request waits for them."""
         with self._lock:
+            state: RequestState | None = None
             try:
                 self._settle()
                 state = self._describe(request)
-                before = self.states.get(state.request_id)
-                if before is not None:
-                    self._withdraw(before)  # its allocation was destroyed: it starts anew
-                self.states[state.request_id] = state
-                state.computed_tokens = computed_tokens
+                state.account.exact_tokens = computed_tokens
                 plan = self._plan(state, computed_tokens)
                 if plan is None or not self._may_offer(state, plan, computed_tokens):
                     self._settlements.looked_up(state, plan, 0)
@@ -107,6 +104,8 @@ class SchedulerSide:
             except Exception as error:
                 logger.warning("SemBlend lookup failed; computed cold", exc_info=True)
                 self.audit.event("lookup_error", detail=repr(error))
+                if state is not None:
+                    state.account.decline(DeclineReason.INTERNAL_ERROR, type(error).__name__)
                 return NOTHING
 
     def allocated(self, request: UpstreamRequest, block_ids: list[int]) -> None:
@@ -213,16 +212,26 @@ class SchedulerSide:
     # -- offers ------------------------------------------------------------------------
 
     def _describe(self, request: UpstreamRequest) -> RequestState:
-        salt = salt_of(request)
-        ladder_id, namespace = self._whose(salt)
-        return RequestState(
+        """The request's state, in the place of the one before if the engine asks anew."""
+        number, tokens = int(request.request_id), prompt_of(request)
+        ladder_id, namespace = self._whose(salt_of(request))
+        before = self.states.get(number)
+        if before is None:
+            account = self._settlements.accounts.open(str(number), prompt_tokens=len(tokens))
+        else:
+            self._withdraw(before)  # its allocation was destroyed: it starts anew
+            before.replaced = True
+            account = before.account
+        state = self.states[number] = RequestState(
             request=request,
-            request_id=int(request.request_id),
-            tokens=prompt_of(request),
+            request_id=number,
+            tokens=tokens,
             namespace=namespace,
+            account=account,
             ladder_id=ladder_id,
             refusal=request_refusal(request),
         )
+        return state
 
     def _whose(self, salt: Salt | None) -> tuple[str | None, Any]:
         """The ladder a salt belongs to, and the namespace of whoever has it."""
@@ -240,12 +249,16 @@ class SchedulerSide:
         return None, namespaces.of_request(self.setup.namespace, isolation)
 
     def _plan(self, state: RequestState, computed_tokens: int) -> Plan | None:
-        if state.refusal is not None or state.namespace is None:
+        if state.refusal is not None:
+            state.account.decline(DeclineReason.UNSUPPORTED, state.refusal)
+            return None
+        if state.namespace is None:
+            state.account.decline(DeclineReason.INCOMPLETE_NAMESPACE)
             return None
         if state.ladder_id is not None:
             return self._ladders.supply(state.ladder_id, state.tokens, computed_tokens)
         plan = self.provider.exact(state.tokens, state.namespace, exact_tokens=computed_tokens)
-        self.provider.pipeline.ledger.open(state.key, plan)
+        state.account.claimed(plan)
         state.plan = plan
         return plan
 
@@ -261,6 +274,7 @@ class SchedulerSide:
 
     def _offer(self, state: RequestState, plan: Plan, computed_tokens: int) -> tuple[int, bool]:
         if not self._captures.budget.pin(plan.donor_ids):
+            state.account.decline(DeclineReason.DONOR_GONE)
             self._settlements.looked_up(state, plan.declined(DeclineReason.DONOR_GONE), 0)
             return NOTHING
         threshold = self.setup.options.async_load_tokens
@@ -268,7 +282,7 @@ class SchedulerSide:
         state.plan, state.offered_tokens = plan, offered
         state.progress = Progress.OFFERED
         state.asynchronous = threshold is not None and offered >= threshold
-        self.provider.pipeline.ledger.open(state.key, plan)
+        state.account.claimed(plan)
         self._settlements.looked_up(state, plan, offered)
         return offered, state.asynchronous
 
@@ -358,18 +372,21 @@ class SchedulerSide:
             self.audit.event(event, **fields)
         for report in self._link.take():
             for load_id, failure in report.loads.items():
-                load = self._loads.pop(load_id, None)
-                if load is not None:
-                    self._answered(load, failure)
+                with beside("a load"):
+                    self._answered(self._loads.pop(load_id, None), failure)
             for capture_id, failure in report.captures.items():
-                self._captures.settle(capture_id, failure)
+                with beside("a donor"):
+                    self._captures.settle(capture_id, failure)
 
-    def _answered(self, load: _Load, failure: str | None) -> None:
+    def _answered(self, load: _Load | None, failure: str | None) -> None:
+        if load is None:
+            return
         state, plan = load.state, load.plan
         self._captures.unpin(plan.donor_ids)
         if state.ladder_id is not None:
             self._ladders.answered(state.ladder_id, plan.reused_tokens, failure)
-        self._settlements.answered(state, plan, failure, layers=self._link.layers)
+        if not state.replaced:  # else what was loaded is gone with the allocation
+            self._settlements.answered(state, plan, failure, layers=self._link.layers)
 
     def close(self) -> None:
         """Stop the threads and close the audit file."""

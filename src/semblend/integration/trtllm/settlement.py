@@ -1,22 +1,28 @@
-"""What really happened to a request: into the ledger and the audit stream."""
+"""What really happened to a request: into its account and the audit stream."""
 
 from __future__ import annotations
 
-from semblend.core.errors import PlanError
-from semblend.core.ledger import Ledger
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from semblend.core.account import Accounts, Reuse
+from semblend.core.ledger import Ledger, Settlement
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.integration.audit import AuditStream
 from semblend.integration.trtllm.request_state import Progress, RequestState
 
+logger = logging.getLogger("semblend.trtllm")
+
 
 class Settlements:
-    """Settles every request once; only the ranks' word makes reuse."""
+    """Passes on the ranks' word, which alone makes reuse."""
 
     def __init__(self, *, ledger: Ledger, audit: AuditStream, block_size: int) -> None:
-        self._ledger = ledger
         self._audit = audit
         self._block_size = block_size
+        self.accounts = Accounts(ledger=ledger, refused=self._refused)
 
     def looked_up(self, state: RequestState, plan: Plan | None, offered: int) -> None:
         """What was found for a request, and what of it was offered: evidence, not reuse."""
@@ -42,20 +48,13 @@ class Settlements:
         self, state: RequestState, plan: Plan, failure: str | None, *, layers: int
     ) -> None:
         """Every rank has answered a load: it is reuse, or it is not."""
-        try:
-            if failure is None:
-                state.progress = Progress.CONFIRMED
-                self._ledger.confirm(
-                    state.key,
-                    materialised_tokens=plan.reused_tokens,
-                    exact_tokens=state.computed_tokens,
-                )
-            else:
-                state.progress = Progress.FAILED
-                self._ledger.decline(state.key, DeclineReason.MATERIALISATION_FAILED, failure)
-        except PlanError as error:
-            self._audit.event("ledger_refused", state.key, detail=str(error))
-            return
+        if failure is None:
+            state.progress = Progress.CONFIRMED
+            if not state.account.confirmed(Reuse.of(plan)):
+                return
+        else:
+            state.progress = Progress.FAILED
+            state.account.failed(DeclineReason.MATERIALISATION_FAILED, failure)
         blocks = (plan.end - state.computed_tokens) // self._block_size
         self._audit.event(
             "materialized",
@@ -70,14 +69,18 @@ class Settlements:
 
     def ended(self, state: RequestState) -> None:
         """A request ends for which nothing was loaded."""
-        try:
-            if state.progress is Progress.OFFERED:
-                self._ledger.decline(
-                    state.key, DeclineReason.CANCELLED, "ended before it was loaded"
-                )
-            else:
-                self._ledger.settle_cold(state.key, exact_tokens=state.computed_tokens)
-        except PlanError:  # never planned for
-            self._ledger.exact(
-                state.key, prompt_tokens=len(state.tokens), exact_tokens=state.computed_tokens
-            )
+        if state.progress is Progress.OFFERED:
+            state.account.failed(DeclineReason.CANCELLED, "ended before it was loaded")
+        state.account.ended()
+
+    def _refused(self, settlement: Settlement) -> None:
+        self._audit.event("ledger_refused", settlement.request_id, detail=settlement.detail)
+
+
+@contextlib.contextmanager
+def beside(what: str) -> Iterator[None]:
+    """The engine's step goes on, and the other answers are heard, whatever one of them breaks."""
+    try:
+        yield
+    except Exception:
+        logger.warning("SemBlend could not settle %s", what, exc_info=True)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from semblend.core.errors import PlanError, SemBlendError
-from semblend.core.faults import FaultPoint, fault_point
+from semblend.core.faults import FaultPoint, fault_point, reach
 from semblend.integration.trtllm.agreement import Agreement, Gather
 from semblend.integration.trtllm.copy_threads import CopyThread
 from semblend.integration.trtllm.donor_segments import DonorSegments
@@ -173,6 +173,7 @@ class WorkerSide:
         size = view.block_size
         start, end = block * size, stop * size
         shape = (view.layers, 2, end - start, view.pool.shape[3], view.pool.shape[5])
+        reach(FaultPoint.ALLOCATION)
         region = torch.empty(shape, dtype=view.pool.dtype, device=view.device)
         filled = 0
         for span in command.spans:
@@ -210,6 +211,7 @@ class WorkerSide:
         view = self.view
         if view is None:
             raise PlanError("no pool was registered")
+        reach(FaultPoint.ALLOCATION)
         read: dict[bytes, torch.Tensor] = {}
         for key in self.donors.missing(command.share_key, command.tokens):
             kv = view.read(command.block_ids, key.start, key.start + key.length)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from semblend.core.account import Accounts
 from semblend.core.tokens import as_token_array
 from semblend.integration.ladder import split_salt
 from semblend.integration.vllm import namespaces
@@ -14,7 +15,7 @@ from semblend.integration.vllm.setup import SchedulerSetup
 from semblend.integration.vllm.support import request_refusal
 
 
-def describe(request: Any, setup: SchedulerSetup) -> RequestState:
+def describe(request: Any, setup: SchedulerSetup, accounts: Accounts) -> RequestState:
     """What the scheduler side remembers of a new request."""
     options = setup.options
     user_salt, ladder_id = request.cache_salt, None
@@ -23,10 +24,12 @@ def describe(request: Any, setup: SchedulerSetup) -> RequestState:
     hints = _hints(request)
     wanted = hints.get("reuse")
     policy = hints.get("policy")
+    tokens = as_token_array(request.prompt_token_ids or [])
     return RequestState(
         request=request,
-        tokens=as_token_array(request.prompt_token_ids or []),
+        tokens=tokens,
         namespace=namespaces.of_request(setup.namespace, user_salt),
+        account=accounts.open(str(request.request_id), prompt_tokens=len(tokens)),
         ladder_id=ladder_id,
         refusal=request_refusal(request),
         may_reuse=wanted is True if options.reuse is ReuseRequests.OPT_IN else wanted is not False,

@@ -47,7 +47,12 @@ def engine_namespace(config: Any, options: ConnectorOptions, settings: Settings)
 
 def of_request(engine: Namespace, cache_salt: str | None) -> Namespace:
     """The namespace of one request under this engine."""
-    return engine.with_parts(cache_salt=isolation.by_salt(cache_salt))
+    return engine.with_parts(cache_salt=isolation_of(cache_salt))
+
+
+def isolation_of(cache_salt: str | None) -> str:
+    """A salt's name in namespaces. An empty one is none, as in vLLM's block hashes."""
+    return isolation.by_salt(cache_salt or None)
 
 
 def shown(namespace: Namespace) -> str:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from semblend.core.account import Account, Reuse
 from semblend.core.namespace import Namespace
-from semblend.core.outcomes import DeclineReason, Outcome
+from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan, SpanKind
 from semblend.core.tokens import TokenArray
 from semblend.integration.probing import is_dynamic, pass_tokens
@@ -35,6 +36,7 @@ class RequestState:
     request: Any
     tokens: TokenArray
     namespace: Namespace
+    account: Account
     ladder_id: str | None = None
     refusal: str | None = None
     """Why it may neither reuse nor donate, if so (LoRA, multimodal, …)."""
@@ -59,9 +61,6 @@ class RequestState:
     """Steps it was asked to wait for the hole budget."""
     advertised: bool = False
     capture_issued: bool = False
-    reason: DeclineReason | None = None
-    detail: str = ""
-    exact_tokens: int = 0
     supplied_tokens: int = 0
     recomputed_tokens: int = 0
     hole_tokens: int = 0
@@ -91,6 +90,29 @@ class RequestState:
         if self.claim is None:
             return self.exact_tokens
         return len(self.tokens) if probes(self.claim) else self.claim.end
+
+    @property
+    def exact_tokens(self) -> int:
+        """Tokens of the engine's own prefix hit."""
+        return self.account.exact_tokens
+
+    @exact_tokens.setter
+    def exact_tokens(self, tokens: int) -> None:
+        self.account.exact_tokens = tokens
+
+    @property
+    def reuse(self) -> Reuse | None:
+        """What was claimed, as far as the workers have not corrected it."""
+        plan = self.plan
+        if plan is None:
+            return None
+        return Reuse(
+            reused_tokens=self.supplied_tokens,
+            recomputed_tokens=self.recomputed_tokens,
+            hole_tokens=self.hole_tokens,
+            donor_ids=plan.donor_ids,
+            policy=plan.policy,
+        )
 
     def undo_claim(self) -> None:
         """A claim that was not admitted leaves no trace."""
@@ -136,37 +158,16 @@ class RequestState:
 
     def decline(self, reason: DeclineReason, detail: str = "") -> None:
         """Remember why this request is computed."""
-        self.reason, self.detail = reason, detail
+        self.account.decline(reason, detail)
 
     def report(self, *, confirmed: bool, certified: bool) -> dict[str, Any]:
         """What the response says was reused: engine-confirmed tokens, nothing else."""
-        plan = self.plan
-        body: dict[str, Any] = {
-            "outcome": self._outcome(confirmed).value,
-            "prompt_tokens": len(self.tokens),
-            "exact_tokens": self.exact_tokens,
-            "reused_tokens": self.supplied_tokens if confirmed else 0,
-            "hole_tokens": self.hole_tokens if confirmed else 0,
-            "recomputed_tokens": self.recomputed_tokens if confirmed else 0,
-            "approximate": confirmed and self.tainted,
+        return self.account.report(
+            self.reuse if confirmed else None,
+            approximate=self.tainted,
+            certified=certified,
             **self.notes,
-        }
-        if confirmed and plan is not None:
-            body["donor_ids"] = list(plan.donor_ids)
-            body["policy"] = plan.policy
-            body["certified"] = certified
-        elif self.reason is not None:
-            body["reason"] = self.reason.value
-            if self.detail:
-                body["detail"] = self.detail
-        return body
-
-    def _outcome(self, confirmed: bool) -> Outcome:
-        if confirmed and self.supplied_tokens:
-            return Outcome.MATERIALISED
-        if self.reason is not None and self.reason.outcome is not Outcome.COLD:
-            return self.reason.outcome
-        return Outcome.EXACT_PREFIX if self.exact_tokens else Outcome.COLD
+        )
 
 
 def probes(plan: Plan) -> bool:

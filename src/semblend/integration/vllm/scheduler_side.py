@@ -109,7 +109,7 @@ class SchedulerSide:
 
     def new_request(self, request: Any) -> RequestState:
         """Take note of a request."""
-        state = describe(request, self.setup)
+        state = describe(request, self.setup, self._settlements.accounts)
         self.states[state.request_id] = state
         self.audit.event("request_first_seen", state.request_id, prompt_tokens=len(state.tokens))
         return state

@@ -14,8 +14,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
-from semblend.core.outcomes import DeclineReason, Outcome
-from semblend.integration.accounts import LABELLED_COUNTERS, TOKEN_SOURCES, tokens_by_source
+from semblend.core.ledger import Settlement
+from semblend.core.outcomes import Outcome
+from semblend.integration.counters import LABELLED_COUNTERS, TOKEN_SOURCES, tokens_by_source
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _PLAIN = {
@@ -75,22 +76,12 @@ class SemBlendStats(KVConnectorStats):
         """Note one figure that is no duration."""
         self.data["values"].setdefault(name, []).append(value)
 
-    def settled(
-        self,
-        outcome: Outcome,
-        *,
-        prompt: int,
-        exact: int = 0,
-        reused: int = 0,
-        recomputed: int = 0,
-        reason: DeclineReason | None = None,
-    ) -> None:
+    def settled(self, settlement: Settlement) -> None:
         """Count one request and its prompt tokens by where their K/V came from."""
-        _add(self.data["requests"], outcome.value, 1)
-        if reason is not None:
-            _add(self.data["declines"], reason.value, 1)
-        sources = tokens_by_source(prompt=prompt, exact=exact, reused=reused, recomputed=recomputed)
-        for source, amount in sources.items():
+        _add(self.data["requests"], settlement.outcome.value, 1)
+        if settlement.reason is not None:
+            _add(self.data["declines"], settlement.reason.value, 1)
+        for source, amount in tokens_by_source(settlement).items():
             _add(self.data["tokens"], source, amount)
 
     def aggregate(self, other: KVConnectorStats) -> SemBlendStats:

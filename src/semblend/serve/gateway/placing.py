@@ -21,6 +21,7 @@ from semblend.fleet.residency.live_donors import LiveDonors
 from semblend.fleet.sketch import sketch
 from semblend.integration.isolation import by_salt
 from semblend.integration.sglang import namespaces as sglang_namespaces
+from semblend.integration.vllm import namespaces as vllm_namespaces
 from semblend.serve.gateway.options import GatewayOptions
 from semblend.serve.gateway.pool import WorkerPool
 from semblend.serve.logs import log
@@ -105,7 +106,7 @@ class Placer:
         tenant's, who must not be betrayed by where a request is sent.
         """
         salt = _text(body, "cache_salt")
-        if self._caches is None or (tenant is not None and salt is None):
+        if self._caches is None or (tenant is not None and not salt):
             return {}
         return self._caches.resident(tokens, salt=salt, model=_text(body, "model") or "")
 
@@ -162,7 +163,7 @@ class Placer:
 
 def _text(body: Mapping[str, Any], name: str) -> str | None:
     value = body.get(name)
-    return value if isinstance(value, str) and value else None
+    return value if isinstance(value, str) else None
 
 
 def _salt_part(salt: str | None, extra_key: str | None, cache_layout: str) -> str:
@@ -170,8 +171,11 @@ def _salt_part(salt: str | None, extra_key: str | None, cache_layout: str) -> st
 
     Adapters hide it, each in its way; the embedded engine only marks it.
     """
-    if cache_layout.startswith(("segments:", "trtllm:")):
+    if cache_layout.startswith("segments:"):
+        return vllm_namespaces.isolation_of(salt)
+    if cache_layout.startswith("trtllm:"):
         return by_salt(salt)
     if cache_layout.startswith("slots:"):
-        return sglang_namespaces.isolation_of(extra_key, salt)
+        # SGLang's API makes none of an empty key before its tree sees it.
+        return sglang_namespaces.isolation_of(extra_key or None, salt)
     return salt_part(salt)

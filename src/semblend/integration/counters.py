@@ -1,0 +1,24 @@
+"""How adapters count what accounts settle: the same words and sums in every engine's /metrics."""
+
+from __future__ import annotations
+
+from semblend.core.ledger import Settlement
+
+LABELLED_COUNTERS = {
+    "tokens": ("Prompt tokens by where their K/V came from.", "source"),
+    "requests": ("Requests by outcome.", "outcome"),
+    "declines": ("Requests not reused, why.", "reason"),
+}
+"""Counters of /metrics: what one counts, and its label."""
+TOKEN_SOURCES = ("exact", "reused", "recomputed", "computed")
+
+
+def tokens_by_source(settlement: Settlement) -> dict[str, int]:
+    """A prompt's tokens by where their K/V came from.
+
+    Tokens of holes are computed, like everything that no donor and no cache supplied.
+    """
+    exact, reused = settlement.exact_tokens, settlement.materialised_tokens
+    recomputed = settlement.recomputed_tokens
+    computed = settlement.computed_tokens - recomputed
+    return dict(zip(TOKEN_SOURCES, (exact, reused, recomputed, computed), strict=True))
