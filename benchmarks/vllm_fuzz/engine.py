@@ -236,7 +236,7 @@ class FuzzEngine:
         known = side.bridge.pipeline.stats().donors
         return {
             "requests the connector still knows": len(side.states),
-            "loads nobody answered": len(side._unsettled),
+            "loads under way": 0 if worker.loads is None else len(worker.loads),
             "requests whose blocks are held": len(side._holding),
             "captures under way": 0 if captures is None else len(+captures._pending),
             "leases": sum(tier.leased for tier in tiers),

@@ -56,6 +56,9 @@ class WorkerLoads:
         self._bad_blocks: set[int] = set()
         self._received: set[str] = set()
 
+    def __len__(self) -> int:
+        return len(self._in_flight) + len(self._copied)
+
     def step(self, commands: Sequence[LoadCommand], report: WorkerReport, *, idle: bool) -> None:
         """Start this step's loads and finish what has been copied. Never raises."""
         for command in commands:
