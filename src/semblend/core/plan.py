@@ -81,6 +81,11 @@ class Span:
         """How many positions K must be rotated by (target minus donor)."""
         return self.target_start - self.donor_start
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether its K/V is what a cold prefill computes: the same tokens stand before it."""
+        return self.kind is SpanKind.PREFIX and self.delta == 0
+
     def clipped(self, start: int, end: int) -> Span | None:
         """The part of this span inside target positions [start, end), if any."""
         low, high = max(start, self.target_start), min(end, self.target_end)
@@ -239,6 +244,16 @@ class Plan:
     def reused_tokens(self) -> int:
         """Tokens whose K/V is copied."""
         return sum(end - start for _, start, end in self.copied_runs())
+
+    @property
+    def first_approximate_token(self) -> int | None:
+        """Where K/V stops being exact once this plan is carried out; None where all of it is.
+
+        The rule of taint: what is computed behind exact K/V is exact, and the first copy that
+        is not taints everything from there on, the rest of the request included.
+        """
+        inexact = (start for span, start, _ in self.copied_runs() if not span.is_exact)
+        return next(inexact, None)
 
     @property
     def hole_tokens(self) -> int:

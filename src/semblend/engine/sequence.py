@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from semblend.core.account import Account
-from semblend.core.plan import Hole, Plan, Span, SpanKind
+from semblend.core.plan import Hole, Plan
 from semblend.core.tokens import TokenArray
 from semblend.engine.api import GenerationRequest
 from semblend.engine.detokenise import StopStrings, StreamDecoder
@@ -78,10 +78,8 @@ class Sequence:
     @property
     def exact_until(self) -> int:
         """First position whose K/V depends on reused K/V; everything before it is exact."""
-        if self.plan is None:
-            return self.length
-        approximate = (span.target_start for span in self.plan.copies if not _is_exact(span))
-        return min(approximate, default=self.length)
+        first = None if self.plan is None else self.plan.first_approximate_token
+        return self.length if first is None else first
 
     @property
     def tainted(self) -> bool:
@@ -101,8 +99,3 @@ class Sequence:
             return prompt[start:end]
         tail = np.asarray(self.output_ids, dtype=np.int32)
         return np.concatenate((prompt, tail))[start:end]
-
-
-def _is_exact(span: Span) -> bool:
-    """A prefix of both prompts that did not move was computed behind the same tokens."""
-    return span.kind is SpanKind.PREFIX and span.delta == 0

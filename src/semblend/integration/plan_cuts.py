@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from semblend.core.outcomes import DeclineReason
-from semblend.core.plan import Hole, Plan, Span, SpanKind
+from semblend.core.plan import Hole, Plan, Span
 
 
 def ending_at(plan: Plan, end: int) -> Plan | None:
@@ -47,7 +47,7 @@ def exact_part(plan: Plan, block_size: int) -> Plan:
     """The identical prefix of a plan, whole blocks of it: exact, so no certificate is asked."""
     allowed = (None, DeclineReason.NO_CERTIFICATE, DeclineReason.POLICY_DECLINED)
     first = plan.spans[0] if plan.spans else None
-    if plan.reason not in allowed or first is None or first.kind is not SpanKind.PREFIX:
+    if plan.reason not in allowed or first is None or not first.is_exact:
         return plan if plan.reason else plan.declined(DeclineReason.NO_MATCH, "no exact prefix")
     return _leading(plan, (first,), block_size)
 

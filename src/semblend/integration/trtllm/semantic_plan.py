@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from semblend.core.errors import PlanError
-from semblend.core.plan import Plan, Span, SpanKind
+from semblend.core.plan import Plan, Span
 
 
 class PlanKind(StrEnum):
@@ -185,8 +185,7 @@ def dispatched(
 
 def discovered(plan: Plan, *, request_id: str, namespace: str) -> SemanticKvPlan:
     """What was found, as evidence, or as the plan a ladder carries out."""
-    exact = all(span.kind is SpanKind.PREFIX for span in plan.spans)
-    ladder = plan.executable and not exact
+    ladder = plan.executable and plan.first_approximate_token is not None
     return SemanticKvPlan(
         request_id=request_id,
         namespace=namespace,

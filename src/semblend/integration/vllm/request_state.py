@@ -9,7 +9,7 @@ from typing import Any
 from semblend.core.account import Account, Reuse
 from semblend.core.namespace import Namespace
 from semblend.core.outcomes import DeclineReason
-from semblend.core.plan import Plan, SpanKind
+from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
 from semblend.integration.probing import is_dynamic, pass_tokens
 from semblend.integration.vllm.block_hashes import PrivateChain
@@ -181,11 +181,5 @@ def tokens_to_compute(plan: Plan) -> int:
 
 
 def first_approximate_token(plan: Plan) -> int | None:
-    """Where a plan's K/V stops being exact, or None where all of it is exact.
-
-    Copies of an identical prefix are exact, and so is what is computed behind them; the
-    first copy of any other kind taints everything from there on.
-    """
-    return next(
-        (span.target_start for span in plan.copies if span.kind is not SpanKind.PREFIX), None
-    )
+    """Where a plan's K/V stops being exact, or None where all of it is exact."""
+    return plan.first_approximate_token
