@@ -159,6 +159,38 @@ def test_rendered_parts_find_each_other(render):
     assert told == [f"--worker={name}-{i}=http://{name}-{i}.{service}:8000" for i in range(3)]
 
 
+@pytest.mark.parametrize(
+    ("given", "source"),
+    [
+        (
+            {"existingClaim": "mine"},
+            {"persistentVolumeClaim": {"claimName": "mine", "readOnly": True}},
+        ),
+        ({"configMap": "mine"}, {"configMap": {"name": "mine"}}),
+    ],
+    ids=["claim", "config map"],
+)
+def test_workers_look_for_certificates_in_the_volume_they_are_given(render, given, source):
+    def worker(**values):
+        parts = render({**SECRET, **values})
+        pod = next(p for p in parts if p["kind"] == "StatefulSet")["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        variables = [(v["name"], v.get("value")) for v in container["env"]]
+        return pod, container, [v for n, v in variables if n == "SEMBLEND_CERTIFICATE_DIR"]
+
+    pod, container, told = worker(certificates=given)
+    (mount,) = [m for m in container["volumeMounts"] if m["name"] == "certificates"]
+    assert told == [mount["mountPath"]]
+    assert mount["readOnly"] is True
+    (volume,) = [v for v in pod["volumes"] if v["name"] == "certificates"]
+    assert volume == {"name": "certificates", **source}
+    own = {"settings": {"SEMBLEND_CERTIFICATE_DIR": "/elsewhere"}}
+    assert worker(certificates=given, worker=own)[2] == ["/elsewhere"]
+    assert worker()[2] == []
+    with pytest.raises(ValueError, match="not both"):
+        worker(certificates={"existingClaim": "a", "configMap": "b"})
+
+
 def test_rendered_commands_are_understood_by_the_program(render):
     from typer.main import get_command
 

@@ -26,6 +26,8 @@ from semblend.planning.policies.base import policy_from_spec
 logger = logging.getLogger("semblend.certificates")
 
 CERTIFICATE_VERSION = 1
+SHIPPED = Path(__file__).resolve().parents[1] / "certificates"
+"""Our own certificates: package data, so that a wheel has them too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,8 +182,7 @@ def certificate_folders(explicit: str = "") -> tuple[Path, ...]:
     if explicit == "none":
         return ()
     told = (Path(explicit).expanduser(),) if explicit else ()
-    shipped = Path(__file__).resolve().parents[3] / "certificates"
-    return (*told, Path.home() / ".cache" / "semblend" / "certificates", shipped)
+    return (*told, Path.home() / ".cache" / "semblend" / "certificates", SHIPPED)
 
 
 def file_name(certificate: Certificate) -> str:
