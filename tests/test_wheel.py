@@ -14,6 +14,7 @@ from urllib.error import URLError
 
 import pytest
 
+import semblend
 from semblend.planning.certificates import SHIPPED
 from tests.wheel import ROOT, build_wheel
 
@@ -41,6 +42,7 @@ def test_the_repository_holds_one_copy_of_the_certificates():
 
 def test_the_installed_package_is_not_the_source_tree(installed_wheel, tmp_path):
     code = "import semblend, sys; print(semblend.__file__); print(sys.path)"
+    assert f"semblend-{semblend.__version__}-" in installed_wheel.wheel.name
     said = subprocess.run(
         [installed_wheel.python, "-c", code],
         cwd=tmp_path,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from semblend import __version__
 from semblend.cli.bench_lookup import bench_lookup
 from semblend.cli.bench_prefill import bench_prefill
 from semblend.cli.certify import certify
@@ -22,6 +25,26 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"semblend {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and leave."
+        ),
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
 app.command()(demo)
 app.command()(serve)
 app.command()(route)
