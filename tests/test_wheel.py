@@ -86,6 +86,19 @@ def test_a_server_from_the_wheel_reuses_under_the_shipped_certificate(installed_
         server.wait(timeout=60)
 
 
+def test_the_hook_of_the_chart_finds_the_certificate_in_the_wheel(installed_wheel, tmp_path):
+    said = subprocess.run(
+        [installed_wheel.semblend, "certificates", "verify", MODEL, "--dtype", "bfloat16"],
+        cwd=tmp_path,
+        env=installed_wheel.environment(tmp_path),
+        capture_output=True,
+        text=True,
+    )
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.startswith(str(installed_wheel.folder))
+    assert said.stdout.endswith("bfloat16.json: holds\n")
+
+
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.vllm"])
 def test_an_image_builds_this_very_wheel_from_what_it_copies(name, installed_wheel, tmp_path):
     text = (ROOT / "deploy" / "docker" / name).read_text(encoding="utf-8")

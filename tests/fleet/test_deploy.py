@@ -191,6 +191,36 @@ def test_workers_look_for_certificates_in_the_volume_they_are_given(render, give
         worker(certificates={"existingClaim": "a", "configMap": "b"})
 
 
+VERIFIED = {
+    "model": {"existingClaim": "models"},
+    "certificates": {"verify": True, "configMap": "mine"},
+}
+
+
+def test_an_upgrade_can_be_stopped_where_the_model_would_not_be_certified(render):
+    parts = render({**SECRET, **VERIFIED})
+    (job,) = [part for part in parts if part["kind"] == "Job"]
+    assert set(job["metadata"]["annotations"]["helm.sh/hook"].split(",")) == {
+        *("pre-install", "pre-upgrade")
+    }
+    worker = next(part for part in parts if part["kind"] == "StatefulSet")
+    theirs, mine = (part["spec"]["template"]["spec"] for part in (worker, job))
+    assert mine["restartPolicy"] == "Never"
+    assert mine["volumes"] == theirs["volumes"]
+    (his,), (my,) = theirs["containers"], mine["containers"]
+    assert my["image"] == his["image"]
+    assert my["volumeMounts"] == his["volumeMounts"]
+    assert {"name": "SEMBLEND_CERTIFICATE_DIR", "value": "/certificates"} in my["env"]
+    assert my["args"][2] == his["args"][1], "the model that is served"
+    own = {"settings": {"SEMBLEND_CERTIFICATE_DIR": "/elsewhere"}}
+    (job,) = [p for p in render({**SECRET, **VERIFIED, "worker": own}) if p["kind"] == "Job"]
+    told = [v["value"] for v in job["spec"]["template"]["spec"]["containers"][0]["env"]]
+    assert told == ["/tmp", "/elsewhere"]
+    assert not [part for part in render(SECRET) if part["kind"] == "Job"]
+    with pytest.raises(ValueError, match="existingClaim"):
+        render({**SECRET, "certificates": {"verify": True}})
+
+
 def test_rendered_commands_are_understood_by_the_program(render):
     from typer.main import get_command
 
@@ -198,10 +228,13 @@ def test_rendered_commands_are_understood_by_the_program(render):
     from semblend.serve.gateway.options import GatewayOptions, parse_worker
 
     commands = get_command(app).commands
-    for part in render(EVERYTHING):
-        if part["kind"] in ("Deployment", "StatefulSet"):
+    for part in render({**EVERYTHING, **VERIFIED}):
+        if part["kind"] in ("Deployment", "StatefulSet", "Job"):
             name, *arguments = _arguments(part)
-            read = commands[name].make_context(name, arguments).params
+            command = commands[name]
+            if name == "certificates":
+                command, arguments = command.commands[arguments[0]], arguments[1:]
+            read = command.make_context(name, arguments).params
             if name == "route":
                 GatewayOptions(workers=tuple(map(parse_worker, read["worker"])))
 

@@ -9,6 +9,7 @@ import typer
 from semblend import __version__
 from semblend.cli.bench_lookup import bench_lookup
 from semblend.cli.bench_prefill import bench_prefill
+from semblend.cli.certificates import certificates
 from semblend.cli.certify import certify
 from semblend.cli.demo import demo
 from semblend.cli.doctor import doctor
@@ -56,6 +57,7 @@ app.command()(leaderboard)
 bench = typer.Typer(help="Measure SemBlend on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.add_typer(doctor, name="doctor")
+app.add_typer(certificates, name="certificates")
 bench.command("lookup")(bench_lookup)
 bench.command("prefill")(bench_prefill)
 
