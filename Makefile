@@ -1,5 +1,8 @@
 # SemBlend's targets. `make demo` and `make test` make what they need.
-PYTHON ?= python3.11
+# The first Python of 3.11 to 3.13 that runs here; `make PYTHON=/path/to/python` names another.
+ifndef PYTHON
+PYTHON := $(shell bash scripts/find_python.sh)
+endif
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -7,14 +10,23 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # One thread a worker: two workers on two cores, and results that do not depend on the machine.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: install demo test lint types unit soak soak-short reliability sbom fuzz attack audit test-fleet test-vllm test-sglang clean
+.PHONY: install wheel demo test lint types unit test-pythons soak soak-short reliability sbom fuzz attack audit test-fleet test-vllm test-sglang clean
 
 install: $(VENV)/.dev
 
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "no Python to make $(VENV) with" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+# dist/semblend-VERSION-py3-none-any.whl: all that a machine without this clone needs.
+wheel: $(BIN)/python
+	@rm -f dist/semblend-*.whl
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@ls dist/semblend-*.whl
+
 # What the engine, the server and the demo need. torch first and pinned: asked for by
 # another package, pip would take the newest build.
-$(VENV)/.engine: pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(VENV)/.engine: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing the engine (a minute or two)"
 	@$(PIP) torch
 	@$(PIP) -e '.[serve]'
@@ -29,7 +41,7 @@ demo: $(VENV)/.engine
 	@$(BIN)/semblend demo
 
 # Everything, each engine for real on the CPU: about half an hour on two cores when new.
-test: lint types unit soak-short test-vllm test-sglang test-fleet
+test: lint types unit test-pythons soak-short test-vllm test-sglang test-fleet
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -40,6 +52,10 @@ types: $(VENV)/.dev
 
 unit: $(VENV)/.dev
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/fleet
+
+# The light ones on the oldest and the newest Python there is.
+test-pythons: $(VENV)/.dev
+	$(TEST_ENV) bash scripts/test_pythons.sh
 
 # A real nats-server, real engines (vLLM and SGLang where their environments are), Dynamo and
 # Mooncake. Dynamo brings pytest plugins that ignore every file with an engine in its name.

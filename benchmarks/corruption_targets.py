@@ -36,7 +36,7 @@ from semblend.fleet.transport.payload import (
 from semblend.kv.segments import Segment, SegmentKey, kv_bytes
 from semblend.kv.tiers import DiskTier, MemoryTier, TierStack
 from semblend.kv.tiers.segment_file import file_name as segment_file_name
-from semblend.planning.certificates import Certificate, file_name, look_up, release
+from semblend.planning.certificates import MEASUREMENT_VERSION, Certificate, file_name, look_up
 
 
 class Verdict(StrEnum):
@@ -197,7 +197,7 @@ class CertificateFile(Target):
             bound={"kl": 1e-05, "agreement": 0.98},
             figures={"kl": 3.5e-07, "agreement": 0.997, "items": 120},
             data={"seed": 7},
-            versions={"semblend": release(), "python": "3.11"},
+            versions={"measurement": str(MEASUREMENT_VERSION), "python": "3.11"},
             created=now.isoformat(),
             expires=(now + timedelta(days=30)).isoformat(),
         ).signed()

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Make the environment of the SGLang tests: .venv-sglang with real, unmodified SGLang on a CPU.
 # Idempotent: nothing is done when the inputs have not changed since the last run.
-#   scripts/sglang_env.sh [python3.11]
+#   scripts/sglang_env.sh [PYTHON]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-python="${1:-python3.11}"
+python="${1:-$(scripts/find_python.sh)}"
 folder=.venv-sglang
 tests=tests/integration/sglang
 requirements="$tests/requirements.txt"

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Make the environment of the vLLM tests: .venv-vllm with real vLLM for CPUs.
 # Idempotent: nothing is done when the requirements have not changed since the last run.
-#   scripts/vllm_env.sh [python3.11]
+#   scripts/vllm_env.sh [PYTHON]
 #   scripts/vllm_env.sh python3.11 /tmp/vllm31 0.31.0     another version, in a folder of its own
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-python="${1:-python3.11}"
+python="${1:-$(scripts/find_python.sh)}"
 folder="${2:-.venv-vllm}"
 version="${3:-}"
 requirements="$(cat tests/integration/vllm/requirements.txt)"

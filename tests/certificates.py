@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from semblend.planning.certificates import Certificate, file_name, release
+from semblend.planning.certificates import MEASUREMENT_VERSION, Certificate, file_name
 
 
 def certificate_of(fingerprint: str, *, policy: str, **changes: Any) -> Certificate:
@@ -20,7 +20,7 @@ def certificate_of(fingerprint: str, *, policy: str, **changes: Any) -> Certific
         "bound": {},
         "figures": {},
         "data": {},
-        "versions": {"semblend": release()},
+        "versions": {"measurement": str(MEASUREMENT_VERSION)},
         "created": now.isoformat(),
         "expires": (now + timedelta(days=1)).isoformat(),
     }

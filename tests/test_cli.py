@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
+import semblend
 from semblend.cli.bench_lookup import bench_lookup
 from semblend.cli.main import app
 from semblend.core.plan import Plan
@@ -93,6 +95,15 @@ def test_bench_lookup_meets_its_coverage_targets_and_prints_one_shape(capsys):
     exact = {"tokens that differ", "tokens beyond identical runs", "plans below the worth-it line"}
     assert all(row["value"] == 0 for row in report["rows"] if row["metric"] in exact)
     assert bench_lookup.__doc__
+
+
+def test_the_version_is_one_and_the_same_everywhere():
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"semblend {semblend.__version__}\n")
+    chart = yaml.safe_load((ROOT / "deploy" / "helm" / "semblend" / "Chart.yaml").read_text())
+    assert chart["appVersion"] == semblend.__version__
+    values = (ROOT / "deploy" / "helm" / "values-vllm.yaml").read_text()
+    assert f'tag: "{semblend.__version__}"' in values
 
 
 def test_the_command_is_installed():

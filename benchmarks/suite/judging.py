@@ -70,7 +70,7 @@ class LocalModel:
             from transformers import AutoModelForCausalLM, AutoTokenizer
         except ImportError as error:
             raise JudgeError(
-                "--ppl-model needs torch and transformers: pip install 'semblend[engine]'"
+                "--ppl-model needs torch and transformers: pip install '.[engine]'"
             ) from error
         self._torch = torch
         self._tokenizer = AutoTokenizer.from_pretrained(path)

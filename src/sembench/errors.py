@@ -66,7 +66,7 @@ class MissingExtraError(SemBenchError, ImportError):
     def __init__(self, *, package: str, extra: str, purpose: str) -> None:
         super().__init__(
             f"{purpose} needs the package '{package}', which is not installed. "
-            f"Install it with: pip install 'semblend[{extra}]'"
+            f"To install it, in a clone: pip install '.[{extra}]'"
         )
         self.package = package
         self.extra = extra

@@ -206,7 +206,7 @@ def test_a_missing_package_is_named_with_its_extra_and_jaccard_steps_in(
     assert stand_in.name == "jaccard"
     assert len(caplog.records) == 1
     assert kind in caplog.text
-    assert f"semblend[{extra}]" in caplog.text
+    assert f".[{extra}]" in caplog.text
 
 
 def test_what_can_be_had_is_not_replaced(caplog):

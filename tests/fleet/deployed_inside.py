@@ -1,11 +1,12 @@
 """What is deployed, without containers: its commands, names, ports, volumes, variables and checks.
 
-    python -m tests.fleet.deployed_inside FOLDER compose
-    python -m tests.fleet.deployed_inside FOLDER chart   (FOLDER/chart.json: what it rendered to)
+    python -m tests.fleet.deployed_inside FOLDER BIN compose
+    python -m tests.fleet.deployed_inside FOLDER BIN chart   (as FOLDER/chart.json has it)
 
 Every service or pod is a machine of its own (tests/fleet/machines.py), started when those it
-depends on are healthy by its own check. Not run: images, and whatever they alone bring. What is
-asked of the fleet then, and its answers, are printed as JSON.
+depends on are healthy by its own check. Its programs are those of BIN, where the wheel is installed
+as it is in the image. Not run: images, and whatever else they bring. What is asked of the fleet
+then, and its answers, are printed as JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from tests.fleet.machines import ROOT, Machines
 
 COMPOSE = ROOT / "deploy" / "compose"
 MODELS = ROOT / "models"
-BIN = Path(sys.executable).parent
+BESIDE = Path(sys.executable).parent
+"""Where programs are that no image of ours brings: Mooncake's master."""
 SECRET = "a secret for the whole fleet"
 ENTRYPOINTS = {"semblend": "semblend", "nats": "nats-server"}
 """What the images of services run, by the image's name."""
@@ -47,16 +49,16 @@ class Service:
 
 
 def main() -> None:
-    folder, kind = Path(sys.argv[1]), sys.argv[2]
+    folder, binaries, kind = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     services = of_chart(folder) if kind == "chart" else of_compose(folder)
     machines = Machines(folder, *(service.name for service in services))
     named = {service.name: service for service in services}
     for service in services:
         for other in service.after:
-            _await_health(machines, named[other])
-        command, env = service.command, _environment(service)
+            _await_health(machines, named[other], binaries)
+        command, env = service.command, _environment(service, binaries)
         machines.start(service.name, command, env=env, mounts=service.mounts)
-    _await_health(machines, services[-1])
+    _await_health(machines, services[-1], binaries)
     workers = {s.name.partition(".")[0]: s.name for s in services if "worker" in s.name}
     targets = [] if kind == "chart" else _scraped_by_prometheus()
     print(json.dumps(_ask(f"http://{services[-1].name}:8080", workers, targets)))
@@ -131,7 +133,7 @@ def of_chart(folder: Path) -> list[Service]:
     )
     master = Service(
         name="master",
-        command=(f"{BIN}/mooncake_master", "-port", "50051", "-metrics_port", "9103"),
+        command=(f"{BESIDE}/mooncake_master", "-port", "50051", "-metrics_port", "9103"),
         health=("python", "-c", "import socket; socket.create_connection(('localhost', 50051))"),
     )
     return [
@@ -161,8 +163,7 @@ def _pod(
     probe = container["readinessProbe"]["httpGet"]
     return Service(
         name=host,
-        # As `semblend`, where Mooncake's client is: in the environment of these tests.
-        command=(sys.executable, "-m", "semblend.cli.main", *map(str, container["args"])),
+        command=("semblend", *map(str, container["args"])),
         health=("python", "-c", PROBE.format(port=ports[probe["port"]], path=probe["path"])),
         env=env,
         mounts={"/models": MODELS},
@@ -178,20 +179,20 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _environment(service: Service) -> dict[str, str]:
+def _environment(service: Service, binaries: Path) -> dict[str, str]:
     """The service's own variables, and nothing of ours but where programs are."""
     return {
-        "PATH": f"{BIN}:{ROOT}/.venv/bin:{os.environ['PATH']}",
+        "PATH": f"{binaries}:{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
         "HOME": "/tmp",
         **service.env,
     }
 
 
-def _await_health(machines: Machines, service: Service) -> None:
-    command = machines.command(service.name, service.health)
+def _await_health(machines: Machines, service: Service, binaries: Path) -> None:
+    command, env = machines.command(service.name, service.health), _environment(service, binaries)
     deadline = time.monotonic() + 120
-    while subprocess.run(command, env=_environment(service), capture_output=True).returncode:
+    while subprocess.run(command, env=env, capture_output=True).returncode:
         said = (machines.folder / f"{service.name}.log").read_text()[-3000:]
         assert time.monotonic() < deadline, f"{service.name} is not healthy:\n{said}"
         time.sleep(0.5)

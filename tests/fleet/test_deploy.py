@@ -159,6 +159,68 @@ def test_rendered_parts_find_each_other(render):
     assert told == [f"--worker={name}-{i}=http://{name}-{i}.{service}:8000" for i in range(3)]
 
 
+@pytest.mark.parametrize(
+    ("given", "source"),
+    [
+        (
+            {"existingClaim": "mine"},
+            {"persistentVolumeClaim": {"claimName": "mine", "readOnly": True}},
+        ),
+        ({"configMap": "mine"}, {"configMap": {"name": "mine"}}),
+    ],
+    ids=["claim", "config map"],
+)
+def test_workers_look_for_certificates_in_the_volume_they_are_given(render, given, source):
+    def worker(**values):
+        parts = render({**SECRET, **values})
+        pod = next(p for p in parts if p["kind"] == "StatefulSet")["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        variables = [(v["name"], v.get("value")) for v in container["env"]]
+        return pod, container, [v for n, v in variables if n == "SEMBLEND_CERTIFICATE_DIR"]
+
+    pod, container, told = worker(certificates=given)
+    (mount,) = [m for m in container["volumeMounts"] if m["name"] == "certificates"]
+    assert told == [mount["mountPath"]]
+    assert mount["readOnly"] is True
+    (volume,) = [v for v in pod["volumes"] if v["name"] == "certificates"]
+    assert volume == {"name": "certificates", **source}
+    own = {"settings": {"SEMBLEND_CERTIFICATE_DIR": "/elsewhere"}}
+    assert worker(certificates=given, worker=own)[2] == ["/elsewhere"]
+    assert worker()[2] == []
+    with pytest.raises(ValueError, match="not both"):
+        worker(certificates={"existingClaim": "a", "configMap": "b"})
+
+
+VERIFIED = {
+    "model": {"existingClaim": "models"},
+    "certificates": {"verify": True, "configMap": "mine"},
+}
+
+
+def test_an_upgrade_can_be_stopped_where_the_model_would_not_be_certified(render):
+    parts = render({**SECRET, **VERIFIED})
+    (job,) = [part for part in parts if part["kind"] == "Job"]
+    assert set(job["metadata"]["annotations"]["helm.sh/hook"].split(",")) == {
+        *("pre-install", "pre-upgrade")
+    }
+    worker = next(part for part in parts if part["kind"] == "StatefulSet")
+    theirs, mine = (part["spec"]["template"]["spec"] for part in (worker, job))
+    assert mine["restartPolicy"] == "Never"
+    assert mine["volumes"] == theirs["volumes"]
+    (his,), (my,) = theirs["containers"], mine["containers"]
+    assert my["image"] == his["image"]
+    assert my["volumeMounts"] == his["volumeMounts"]
+    assert {"name": "SEMBLEND_CERTIFICATE_DIR", "value": "/certificates"} in my["env"]
+    assert my["args"][2] == his["args"][1], "the model that is served"
+    own = {"settings": {"SEMBLEND_CERTIFICATE_DIR": "/elsewhere"}}
+    (job,) = [p for p in render({**SECRET, **VERIFIED, "worker": own}) if p["kind"] == "Job"]
+    told = [v["value"] for v in job["spec"]["template"]["spec"]["containers"][0]["env"]]
+    assert told == ["/tmp", "/elsewhere"]
+    assert not [part for part in render(SECRET) if part["kind"] == "Job"]
+    with pytest.raises(ValueError, match="existingClaim"):
+        render({**SECRET, "certificates": {"verify": True}})
+
+
 def test_rendered_commands_are_understood_by_the_program(render):
     from typer.main import get_command
 
@@ -166,10 +228,13 @@ def test_rendered_commands_are_understood_by_the_program(render):
     from semblend.serve.gateway.options import GatewayOptions, parse_worker
 
     commands = get_command(app).commands
-    for part in render(EVERYTHING):
-        if part["kind"] in ("Deployment", "StatefulSet"):
+    for part in render({**EVERYTHING, **VERIFIED}):
+        if part["kind"] in ("Deployment", "StatefulSet", "Job"):
             name, *arguments = _arguments(part)
-            read = commands[name].make_context(name, arguments).params
+            command = commands[name]
+            if name == "certificates":
+                command, arguments = command.commands[arguments[0]], arguments[1:]
+            read = command.make_context(name, arguments).params
             if name == "route":
                 GatewayOptions(workers=tuple(map(parse_worker, read["worker"])))
 

@@ -11,10 +11,11 @@ from tests.fleet.machines import ROOT, inside
 from tests.fleet.support import need, need_own_network, slow
 
 
-def fleet_answers(folder, kind):
+def fleet_answers(folder, wheel, kind):
     """A request, its placement, the same document elsewhere: reused where it was computed."""
     need_own_network()
-    said = json.loads(inside("tests.fleet.deployed_inside", str(folder), kind).splitlines()[-1])
+    arguments = (str(folder), str(wheel.semblend.parent), kind)
+    said = json.loads(inside("tests.fleet.deployed_inside", *arguments).splitlines()[-1])
     assert said["first"]["status"] == said["second"]["status"] == 200
     first, second = said["first"]["headers"], said["second"]["headers"]
     assert first["x-semantic-route"] == "router"
@@ -34,8 +35,10 @@ def fleet_answers(folder, kind):
 
 
 @slow
-def test_the_compose_files_commands_make_a_fleet_that_places_reuses_and_shares(tmp_path):
-    said, owner = fleet_answers(tmp_path, "compose")
+def test_the_compose_files_commands_make_a_fleet_that_places_reuses_and_shares(
+    tmp_path, installed_wheel
+):
+    said, owner = fleet_answers(tmp_path, installed_wheel, "compose")
     assert owner in ("worker-a", "worker-b")
     # What Prometheus is told to scrape is there, under the names it is told.
     assert set(said["scraped"]) == {"worker-a:8000", "worker-b:8000", "gateway:8080"}
@@ -44,12 +47,14 @@ def test_the_compose_files_commands_make_a_fleet_that_places_reuses_and_shares(t
 
 
 @slow
-def test_the_charts_pods_make_a_fleet_that_shares_by_mooncake_store(tmp_path, render):
+def test_the_charts_pods_make_a_fleet_that_shares_by_mooncake_store(
+    tmp_path, installed_wheel, render
+):
     need(find_spec("mooncake"), "mooncake-transfer-engine-non-cuda")
     store = {"SEMBLEND_TRANSPORT": "mooncake:master:50051"}
     parts = render({"secret": {"namespaceSecret": SECRET}, "worker": {"settings": store}})
     (tmp_path / "chart.json").write_text(json.dumps(parts), encoding="utf-8")
-    _, owner = fleet_answers(tmp_path, "chart")
+    _, owner = fleet_answers(tmp_path, installed_wheel, "chart")
     assert owner in ("fleet-worker-0", "fleet-worker-1")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -44,14 +43,8 @@ def test_the_charts_values_hold_a_configuration_the_connector_takes():
     assert options.mode is Mode.DISCOVERY_ONLY
 
 
-def test_the_image_copies_what_there_is_and_installs_what_the_project_needs():
+def test_the_image_starts_in_discovery_on_a_vllm_that_was_run():
     text = (ROOT / "deploy" / "docker" / "Dockerfile.vllm").read_text(encoding="utf-8")
-    copied = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ")]
-    assert all((ROOT / path).exists() for paths in copied for path in paths)
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        needed = tomllib.load(file)["project"]["dependencies"]
-    first = text[text.index("RUN ") : text.index("--no-deps .")]
-    assert re.findall(r'"([^"]+)"', first) == needed
     config = re.search(r"SEMBLEND_CONFIG=/opt/semblend/(\S+)", text)
     assert config is not None
     options = json.loads((ROOT / config[1]).read_text(encoding="utf-8"))

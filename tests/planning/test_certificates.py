@@ -10,13 +10,15 @@ import pytest
 from semblend.core.errors import SerialisationError
 from semblend.core.outcomes import DeclineReason
 from semblend.planning.certificates import (
+    MEASUREMENT_VERSION,
+    SHIPPED,
     Certificate,
     certificate_folders,
     depth_table,
+    examined,
     file_name,
     find_depth_table,
     look_up,
-    release,
 )
 
 NOW = datetime(2026, 11, 15, tzinfo=UTC)
@@ -28,7 +30,7 @@ GOOD = Certificate(
     bound={"answers": 0.01},
     figures={"chosen": [{"kl": 1e-3}]},
     data={"fingerprint": "d"},
-    versions={"semblend": release()},
+    versions={"measurement": str(MEASUREMENT_VERSION)},
     created=NOW.isoformat(),
     expires=(NOW + timedelta(days=30)).isoformat(),
 )
@@ -80,8 +82,11 @@ def test_an_altered_file_allows_nothing_and_is_said(folder, caplog):
         ({}, {"now": NOW + timedelta(days=31)}, DeclineReason.CERTIFICATE_EXPIRED, "expired"),
         ({}, {"dtype": "bfloat16"}, DeclineReason.NO_CERTIFICATE, "measured in float32"),
         ({}, {"fingerprint": "0" * 32}, DeclineReason.NO_CERTIFICATE, "no quality certificate"),
-        ({"versions": {"semblend": "0.1.0"}}, {}, DeclineReason.NO_CERTIFICATE, "semblend 0.1.0"),
-        ({"versions": {}}, {}, DeclineReason.NO_CERTIFICATE, "measured with semblend"),
+        ({"versions": {"measurement": "0"}}, {}, DeclineReason.NO_CERTIFICATE, "measurement 0"),
+        ({"versions": {"measurement": "1 "}}, {}, DeclineReason.NO_CERTIFICATE, "measurement 1 "),
+        ({"versions": {"semblend": "0.3.9"}}, {}, DeclineReason.NO_CERTIFICATE, "unknown"),
+        ({"versions": {"semblend": "0.40.1"}}, {}, DeclineReason.NO_CERTIFICATE, "unknown"),
+        ({"versions": {}}, {}, DeclineReason.NO_CERTIFICATE, "unknown"),
     ],
 )
 def test_another_time_model_format_or_version_allows_nothing(tmp_path, change, asked, reason, said):
@@ -89,6 +94,26 @@ def test_another_time_model_format_or_version_allows_nothing(tmp_path, change, a
     found = standing(tmp_path, **asked)
     assert (found.policy, found.reason) == (None, reason)
     assert said in found.detail
+
+
+@pytest.mark.parametrize("release", ["0.4.0", "0.5.0", "1.12.3", ""])
+def test_a_release_alone_turns_no_reuse_off(tmp_path, release, monkeypatch):
+    """Whatever release measured, and whatever release serves: the measurement decides."""
+    versions = {"semblend": release, "measurement": str(MEASUREMENT_VERSION)}
+    (tmp_path / "c.json").write_text(replace(GOOD, versions=versions).to_json(), encoding="utf-8")
+    for serving in ("0.4.0", "0.5.0", "2.0.0"):
+        monkeypatch.setattr("semblend.__version__", serving)
+        assert standing(tmp_path).policy == GOOD.policy
+
+
+def test_the_shipped_certificates_hold_as_they_were_measured():
+    """They state no measurement: 0.4, which wrote them, knew the first one only."""
+    found = list(examined([SHIPPED], now=NOW + timedelta(days=90)))
+    assert {item.certificate.dtype for item in found} == {"float32", "bfloat16"}
+    for item in found:
+        assert "measurement" not in item.certificate.versions
+        assert item.certificate.measurement == "1"
+        assert item.objection is None, item.detail
 
 
 def test_one_that_holds_is_found_beside_others_that_do_not(folder):

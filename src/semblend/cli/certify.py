@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.table import Table
 
 from semblend.core.errors import SemBlendError, SettingsError
-from semblend.planning.certificates import depth_table, file_name
+from semblend.planning.certificates import depth_table, file_name, users_folder
 from semblend.planning.policies.base import policy_from_spec
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from semblend.quality.shards import Job
 
 
-USERS_FOLDER = Path.home() / ".cache" / "semblend" / "certificates"
+USERS_FOLDER = users_folder()
 
 
 class EngineKind(StrEnum):

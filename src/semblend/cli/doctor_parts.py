@@ -48,6 +48,6 @@ def show(engine: str, findings: list[Finding], *, as_json: bool) -> None:
 def _table(engine: str, findings: list[Finding]) -> Table:
     table = Table("check", "", "detail", title=f"semblend doctor {engine}")
     for finding in findings:
-        # Escaped: "semblend[vllm]" is an extra, not markup.
+        # Escaped: "[vllm]" is an extra, not markup.
         table.add_row(finding.check, _MARKS[finding.verdict], escape(finding.detail))
     return table

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from semblend import __version__
 from semblend.cli.bench_lookup import bench_lookup
 from semblend.cli.bench_prefill import bench_prefill
+from semblend.cli.certificates import certificates
 from semblend.cli.certify import certify
 from semblend.cli.demo import demo
 from semblend.cli.doctor import doctor
@@ -22,6 +26,26 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"semblend {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and leave."
+        ),
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
 app.command()(demo)
 app.command()(serve)
 app.command()(route)
@@ -33,6 +57,7 @@ app.command()(leaderboard)
 bench = typer.Typer(help="Measure SemBlend on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.add_typer(doctor, name="doctor")
+app.add_typer(certificates, name="certificates")
 bench.command("lookup")(bench_lookup)
 bench.command("prefill")(bench_prefill)
 

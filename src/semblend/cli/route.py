@@ -127,6 +127,7 @@ def _run(settings: Settings, tokenizer: str, flags: dict[str, Any], console: Con
         from semblend.serve.gateway.app import create_gateway
         from semblend.serve.gateway.options import GatewayOptions, parse_feed, parse_worker
         from semblend.serve.logs import configure
+        from semblend.serve.ports import listen, take_port
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             package=error.name or "fastapi", extra="serve,fleet", purpose="semblend route"
@@ -153,6 +154,7 @@ def _run(settings: Settings, tokenizer: str, flags: dict[str, Any], console: Con
         ),
     )
     configure(flags["log_level"])
+    sockets = take_port(options.host, options.port)
     directory = Directory(
         SketchIndex.within(flags["max_bytes"], postings_per_donor=DEFAULT_POSTINGS_PER_DONOR)
     )
@@ -171,10 +173,12 @@ def _run(settings: Settings, tokenizer: str, flags: dict[str, Any], console: Con
         leaving.callback(follower.close)
         for stop in (signal.SIGTERM, signal.SIGINT):
             signal.signal(stop, _leave)
+        port = sockets[0].getsockname()[1]
         console.print(
-            f"gateway of {len(options.workers)} workers at http://{options.host}:{options.port}/v1",
+            f"gateway of {len(options.workers)} workers at http://{options.host}:{port}/v1",
             highlight=False,
         )
+        listen(sockets, options.host)
         uvicorn.Server(
             uvicorn.Config(
                 app,
@@ -185,7 +189,7 @@ def _run(settings: Settings, tokenizer: str, flags: dict[str, Any], console: Con
                 server_header=False,
                 h11_max_incomplete_event_size=64 * 1024,
             )
-        ).run()
+        ).run(sockets=sockets)
 
 
 def _restored(directory: Any, path: Path | None, console: Console) -> int:

@@ -201,6 +201,7 @@ def _run(
         from semblend.serve.app import create_app
         from semblend.serve.fleet_member import FleetMember
         from semblend.serve.logs import configure
+        from semblend.serve.ports import listen, take_port
         from semblend.serve.protocols import ServedEngine
         from semblend.serve.runner import make_server
     except ModuleNotFoundError as error:
@@ -208,9 +209,13 @@ def _run(
             package=error.name or "fastapi", extra="serve", purpose="semblend serve"
         ) from error
     configure(log_level.value)
-    with console.status(f"loading {model}"):
-        engine = EmbeddedEngine.load(model, options=engine_options, settings=settings)
     with ExitStack() as leaving:
+        sockets = take_port(options.host, options.port)
+        for each in sockets:
+            leaving.callback(each.close)
+        port = sockets[0].getsockname()[1]
+        with console.status(f"loading {model}"):
+            engine = EmbeddedEngine.load(model, options=engine_options, settings=settings)
         leaving.callback(engine.close)
         served: ServedEngine = engine
         if settings.nats_url:
@@ -220,7 +225,7 @@ def _run(
         server = make_server(create_app(served, options), options)
         address = f"[{options.host}]" if ":" in options.host else options.host
         console.print(
-            f"{options.model_name} at http://{address}:{options.port}/ (page), "
+            f"{options.model_name} at http://{address}:{port}/ (page), "
             "/v1 (OpenAI's API), /metrics; stop with Ctrl-C",
             highlight=False,
             markup=False,
@@ -234,7 +239,8 @@ def _run(
         # engine is closed behind it.
         for stop in (signal.SIGTERM, signal.SIGINT):
             signal.signal(stop, _leave)
-        server.run()
+        listen(sockets, options.host)
+        server.run(sockets=sockets)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -7,6 +7,8 @@ adapters turn them into a cold prefill and a named decline reason.
 
 from __future__ import annotations
 
+from semblend.core.installing import install_command
+
 
 class SemBlendError(Exception):
     """Base of every error SemBlend raises on purpose."""
@@ -42,10 +44,14 @@ class MissingExtraError(SemBlendError, ImportError):
     def __init__(self, *, package: str, extra: str, purpose: str) -> None:
         super().__init__(
             f"{purpose} needs the package '{package}', which is not installed. "
-            f"Install it with: pip install 'semblend[{extra}]'"
+            f"To install it, {install_command(extra)}"
         )
         self.package = package
         self.extra = extra
+
+
+class ForeignDistributionError(SemBlendError, ImportError):
+    """Another project of our name installed the running `semblend`; the message names it."""
 
 
 class EmbedderError(SemBlendError, RuntimeError):

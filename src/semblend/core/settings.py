@@ -142,7 +142,7 @@ class Settings(BaseModel):
         "",
         description=(
             "Folder (or file) looked at first for quality certificates; then follow "
-            "~/.cache/semblend/certificates and those that ship with the project. none looks "
+            "~/.cache/semblend/certificates and those that ship inside the package. none looks "
             "nowhere."
         ),
     )

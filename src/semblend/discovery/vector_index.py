@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from semblend.core.errors import CapacityError, NamespaceError, SettingsError, VectorError
+from semblend.core.installing import install_command
 from semblend.discovery.embedders.base import Vectors, normalised
 from semblend.discovery.vector_shard import (
     MAX_VECTORS_PER_DONOR,
@@ -216,8 +217,9 @@ class VectorIndex:
             self._can_approximate = False
             logger.warning(
                 "more than %d vectors and usearch is not installed: every search scans all of "
-                "them (pip install 'semblend[embedder]')",
+                "them (%s)",
                 self._exact_limit,
+                install_command("embedder"),
             )
             return
         before = shard.graph is not None

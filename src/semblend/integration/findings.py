@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from semblend.core.installing import install_command
+
 
 class Verdict(StrEnum):
     """How one check came out."""
@@ -40,7 +42,7 @@ def not_installed(engine: str, *, extra: str) -> Finding:
     return Finding(
         check=engine,
         verdict=Verdict.REFUSED,
-        detail=f"not installed in this environment; pip install 'semblend[{extra}]'",
+        detail=f"not installed in this environment; {install_command(extra)}",
     )
 
 

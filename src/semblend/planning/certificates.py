@@ -1,8 +1,8 @@
 """Quality certificates: a measured statement that a model with a policy stays within a bound.
 
-A certificate is a JSON file signed by its own hash, found by the fingerprint of the weights
-it was measured on. Whatever is wrong with it (missing, altered, expired, of another version
-or number format) has one consequence: plans are for discovery only.
+A certificate is a JSON file with the hash of its contents, found by the fingerprint of the weights
+it was measured on. Whatever is wrong with it (missing, altered, expired, of another format,
+measurement or number format) has one consequence: plans are for discovery only.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,13 @@ from semblend.planning.policies.base import policy_from_spec
 logger = logging.getLogger("semblend.certificates")
 
 CERTIFICATE_VERSION = 1
+"""How a certificate is written. A file of another one cannot be read."""
+MEASUREMENT_VERSION = 1
+"""What a certificate's figures mean. It rises when they no longer hold for what is served: another
+meaning of a workload, a metric or the bound, or a policy that recomputes something else under the
+same name (`tests/planning/test_measurement.py` notices that). A release alone does not raise it."""
+SHIPPED = Path(__file__).resolve().parents[1] / "certificates"
+"""Our own certificates: package data, so that a wheel has them too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +53,12 @@ class Certificate:
     expires: str
     format: int = CERTIFICATE_VERSION
     digest: str = field(default="", compare=False)
+
+    @property
+    def measurement(self) -> str:
+        """The measurement version, which files of 0.4 do not state: all of those are of 1."""
+        first = "1" if self.versions.get("semblend", "").startswith("0.4.") else "unknown"
+        return self.versions.get("measurement", first)
 
     def signed(self) -> Certificate:
         """The same certificate with the hash of its contents."""
@@ -91,11 +103,11 @@ class Certificate:
         """Why it may not be used here and now, if anything is against it."""
         if datetime.fromisoformat(self.expires) <= now:
             return DeclineReason.CERTIFICATE_EXPIRED, f"the certificate expired on {self.expires}"
-        mine, theirs = release(), self.versions.get("semblend", "")
-        if _minor(mine) != _minor(theirs):
+        if self.measurement != str(MEASUREMENT_VERSION):
             return (
                 DeclineReason.NO_CERTIFICATE,
-                f"the certificate was measured with semblend {theirs}, this is {mine}",
+                f"the certificate is of measurement {self.measurement}, this release relies on "
+                f"{MEASUREMENT_VERSION}; `semblend certify` measures again",
             )
         if dtype is not None and dtype != self.dtype:
             return (
@@ -133,6 +145,41 @@ class Standing:
         return None if self.reason is None else (self.reason, self.detail)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """One file where certificates are looked for, and what is against it."""
+
+    path: Path
+    certificate: Certificate | None
+    """None: the file is not one."""
+    objection: tuple[DeclineReason, str] | None
+
+    @property
+    def detail(self) -> str:
+        """The objection in words; empty where there is none."""
+        return "" if self.objection is None else self.objection[1]
+
+
+def examined(
+    folders: Iterable[Path] | None = None,
+    *,
+    dtype: str | None = None,
+    now: datetime | None = None,
+) -> Iterator[Examined]:
+    """Every file where certificates are looked for, in the order of the search. Never raises."""
+    now = datetime.now(UTC) + timedelta(seconds=clock_jump_s()) if now is None else now
+    for path in _files(certificate_folders() if folders is None else folders):
+        try:
+            certificate = Certificate.from_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:  # ours is a ValueError, as is text not in UTF-8
+            objection = DeclineReason.NO_CERTIFICATE, str(error)
+            yield Examined(path=path, certificate=None, objection=objection)
+            continue
+        against = certificate.objection(dtype=dtype, now=now)
+        against = against or _table_objection(certificate, depth_table(path))
+        yield Examined(path=path, certificate=certificate, objection=against)
+
+
 def look_up(
     fingerprint: str,
     *,
@@ -144,27 +191,22 @@ def look_up(
 
     Never raises: a file that cannot be read is a warning and no certificate.
     """
-    now = datetime.now(UTC) + timedelta(seconds=clock_jump_s()) if now is None else now
     refusal: tuple[DeclineReason, str] | None = None
-    for path in _files(certificate_folders() if folders is None else folders):
-        try:
-            certificate = Certificate.from_json(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:  # ours is a ValueError, as is text not in UTF-8
-            logger.warning("certificate %s is not used: %s", path, error)
-            if refusal is None and fingerprint in path.name:
-                refusal = DeclineReason.NO_CERTIFICATE, str(error)
+    for found in examined(folders, dtype=dtype, now=now):
+        certificate, path = found.certificate, found.path
+        if certificate is None:
+            logger.warning("certificate %s is not used: %s", path, found.detail)
+            if fingerprint in path.name:
+                refusal = refusal or found.objection
             continue
         if certificate.fingerprint != fingerprint:
             continue
-        objection = certificate.objection(dtype=dtype, now=now) or _table_objection(
-            certificate, depth_table(path)
-        )
-        if objection is None:
+        if found.objection is None:
             shifts = policy_from_spec(certificate.policy).shifts_depth
             return Standing(
                 certificate=certificate, depth_table=depth_table(path) if shifts else None
             )
-        refusal = refusal or objection
+        refusal = refusal or found.objection
     reason, detail = refusal or (
         DeclineReason.NO_CERTIFICATE,
         "this model has no quality certificate; `semblend certify` makes one",
@@ -180,8 +222,12 @@ def certificate_folders(explicit: str = "") -> tuple[Path, ...]:
     if explicit == "none":
         return ()
     told = (Path(explicit).expanduser(),) if explicit else ()
-    shipped = Path(__file__).resolve().parents[3] / "certificates"
-    return (*told, Path.home() / ".cache" / "semblend" / "certificates", shipped)
+    return (*told, users_folder(), SHIPPED)
+
+
+def users_folder() -> Path:
+    """Where `semblend certify` and `semblend certificates add` put certificates."""
+    return Path.home() / ".cache" / "semblend" / "certificates"
 
 
 def file_name(certificate: Certificate) -> str:
@@ -206,14 +252,6 @@ def find_depth_table(
                 if path.name.endswith(wanted):
                     return path
     return None
-
-
-def release() -> str:
-    """SemBlend's own version."""
-    try:
-        return version("semblend")
-    except PackageNotFoundError:
-        return "0"
 
 
 def _files(folders: Iterable[Path]) -> Iterable[Path]:
@@ -259,7 +297,3 @@ def _check_kinds(certificate: Certificate) -> None:
         raise SerialisationError("certificate versions: texts expected")
     if datetime.fromisoformat(certificate.expires).tzinfo is None:
         raise SerialisationError("certificate expires: a time with its zone expected")
-
-
-def _minor(text: str) -> tuple[str, ...]:
-    return tuple(text.split(".")[:2])

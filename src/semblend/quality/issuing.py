@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from semblend import __version__
 from semblend.engine.model import LoadedModel
-from semblend.planning.certificates import Certificate, release
+from semblend.planning.certificates import MEASUREMENT_VERSION, Certificate
 from semblend.quality.bound import Bound, Verdict, choose, judge
 from semblend.quality.curves import Curve
 from semblend.quality.figures import Figures, figures_of, noise_floor
@@ -144,7 +145,8 @@ def _certificate(
         },
         data=data,
         versions={
-            "semblend": release(),
+            "semblend": __version__,
+            "measurement": str(MEASUREMENT_VERSION),
             "torch": torch.__version__,
             "transformers": _transformers_version(),
             "numpy": np.__version__,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from importlib.metadata import version
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 
+from semblend import __version__
 from semblend.engine.api import EngineStats
 from semblend.serve.auth import Caller, require_admin
 from semblend.serve.errors import ApiError
@@ -83,7 +83,7 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
             {
                 "server": {
                     "model": desk.options.model_name,
-                    "version": version("semblend"),
+                    "version": __version__,
                     "uptime_s": round(time.time() - service.started_at, 1),
                     "status": health.status,
                     "max_prompt_tokens": service.encoder.max_prompt_tokens,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from semblend.planning.certificates import SHIPPED
 from semblend.planning.policies.base import policy_from_spec
 from semblend.quality.measure import states
 from semblend.quality.suite import Cell, items_of
@@ -25,7 +26,7 @@ def test_the_bundled_model_is_served_under_its_shipped_certificate(make_engine, 
             "skip_tokenizer_init": False,
         },
     )
-    files = (REFERENCE.parents[1] / "certificates").glob("*.json")
+    files = SHIPPED.glob("*.json")
     shipped = [policy_from_spec(json.loads(file.read_text())["policy"]) for file in files]
     tokenizer = AutoTokenizer.from_pretrained(REFERENCE)
     cells = [

@@ -14,15 +14,16 @@ from semblend.core.settings import EmbedderKind, Settings
 from semblend.core.tokens import TokenArray
 from semblend.engine import EmbeddedEngine, EngineOptions
 from semblend.engine.api import GenerationRequest, SamplingParams
+from semblend.planning.certificates import SHIPPED
 from tests.integration.models import REFERENCE
 from tests.integration.sglang import probes
 
 POLICY = Settings.model_fields["recompute_policy"].default
-SHIPPED = json.loads(next((REFERENCE.parents[1] / "certificates").glob("*.json")).read_text())
+CERTIFICATE = json.loads(next(SHIPPED.glob("*.json")).read_text())
 PROBED = (
     "query_attention(0.2)",
     "budget(edit_dependents(1, 8) + span_head(8) + query_attention(0.05), 0.15)",
-    SHIPPED["policy"],
+    CERTIFICATE["policy"],
 )
 """Policies that look at the model's work first; the last is the bundled model's certified one."""
 NEW_TOKENS = 8
@@ -83,7 +84,7 @@ def served(make_engine, workloads):
             "chunked_prefill_size": 8192,
             "skip_tokenizer_init": False,  # sentences end where its vocabulary says
         },
-        recompute_policy=SHIPPED["policy"],  # brings the model's table of depth drift
+        recompute_policy=CERTIFICATE["policy"],  # brings the model's table of depth drift
     )
     for donor in donors:
         engine.donate(donor, extra_key="demo")

@@ -467,7 +467,7 @@ def test_the_launcher_names_the_extra_where_the_engine_is_missing(capsys):
     with pytest.raises(SystemExit) as left:
         launcher.run()
     assert left.value.code == 2
-    assert "semblend[trtllm]" in capsys.readouterr().err
+    assert ".[trtllm]" in capsys.readouterr().err
 
 
 def test_the_doctor_judges_what_is_here():

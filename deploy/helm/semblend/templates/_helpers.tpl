@@ -49,3 +49,50 @@ readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
 {{- end -}}
+
+{{/* Where model and certificates are, for every pod that looks a certificate up. */}}
+{{- define "semblend.modelMounts" -}}
+{{- if .Values.model.existingClaim }}
+- name: models
+  mountPath: /models
+  readOnly: true
+{{- end }}
+{{- if include "semblend.certificateVolume" . }}
+- name: certificates
+  mountPath: /certificates
+  readOnly: true
+{{- end }}
+{{- end -}}
+
+{{- define "semblend.modelVolumes" -}}
+{{- if .Values.model.existingClaim }}
+- name: models
+  persistentVolumeClaim:
+    claimName: {{ .Values.model.existingClaim }}
+    readOnly: true
+{{- end }}
+{{- include "semblend.certificateVolume" . }}
+{{- end -}}
+
+{{- define "semblend.certificateVolume" -}}
+{{- if and .Values.certificates.existingClaim .Values.certificates.configMap }}
+{{- fail "certificates.existingClaim or certificates.configMap, not both" }}
+{{- else if .Values.certificates.existingClaim }}
+- name: certificates
+  persistentVolumeClaim:
+    claimName: {{ .Values.certificates.existingClaim }}
+    readOnly: true
+{{- else if .Values.certificates.configMap }}
+- name: certificates
+  configMap:
+    name: {{ .Values.certificates.configMap }}
+{{- end }}
+{{- end -}}
+
+{{/* A setting of the worker's own wins: two variables of one name would be an error. */}}
+{{- define "semblend.certificateEnv" -}}
+{{- if and (include "semblend.certificateVolume" .) (not (hasKey .Values.worker.settings "SEMBLEND_CERTIFICATE_DIR")) }}
+- name: SEMBLEND_CERTIFICATE_DIR
+  value: /certificates
+{{- end }}
+{{- end -}}

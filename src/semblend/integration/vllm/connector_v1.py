@@ -30,6 +30,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from semblend.core.distribution import PACKAGE, require_this_distribution
 from semblend.integration.refusals import Refusal, UnsupportedEngineError
 from semblend.integration.vllm.metadata import ConnectorMeta, WorkerReport
 from semblend.integration.vllm.modes import Execution
@@ -57,11 +58,15 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
 
         Raises
         ------
+        ForeignDistributionError
+            If another project's `semblend` was installed over this one.
         SettingsError
             If `kv_connector_extra_config` has a key or value it cannot take.
         UnsupportedEngineError
             Naming every feature in use that this adapter was not proven with.
         """
+        for beside in require_this_distribution().beside:
+            logger.warning("SemBlend runs from %s, and %s is installed beside it", PACKAGE, beside)
         super().__init__(vllm_config, role, kv_cache_config)
         options = ConnectorOptions.from_extra_config(
             vllm_config.kv_transfer_config.kv_connector_extra_config

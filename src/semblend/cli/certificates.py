@@ -1,0 +1,234 @@
+"""`semblend certificates`: which there are, what one says, whether they hold, one more."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from semblend.core.errors import SemBlendError, SettingsError
+from semblend.core.settings import Settings
+from semblend.planning.certificates import (
+    Certificate,
+    Examined,
+    certificate_folders,
+    depth_table,
+    examined,
+    file_name,
+    users_folder,
+)
+
+certificates = typer.Typer(
+    help="Quality certificates where engines look for them.", no_args_is_help=True
+)
+_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@certificates.command("list")
+def list_certificates(as_json: _AsJson = False) -> None:
+    """Every certificate that engines find here, in the order of their search."""
+    folders = _folders()
+    found = list(examined(folders))
+    if as_json:
+        _print_json(
+            {"folders": [str(folder) for folder in folders], "found": list(map(_row, found))}
+        )
+        return
+    for folder in folders:
+        mine = [each for each in found if folder in (each.path, each.path.parent)]
+        typer.echo(f"{folder}: {len(mine) or 'none'}")
+        for row in map(_row, mine):
+            until = f"until {row['expires'][:10]}" if row["holds"] else f"not used: {row['detail']}"
+            typer.echo(f"  {Path(row['path']).name}\n    {row['policy']}\n    {until}")
+
+
+@certificates.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A file, or a part of the name of one listed.")],
+    as_json: _AsJson = False,
+) -> None:
+    """What one certificate says: policy, kept answers, leaks, price, on what, until when."""
+    paths = [Path(name)] if Path(name).is_file() else []
+    found = list(examined(paths or _folders()))
+    if not paths:
+        found = [each for each in found if name in each.path.name]
+    if not found:
+        _fail(f"{name}: no such certificate; `semblend certificates list` names those there are")
+    for each in found:
+        if each.certificate is None:
+            _fail(f"{each.path}: {each.detail}")
+        if as_json:
+            _print_json(_row(each) | {"figures": dict(each.certificate.figures)})
+        else:
+            _show(each, each.certificate)
+
+
+@certificates.command()
+def verify(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A model folder or hub name; without one, every certificate found."),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Number format it is served in; any, if not given.")
+    ] = None,
+    days: Annotated[int, typer.Option(min=0, help="It must hold for so many days more.")] = 0,
+) -> None:
+    """Say whether reuse would be on; ends with 1 if it would not, for hooks and probes."""
+    now = datetime.now(UTC) + timedelta(days=days)
+    found = list(examined(_folders(), dtype=dtype, now=now))
+    if model is not None:
+        fingerprint = _fingerprint(model)
+        found = [e for e in found if e.certificate and e.certificate.fingerprint == fingerprint]
+        holding = [e for e in found if e.objection is None]
+        found = holding or found
+        if not found:
+            _fail(f"{model}: no certificate of these weights ({fingerprint})")
+    elif not found:
+        _fail("no certificates were found")
+    when = f"in {days} days: " if days else ""
+    for each in found:
+        said = f"does not hold: {when}{each.detail}" if each.objection else "holds"
+        typer.echo(f"{each.path}: {said}")
+    if any(each.objection for each in found):
+        raise typer.Exit(1)
+
+
+@certificates.command()
+def add(
+    files: Annotated[list[Path], typer.Argument(help="Certificates as `semblend certify` writes.")],
+    to: Annotated[
+        Path | None,
+        typer.Option(help="Folder; else SEMBLEND_CERTIFICATE_DIR, else the user's own."),
+    ] = None,
+) -> None:
+    """Copy certificates, with tables and reports, to where engines look; checked first."""
+    told = _settings().certificate_dir
+    folder = to or (Path(told).expanduser() if told and told != "none" else users_folder())
+    checked = [(path, _certificate(path)) for path in files]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, certificate in checked:
+            goal = folder / file_name(certificate)
+            # The certificate last: it holds only with its table beside it.
+            for source, target in (
+                (depth_table(path), depth_table(goal)),
+                (path.with_suffix(".html"), goal.with_suffix(".html")),
+                (path, goal),
+            ):
+                if source.is_file() and source.resolve() != target.resolve():
+                    shutil.copyfile(source, target)
+            typer.echo(str(goal))
+    except OSError as error:
+        _fail(f"{folder}: {error}")
+
+
+def _settings() -> Settings:
+    try:
+        return Settings.from_env()
+    except SettingsError as error:
+        _fail(str(error))
+
+
+def _folders() -> tuple[Path, ...]:
+    return certificate_folders(_settings().certificate_dir)
+
+
+def _certificate(path: Path) -> Certificate:
+    """One that holds; anything else is not worth copying."""
+    found = list(examined([path]))
+    if not found or path.is_dir():
+        _fail(f"{path}: no such file")
+    (only,) = found
+    if only.certificate is None or only.objection is not None:
+        _fail(f"{path}: {only.detail}")
+    return only.certificate
+
+
+def _fingerprint(model: str) -> str:
+    """By content, as engines look it up: every byte of the weights is read."""
+    try:
+        from semblend.integration.model_identity import content_fingerprint, weights_folder
+
+        folder = weights_folder(model)
+        readable = folder is not None and (folder / "config.json").is_file()
+        fingerprint = content_fingerprint(folder, None) if readable else None
+    except (OSError, ValueError, ImportError, SemBlendError) as error:
+        _fail(f"{model}: {error}")
+    if fingerprint is None:
+        _fail(f"{model}: no config.json and safetensors files of it are on this machine")
+    return fingerprint
+
+
+def _row(each: Examined) -> dict[str, Any]:
+    certificate = each.certificate
+    return {
+        "path": str(each.path),
+        "model": "?" if certificate is None else certificate.model,
+        "fingerprint": "?" if certificate is None else certificate.fingerprint,
+        "dtype": "?" if certificate is None else certificate.dtype,
+        "policy": "?" if certificate is None else certificate.policy,
+        "measurement": "?" if certificate is None else certificate.measurement,
+        "created": "?" if certificate is None else certificate.created,
+        "expires": "?" if certificate is None else certificate.expires,
+        "holds": each.objection is None,
+        "detail": each.detail,
+    }
+
+
+def _show(each: Examined, certificate: Certificate) -> None:
+    page = each.path.with_suffix(".html")
+    for name, value in (
+        ("file", each.path),
+        ("model", f"{certificate.model}, {certificate.dtype}"),
+        ("policy", certificate.policy),
+        ("holds", each.detail or f"until {certificate.expires}"),
+        ("measured", f"{certificate.created} on {certificate.versions.get('measured_on', '?')}"),
+        ("report", page if page.is_file() else "none beside it"),
+    ):
+        typer.echo(f"{name:9}{value}")
+    typer.echo(
+        f"\n{'workload':26}{'right':>8}{'cold':>8}{'same':>8}{'leaks':>8}{'KL':>8}{'price':>8}"
+    )
+    for row in certificate.figures.get("chosen", ()):
+        # Prose goes on in many ways: there is no right one.
+        answers = row.get("workload") != "continuation"
+        typer.echo(
+            f"{row.get('workload', '?'):26}"
+            f"{_share(row, 'right') if answers else '–':>8}"
+            f"{_share(row, 'cold_right') if answers else '–':>8}"
+            f"{_share(row, 'top1'):>8}"
+            f"{row.get('towards_donor', '?'):>8}"
+            f"{row.get('kl', float('nan')):>8.0e}"
+            f"{_share(row, 'recompute'):>8}"
+        )
+    typer.echo(
+        "right, cold: answers that are right, with reuse and without; same: best next tokens that "
+        "are\ncold's; leaks: answers with the donor's fact; price: tokens computed again"
+    )
+
+
+def _share(row: Mapping[str, Any], name: str) -> str:
+    value = row.get(name)
+    return f"{value:.1%}" if isinstance(value, (int, float)) else "–"
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    typer.echo(json.dumps(value))
+
+
+def _fail(message: str) -> NoReturn:
+    Console(stderr=True).print(
+        f"semblend certificates: {message}",
+        style="red",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    raise typer.Exit(1)

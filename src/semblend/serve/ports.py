@@ -1,0 +1,84 @@
+"""The port is bound before the model is loaded: nobody waits minutes to learn that it is in use.
+
+Bound and not yet listening: clients are refused until the server answers. Two servers that start
+in the same minute may both bind; the second learns it when it listens.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from semblend.core.errors import SettingsError
+
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+"""A machine without IPv6 may still know ::1 as localhost."""
+
+
+def take_port(host: str, port: int) -> list[socket.socket]:
+    """Bind every address of `host`; port 0 is any free one, the same for all.
+
+    Raises
+    ------
+    SettingsError
+        Naming the port and who could not have it, or the host that is none of this machine's.
+    """
+    try:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as error:
+        raise SettingsError(f"host {host!r}: {error.strerror or error}") from error
+    taken: list[socket.socket] = []
+    missing: OSError | None = None
+    for family, kind, protocol, _, address in dict.fromkeys(found):
+        place = (address[0], port or (taken[0].getsockname()[1] if taken else 0), *address[2:])
+        try:
+            taken.append(_bound(family, kind, protocol, place))
+        except OSError as error:
+            if error.errno in _NOT_HERE:
+                missing = error
+                continue
+            for each in taken:
+                each.close()
+            raise SettingsError(_said(host, port, error)) from error
+    if not taken:
+        raise SettingsError(f"host {host!r}: not an address of this machine") from missing
+    return taken
+
+
+def listen(sockets: list[socket.socket], host: str) -> None:
+    """Let clients in.
+
+    Raises
+    ------
+    SettingsError
+        If another server was faster since the port was bound.
+    """
+    for each in sockets:
+        try:
+            each.listen()
+        except OSError as error:
+            raise SettingsError(_said(host, each.getsockname()[1], error)) from error
+
+
+def _bound(family: int, kind: int, protocol: int, place: tuple[object, ...]) -> socket.socket:
+    opened = socket.socket(family, kind, protocol)
+    try:
+        # A port whose last server has just ended is free.
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        opened.bind(place)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def _said(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is in use by another program; --port chooses another"
+    if error.errno == errno.EACCES:
+        return f"port {port} on {host}: this user may not take it; --port chooses another"
+    return f"port {port} on {host}: {error.strerror or error}"
