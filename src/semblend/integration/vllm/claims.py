@@ -28,6 +28,7 @@ from semblend.integration.vllm.request_state import (
     RequestState,
     first_approximate_token,
 )
+from semblend.integration.vllm.samples import cheaper_computed_once, samples_of
 from semblend.integration.vllm.staged import StagedClaims
 from semblend.integration.vllm.stats import SemBlendStats
 
@@ -172,6 +173,11 @@ class Claims:
         live: Iterable[Any],
         manager: Any,
     ) -> Answer:
+        live = tuple(live)
+        if cheaper_computed_once(plan, samples := samples_of(state.request, live)):
+            why = f"computing the prompt once for {samples} samples is cheaper"
+            state.decline(DeclineReason.NOT_WORTH_IT, why)
+            return NOTHING
         cut = within_hole_budget(plan, self._hole_budget)
         if (
             cut is None
