@@ -111,7 +111,7 @@ class WorkerSide:
     # -- between steps -------------------------------------------------------------------
 
     def weights_changed(self, how: str) -> None:
-        """Let go of everything that was computed with other weights than the engine has now."""
+        """Let go of everything that was computed with other weights than now. Never raises."""
         self._weights_epoch += 1
         logger.warning("SemBlend: the weights changed (%s); all donors are dropped", how)
         self._weights = (
@@ -119,8 +119,10 @@ class WorkerSide:
         )
         if self.exchange is not None:
             self.exchange.clear()
-        if self.captures is not None:
-            self.captures.abandon()
+        try:
+            self.before_unmapping()
+        except DonorError as error:  # it is not kept, however long it takes
+            logger.warning("SemBlend: %s", error)
         if self.donors is not None:
             self.donors.clear()
 
