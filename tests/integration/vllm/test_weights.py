@@ -10,8 +10,7 @@ import torch
 
 from semblend.integration.vllm import namespaces
 from semblend.integration.vllm.capture import CaptureThread
-from semblend.integration.vllm.scheduler_side import WEIGHTS_CHANGED
-from semblend.integration.vllm.weights import CHANGING_METHODS, WeightWatch
+from semblend.integration.vllm.weights import CHANGING_METHODS, WEIGHTS_CHANGED, WeightWatch
 from tests.integration.models import joined, plain_model, random_tokens
 from tests.integration.vllm.engines import WORKER
 

@@ -207,6 +207,9 @@ class CaptureThread:
             return self._access.read(block_ids, start, end)
         # On a stream of its own, so that the engine's kernels do not wait for the copy.
         if self._stream is None:
+            # A thread starts out on device 0, whichever its worker's is; what it pins or launches
+            # without naming a device would make a context there.
+            torch.cuda.set_device(self._access.device)
             self._stream = torch.cuda.Stream(  # type: ignore[no-untyped-call]
                 self._access.device
             )

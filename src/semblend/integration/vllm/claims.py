@@ -13,8 +13,9 @@ garbage under the V2 runner and under asynchronous scheduling (0.32).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
@@ -30,6 +31,7 @@ from semblend.integration.vllm.request_state import (
     probes,
     tokens_to_compute,
 )
+from semblend.integration.vllm.samples import cheaper_computed_once, samples_of
 from semblend.integration.vllm.staged import StagedClaims
 from semblend.integration.vllm.stats import SemBlendStats
 
@@ -84,8 +86,11 @@ class Claims:
         """A claim was allocated and takes its part of this step's budget."""
         self._holes_left -= state.pass_tokens
 
-    def claim(self, state: RequestState, computed_tokens: int) -> Answer:
-        """How many tokens behind `computed_tokens` can be supplied. Idempotent."""
+    def claim(self, state: RequestState, computed_tokens: int, *, live: Iterable[Any]) -> Answer:
+        """How many tokens behind `computed_tokens` can be supplied. Idempotent.
+
+        `live` are the engine's requests that have not ended.
+        """
         if state.progress is Progress.CONFIRMED:
             return self._claim_again(state, computed_tokens)
         if state.started or state.progress is Progress.FAILED:
@@ -107,7 +112,7 @@ class Claims:
             return ASK_AGAIN
         if not self._may_claim(state, plan):
             return NOTHING
-        return self._claimed(state, plan, computed_tokens)
+        return self._claimed(state, plan, computed_tokens, live)
 
     def _waits_for_remote(self, state: RequestState, plan: Plan, computed_tokens: int) -> bool:
         """Whether a better donor is on its way from another machine."""
@@ -160,7 +165,13 @@ class Claims:
             return False
         return True
 
-    def _claimed(self, state: RequestState, plan: Plan, computed_tokens: int) -> Answer:
+    def _claimed(
+        self, state: RequestState, plan: Plan, computed_tokens: int, live: Iterable[Any]
+    ) -> Answer:
+        if cheaper_computed_once(plan, samples := samples_of(state.request, live)):
+            why = f"computing the prompt once for {samples} samples is cheaper"
+            state.decline(DeclineReason.NOT_WORTH_IT, why)
+            return NOTHING
         cut = within_hole_budget(plan, self._hole_budget)
         if (
             cut is None

@@ -22,6 +22,7 @@ from semblend.integration.vllm.bridge import PlannerBridge
 from semblend.integration.vllm.capture_orders import CaptureOrders
 from semblend.integration.vllm.claims import NOTHING, Answer, Claims
 from semblend.integration.vllm.exchange import RemoteDonors
+from semblend.integration.vllm.held_blocks import HeldBlocks
 from semblend.integration.vllm.intake import describe, impossible_load
 from semblend.integration.vllm.meaning import MeaningThread
 from semblend.integration.vllm.metadata import ConnectorMeta, LoadCommand, WorkerReport
@@ -38,12 +39,12 @@ from semblend.integration.vllm.setup import SchedulerSetup
 from semblend.integration.vllm.shadow_orders import ShadowOrders
 from semblend.integration.vllm.staged import StagedClaims
 from semblend.integration.vllm.stats import SemBlendStats
+from semblend.integration.vllm.weights import WEIGHTS_CHANGED, WEIGHTS_WARNING
 from semblend.planning.depth import table_for
 
 logger = logging.getLogger("vllm.semblend")
 
 _FINISHED_NORMALLY = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION")
-WEIGHTS_CHANGED = "the weights changed since the engine started"
 
 
 class SchedulerSide:
@@ -90,11 +91,7 @@ class SchedulerSide:
         self.states: dict[str, RequestState] = {}
         self._claimed: set[str] = set()
         self._orders: list[LoadCommand] = []
-        self._holding: dict[str, Any] = {}
-        """Finished requests whose blocks wait for their capture, by id."""
-        self._let_go: list[str] = []
-        """Those whose blocks the engine took back: they are overwritten from the next step on."""
-        self._newly_held: list[str] = []
+        self._held = HeldBlocks()
         self._sampled: set[str] = set()
         """Requests that end in this very call and whose blocks a sample needs once more."""
         self._drop_all = False
@@ -121,7 +118,8 @@ class SchedulerSide:
             state = self.states.get(request.request_id) or self.new_request(request)
             state.undo_claim()
             self._claimed.discard(state.request_id)
-            answer = self.claims.claim(state, computed_tokens)
+            live = (other.request for other in self.states.values())
+            answer = self.claims.claim(state, computed_tokens, live=live)
             if state.progress is Progress.CLAIMED:
                 self._claimed.add(state.request_id)
             return answer
@@ -205,13 +203,13 @@ class SchedulerSide:
         idle = scheduled.total_num_scheduled_tokens == 0
         meta = ConnectorMeta(
             loads=self._orders,
-            held=self._newly_held,
-            preempted=sorted({*(scheduled.preempted_req_ids or ()), *self._let_go}),
+            held=self._held.take_new(),
+            preempted=sorted({*(scheduled.preempted_req_ids or ()), *self._held.take_let_go()}),
             drop_all=self._drop_all,
             weights_epoch=self._weights_epoch,
             idle=idle,
         )
-        self._orders, self._newly_held, self._let_go, self._drop_all = [], [], [], False
+        self._orders, self._drop_all = [], False
         try:
             self._undo_claims()
             meta.captures = self._captures.orders(scheduled, self.states, self.manager)
@@ -295,20 +293,18 @@ class SchedulerSide:
         self._sampled.discard(request_id)
         if not sampled and not self._captures.is_pending(request_id):
             return False
-        self._holding[request_id] = request
-        self._newly_held.append(request_id)
+        self._held.hold(request)
         return True
 
     @property
     def has_held_blocks(self) -> bool:
         """Whether finished requests' blocks will be freed without anything else happening."""
-        return bool(self._holding)
+        return bool(self._held)
 
     def update(self, report: WorkerReport | None, freed: set[str] | None) -> None:
         """Settle what the workers report."""
         self.clock.step_done()
-        for request_id in freed or ():
-            self._holding.pop(request_id, None)
+        self._held.freed(freed or ())
         if report is None:
             return
         if report.weights_epoch > self._weights_epoch:
@@ -360,18 +356,11 @@ class SchedulerSide:
         return moving or (self.shadows is not None and self.shadows.has_pending_work)
 
     def let_go_of_blocks(self) -> None:
-        """The engine wants every block back at once. Never raises.
-
-        Samples end. What is still being copied stays readable until the next step, whose workers
-        end the copy before they overwrite anything, as they do for a preempted request.
-        """
+        """The engine wants every block back at once: samples end. Never raises."""
         try:
             if self.shadows is not None:
                 self.shadows.clear(self.manager)
-            for request_id, request in self._holding.items():
-                self.manager.free(request)  # once more when the workers answer: then it has none
-                self._let_go.append(request_id)
-            self._holding.clear()
+            self._held.let_go(self.manager)
         except Exception:
             logger.warning("SemBlend could not let go of blocks", exc_info=True)
 
@@ -391,11 +380,8 @@ class SchedulerSide:
         What they are is not known here, and requests and vLLM's own prefix cache may hold K/V
         of both: nothing is loaded or kept until the next start.
         """
-        if not self._weights_epoch and self.setup.options.mode.loads:
-            logger.warning(
-                "SemBlend: the weights changed under the running engine. No certificate speaks of "
-                "the new ones, so that nothing is kept or reused any more; start anew for that."
-            )
+        if not self._weights_epoch:
+            logger.warning(WEIGHTS_WARNING)
         self._weights_epoch = epoch
         self.reset()
         if self.setup.options.mode.loads:

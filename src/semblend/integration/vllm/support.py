@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +18,9 @@ from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.versions import judge
 
 WORKER_CLASS = "semblend.integration.vllm.worker.SemBlendWorker"
+_BEAM = re.compile(r"-beam-\d+(-[0-9a-f]+)?$")
+"""Ids of the server's beam search. Every step of every beam is a request of its own, which would
+load the prompt again; computed, all of them share it through vLLM's own prefix cache."""
 CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
@@ -171,6 +175,8 @@ def request_refusal(request: Any) -> str | None:
         return "lora"
     if request.mm_features:
         return "multimodal"
+    if _BEAM.search(str(request.request_id)):
+        return "beam_search"
     if getattr(request, "resumable", False):
         return "streaming_session"
     if request.skip_reading_prefix_cache:

@@ -22,6 +22,11 @@ CHANGING_METHODS = (
     "finish_weight_update",
 )
 """Of vLLM's workers, 0.30 to 0.32; not every version and platform has all of them."""
+WEIGHTS_CHANGED = "the weights changed since the engine started"
+WEIGHTS_WARNING = (
+    "SemBlend: the weights changed under the running engine. No certificate speaks of the new "
+    "ones, so that nothing is kept or reused any more; start anew for that."
+)
 _SAMPLED_BYTES = 64
 """Of each parameter. The smallest step of a training run changes a few per cent of all numbers of
 a model, so that among the thousands looked at some have changed."""

@@ -120,7 +120,7 @@ class WorkerSide:
     # -- between steps -------------------------------------------------------------------
 
     def weights_changed(self, how: str) -> None:
-        """Let go of everything that was computed with other weights than the engine has now."""
+        """Let go of everything that was computed with other weights than now. Never raises."""
         self._weights_epoch += 1
         logger.warning("SemBlend: the weights changed (%s); all donors are dropped", how)
         self._weights = None  # nothing is kept any more; there may be no memory to look at
@@ -128,8 +128,10 @@ class WorkerSide:
             self.loads.cancel(_WEIGHTS_CHANGED)
         if self.exchange is not None:
             self.exchange.clear()
-        if self.captures is not None:
-            self.captures.abandon()
+        try:
+            self.before_unmapping()
+        except DonorError as error:  # it is not kept, however long it takes
+            logger.warning("SemBlend: %s", error)
         if self.donors is not None:
             self.donors.clear()
 

@@ -1,0 +1,49 @@
+"""Blocks of finished requests that wait for a capture or a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+
+class HeldBlocks:
+    """Whose blocks the engine keeps for us, and how it gets them back."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, Any] = {}
+        self._new: list[str] = []
+        self._let_go: list[str] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._requests)
+
+    def hold(self, request: Any) -> None:
+        """A request ends, and its blocks are still read."""
+        self._requests[str(request.request_id)] = request
+        self._new.append(str(request.request_id))
+
+    def freed(self, request_ids: Iterable[str]) -> None:
+        """The workers read them no longer; the engine frees them now."""
+        for request_id in request_ids:
+            self._requests.pop(request_id, None)
+
+    def let_go(self, manager: Any) -> None:
+        """Give all of them back at once.
+
+        What is still being copied stays readable until the next step, whose workers end the copy
+        before they overwrite anything, as they do for a preempted request.
+        """
+        for request_id, request in self._requests.items():
+            manager.free(request)  # once more when the workers answer: then it has none
+            self._let_go.append(request_id)
+        self._requests.clear()
+
+    def take_new(self) -> list[str]:
+        """Requests held since the last call, for the workers."""
+        new, self._new = self._new, []
+        return new
+
+    def take_let_go(self) -> list[str]:
+        """Requests whose blocks are overwritten from the next step on, for the workers."""
+        gone, self._let_go = self._let_go, []
+        return gone
