@@ -58,13 +58,10 @@ class Oracle:
         if len(record.answer) != asked.most and record.finished:
             verdicts.cut_short.append(f"{asked}: {len(record.answer)} tokens")
         tokens = asked.tokens
-        difference = self.comparison.difference(
-            record.answer, self._cold[tokens.tobytes()], self._go_on(tokens)
-        )
+        compare, go_on = self.comparison.difference, self._go_on(tokens)
+        difference = compare(record.answer, self._cold[tokens.tobytes()], go_on)
         if difference is not None:
-            difference = self.comparison.difference(
-                record.answer, self.cold(tokens), self._go_on(tokens)
-            )
+            difference = compare(record.answer, self.cold(tokens), go_on)
         if difference is None:
             verdicts.as_cold += 1
             return
@@ -91,11 +88,9 @@ class Oracle:
             return None
         if record.preemptions:
             # It may have gone on without its load from any token on.
-            tokens, place = record.asked.tokens, difference.place
-            go_on = self._go_on(tokens)
-            rest = self.comparison.difference(
-                record.answer[place:], go_on(record.answer[:place]), go_on
-            )
+            said, rest = record.answer[: difference.place], record.answer[difference.place :]
+            tokens = np.concatenate([record.asked.tokens, np.array(said, dtype=np.int32)])
+            wrong = self.comparison.difference(rest, self.cold(tokens), self._go_on(tokens))
             if wrong is None:
                 self.verdicts.mixed += 1
                 return None
