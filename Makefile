@@ -69,6 +69,15 @@ test-vllm:
 	@echo "the vLLM environment (a few minutes when new)"
 	@bash scripts/vllm_env.sh $(PYTHON)
 	.venv-vllm/bin/python -m pytest tests/integration/vllm
+	TEST_VLLM_RUNNER=v2 TEST_VLLM_SCHEDULING=async .venv-vllm/bin/python -m pytest $(VLLM_STEPS)
+	TEST_VLLM_RUNNER=v1 TEST_VLLM_SCHEDULING=async .venv-vllm/bin/python -m pytest $(VLLM_STEPS)
+	TEST_VLLM_RUNNER=v2 TEST_VLLM_SCHEDULING=sync .venv-vllm/bin/python -m pytest $(VLLM_FAILING)
+
+# The V2 runner and asynchronous scheduling are vLLM's defaults on GPUs. What steps do with loads
+# is tried under all four combinations, on a CPU: V2's kernels run in Triton's interpreter.
+VLLM_FAILING := $(addprefix tests/integration/vllm/,test_failures.py test_fault_points.py)
+VLLM_STEPS := $(VLLM_FAILING) $(addprefix tests/integration/vllm/,\
+    test_scheduling.py test_segmented.py test_prefix_cache.py)
 
 test-sglang:
 	@echo "the SGLang environment (a few minutes when new)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
+from benchmarks.vllm_fuzz.comparing import Answer
 from benchmarks.vllm_fuzz.traffic import MOST_TOKENS, Asked
 from benchmarks.vllm_runners import Scheduling, engine_options, on_gpu
 from semblend.core.plan import Plan
@@ -76,16 +77,6 @@ class Record:
     def reused(self) -> bool:
         """Whether the connector says so."""
         return self.said.get("outcome") == "materialised"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A run to compare with: its tokens and, at each place, the likeliest ones."""
-
-    tokens: tuple[int, ...]
-    likely: tuple[dict[int, float], ...]
-    """Log-probabilities by token."""
-    said: dict[str, Any]
 
 
 class FuzzEngine:
@@ -210,7 +201,7 @@ class FuzzEngine:
         outputs = self._llm.generate(inputs, plans, use_tqdm=False)
         if not self.drain():
             raise RuntimeError("a reference run never ends")
-        return [_answer(output) for output in outputs]
+        return [Answer.of(output) for output in outputs]
 
     def push_to_disk(self, tokens: TokenArray) -> None:
         """Have so many others kept that the memory for donors holds nothing else."""
@@ -340,13 +331,3 @@ def sampling(most: int, hints: dict[str, Any], **more: Any) -> SamplingParams:
 def _outer(request_id: str) -> str:
     """Our own id of a request; vLLM's ends in random letters."""
     return request_id.rpartition("-")[0]
-
-
-def _answer(output: Any) -> Answer:
-    (best,) = output.outputs
-    places: Iterable[dict[int, Any]] = best.logprobs or ()
-    return Answer(
-        tokens=tuple(best.token_ids),
-        likely=tuple({token: said.logprob for token, said in place.items()} for place in places),
-        said=(output.kv_transfer_params or {}).get("semblend", {}),
-    )

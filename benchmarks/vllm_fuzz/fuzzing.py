@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.vllm_fuzz.comparing import Comparison
 from benchmarks.vllm_fuzz.driving import POINTS, Driver
 from benchmarks.vllm_fuzz.engine import EngineOptions, FuzzEngine
 from benchmarks.vllm_fuzz.oracle import Oracle, Verdicts
@@ -73,7 +74,7 @@ def fuzz(options: argparse.Namespace, folder: Path) -> tuple[BenchmarkReport, li
     case = f"{options.runner} {options.scheduling} {options.mode}"
     report = BenchmarkReport("vllm_fuzz")
     _add_traffic(report, case, driver, steps=steps, faults=bool(options.faults))
-    _add_verdicts(report, case, verdicts)
+    _add_verdicts(report, case, verdicts, oracle.comparison)
     strangers = _across_salts(driver)
     report.add(case, "loads from another salt's donors", len(strangers), "requests", at_most=0)
     report.add(case, "requests stuck", len(driver.stuck), "requests", at_most=0)
@@ -134,13 +135,13 @@ def _add_traffic(
         report.add(case, f"fault {point.value} fired", fired, "times", at_least=1)
 
 
-def _add_verdicts(report: BenchmarkReport, case: str, verdicts: Verdicts) -> None:
+def _add_verdicts(report: BenchmarkReport, case: str, verdicts: Verdicts, ties: Comparison) -> None:
     report.add(case, "answers checked", verdicts.checked, "answers", at_least=1)
     report.add(case, "equal to cold", verdicts.as_cold, "answers")
     report.add(case, "equal to the same load alone", verdicts.as_replay, "answers")
     report.add(case, "over a load, then cold", verdicts.mixed, "answers")
-    report.add(case, "near ties", verdicts.near_ties, "places")
-    report.add(case, "widest of them", verdicts.largest_tie, "nats")
+    report.add(case, "near ties", ties.near_ties, "places")
+    report.add(case, "widest of them", ties.largest_tie, "nats")
     report.add(case, "loads that could not be repeated", verdicts.not_replayed, "loads")
     for group in ("reused", "not reused", "bystander"):
         wrong = len(verdicts.wrong.get(group, ()))

@@ -1,41 +1,19 @@
-"""Is an answer right? Held to the same prompt alone: computed cold, or given the same load.
-
-Greedy answers of the same prompt may still differ: other batches round otherwise, and where two
-tokens are as likely as each other either may win. So at the first place where an answer differs,
-its token must be about as likely as the best one in the reference run, and what follows is held
-to a reference that goes on from there. Wrong K/V gives tokens that are out of the question.
-"""
+"""Is an answer right? Held to its prompt alone: computed cold, or given the same load."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from benchmarks.vllm_fuzz.comparing import Answer, Comparison, Continue, Difference
 from benchmarks.vllm_fuzz.driving import Progress
-from benchmarks.vllm_fuzz.engine import Answer, FuzzEngine, Record
+from benchmarks.vllm_fuzz.engine import FuzzEngine, Record
 from benchmarks.vllm_fuzz.traffic import OFF
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
 from semblend.integration.probing import is_dynamic
-
-Continue = Callable[[tuple[int, ...]], Answer]
-"""The reference behind some tokens of an answer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """Where an answer leaves its reference."""
-
-    place: int
-    got: int
-    expected: int
-    gap: float
-    """By how much the reference finds its own token likelier, in nats."""
-
-    def __str__(self) -> str:
-        return f"token {self.place} is {self.got}, not {self.expected} ({self.gap:.2f} nats)"
 
 
 @dataclass(slots=True)
@@ -47,8 +25,6 @@ class Verdicts:
     as_replay: int = 0
     mixed: int = 0
     """Preempted: first over its load, then computed."""
-    near_ties: int = 0
-    largest_tie: float = 0.0
     not_replayed: int = 0
     wrong: dict[str, list[str]] = field(default_factory=dict)
     """By kind of request, what differed."""
@@ -60,7 +36,7 @@ class Oracle:
 
     def __init__(self, engine: FuzzEngine, *, margin: float, batch_tokens: int) -> None:
         self._engine = engine
-        self._margin = margin
+        self.comparison = Comparison(margin=margin)
         self._batch_tokens = batch_tokens
         self._cold: dict[bytes, Answer] = {}
         self._alone: dict[bytes, Answer] = {}
@@ -82,9 +58,10 @@ class Oracle:
         if len(record.answer) != asked.most and record.finished:
             verdicts.cut_short.append(f"{asked}: {len(record.answer)} tokens")
         tokens = asked.tokens
-        difference = self._held_to(record.answer, self._cold[tokens.tobytes()], self._go_on(tokens))
+        compare, go_on = self.comparison.difference, self._go_on(tokens)
+        difference = compare(record.answer, self._cold[tokens.tobytes()], go_on)
         if difference is not None:
-            difference = self._held_to(record.answer, self.cold(tokens), self._go_on(tokens))
+            difference = compare(record.answer, self.cold(tokens), go_on)
         if difference is None:
             verdicts.as_cold += 1
             return
@@ -105,41 +82,19 @@ class Oracle:
         if replay is None:
             self.verdicts.not_replayed += 1
             return cold
-        difference = self._held_to(record.answer, replay, None)
+        difference = self.comparison.difference(record.answer, replay)
         if difference is None:
             self.verdicts.as_replay += 1
             return None
         if record.preemptions:
             # It may have gone on without its load from any token on.
-            tokens, place = record.asked.tokens, difference.place
-            go_on = self._go_on(tokens)
-            rest = self._held_to(record.answer[place:], go_on(record.answer[:place]), go_on)
-            if rest is None:
+            said, rest = record.answer[: difference.place], record.answer[difference.place :]
+            tokens = np.concatenate([record.asked.tokens, np.array(said, dtype=np.int32)])
+            wrong = self.comparison.difference(rest, self.cold(tokens), self._go_on(tokens))
+            if wrong is None:
                 self.verdicts.mixed += 1
                 return None
         return difference
-
-    # -- comparing -----------------------------------------------------------------------
-
-    def _held_to(
-        self, answer: tuple[int, ...], reference: Answer, go_on: Continue | None
-    ) -> Difference | None:
-        """Where the answer is wrong; where a near tie cannot be followed, what is behind it is
-        taken as right."""
-        done = 0
-        while True:
-            difference = first_difference(answer[done:], reference)
-            if difference is None:
-                return None
-            difference = replace(difference, place=done + difference.place)
-            if difference.gap > self._margin:
-                return difference
-            self.verdicts.near_ties += 1
-            self.verdicts.largest_tie = max(self.verdicts.largest_tie, difference.gap)
-            done = difference.place + 1
-            if go_on is None or done == len(answer):
-                return None
-            reference = go_on(answer[:done])
 
     # -- references ----------------------------------------------------------------------
 
@@ -218,13 +173,3 @@ def forced(plan: Plan, names: dict[str, str], now: Plan) -> Plan:
         exact_tokens=now.exact_tokens,
         spans=tuple(span for span in spans if span is not None),
     )
-
-
-def first_difference(answer: tuple[int, ...], reference: Answer) -> Difference | None:
-    """The first place at which an answer is not its reference's."""
-    for place, (got, expected) in enumerate(zip(answer, reference.tokens, strict=False)):
-        if got != expected:
-            likely = reference.likely[place]
-            gap = max(likely.values()) - likely.get(got, -np.inf)
-            return Difference(place=place, got=got, expected=expected, gap=float(gap))
-    return None

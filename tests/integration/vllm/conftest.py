@@ -1,4 +1,8 @@
-"""Real vLLM on a CPU. `make test-vllm` makes the environment and runs these."""
+"""Real vLLM on a CPU. `make test-vllm` makes the environment and runs these.
+
+TEST_VLLM_RUNNER (v1 or v2) and TEST_VLLM_SCHEDULING (sync or async) choose for the whole process;
+without them vLLM takes what it takes on a CPU, the V1 runner and synchronous scheduling.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.vllm_runners import Runner, Scheduling, prepare
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 
@@ -31,6 +36,14 @@ os.environ.update(
     }
 )
 
+CHOSEN = {"TEST_VLLM_RUNNER", "TEST_VLLM_SCHEDULING"} & set(os.environ)
+
+if HAS_VLLM and CHOSEN:
+    prepare(
+        Runner(os.environ.get("TEST_VLLM_RUNNER", "v1")),
+        Scheduling(os.environ.get("TEST_VLLM_SCHEDULING", "sync")),
+    )
+
 if HAS_VLLM:
     # Importing vLLM warns about what it imports; test modules are strict when collected.
     with warnings.catch_warnings():
@@ -41,7 +54,10 @@ collect_ignore_glob = [] if HAS_VLLM else ["test_*.py"]
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return "vLLM: installed" if HAS_VLLM else "vLLM: not installed here; run make test-vllm"
+    if not HAS_VLLM:
+        return "vLLM: not installed here; run make test-vllm"
+    chosen = ", ".join(f"{name}={os.environ[name]}" for name in sorted(CHOSEN))
+    return f"vLLM: installed; {chosen or 'its own choice of runner and scheduling'}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from benchmarks.vllm_runners import Scheduling, engine_options
 from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
 
@@ -60,6 +62,8 @@ class Engine:
             "disable_log_stats": False,
             "kv_transfer_config": transfer_config(**extra),
         }
+        if "TEST_VLLM_SCHEDULING" in os.environ:
+            settings.update(engine_options(Scheduling(os.environ["TEST_VLLM_SCHEDULING"])))
         settings.update(engine or {})
         ProbeConnector.worker = None
         self.llm = LLM(model=folder_of(model), **settings)
@@ -124,7 +128,7 @@ class Engine:
             self.worker.captures.wait()
         core = self.llm.llm_engine.engine_core.engine_core
         core.step_fn()
-        while core.scheduler.has_requests():
+        while core.scheduler.has_requests() or core.batch_queue:
             core.step_fn()
 
     def forget_prefixes(self) -> None:

@@ -1,0 +1,95 @@
+"""Comparing greedy answers in arithmetic that rounds.
+
+Greedy answers to the same prompt may differ: other batches round otherwise, and where two tokens
+are as likely as each other either may win. So where an answer leaves its reference, its token must
+be about as likely there as the best one, and what follows is held to a reference that goes on from
+there. Wrong K/V gives tokens that are out of the question.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A run to compare with: its tokens and, at each place, the likeliest ones."""
+
+    tokens: tuple[int, ...]
+    likely: tuple[dict[int, float], ...]
+    """Log-probabilities by token."""
+    said: dict[str, Any] = field(default_factory=dict)
+    """What the connector reported of it."""
+
+    @classmethod
+    def of(cls, output: Any) -> Answer:
+        """vLLM's output of a request that asked for log-probabilities."""
+        (best,) = output.outputs
+        return cls(
+            tokens=tuple(best.token_ids),
+            likely=tuple(
+                {token: said.logprob for token, said in place.items()}
+                for place in best.logprobs or ()
+            ),
+            said=(output.kv_transfer_params or {}).get("semblend", {}),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Where an answer leaves its reference."""
+
+    place: int
+    got: int
+    expected: int
+    gap: float
+    """By how much the reference finds its own token likelier, in nats."""
+
+    def __str__(self) -> str:
+        return f"token {self.place} is {self.got}, not {self.expected} ({self.gap:.2f} nats)"
+
+
+Continue = Callable[[tuple[int, ...]], Answer]
+"""The reference behind some tokens of an answer."""
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Compares answers; remembers the near ties it let pass."""
+
+    margin: float
+    """Nats within which two tokens are as likely as each other."""
+    near_ties: int = 0
+    largest_tie: float = 0.0
+
+    def difference(
+        self, answer: tuple[int, ...], reference: Answer, go_on: Continue | None = None
+    ) -> Difference | None:
+        """Where the answer is wrong, if it is.
+
+        Without `go_on` a near tie cannot be followed, and what comes behind it is taken as right.
+        """
+        done = 0
+        while True:
+            found = _first_difference(answer, done, reference)
+            if found is None or found.gap > self.margin:
+                return found
+            self.near_ties += 1
+            self.largest_tie = max(self.largest_tie, found.gap)
+            done = found.place + 1
+            if go_on is None or done == len(answer):
+                return None
+            reference = go_on(answer[:done])
+
+
+def _first_difference(answer: tuple[int, ...], done: int, reference: Answer) -> Difference | None:
+    """The first place behind `done` tokens at which an answer is not its reference's."""
+    for place, (got, expected) in enumerate(zip(answer[done:], reference.tokens, strict=False)):
+        if got != expected:
+            likely = reference.likely[place]
+            gap = max(likely.values()) - likely.get(got, -math.inf)
+            return Difference(place=done + place, got=got, expected=expected, gap=gap)
+    return None
