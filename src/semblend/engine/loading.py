@@ -20,10 +20,11 @@ import torch
 from semblend.core.faults import FaultPoint, reach
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
-from semblend.engine.layerwise import LayerwiseLoad
 from semblend.engine.materialise import DonorSource, layerwise_spans
 from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
+from semblend.kv.depth_drift import DepthDrift
+from semblend.kv.layerwise import LayerwiseLoad
 from semblend.kv.rotary import RotaryTable
 
 CHECKERS = min(12, max(2, 3 * (os.cpu_count() or 2) // 4))
@@ -76,6 +77,7 @@ def start_load(
     rotary: RotaryTable,
     donors: DonorSource,
     stream: torch.cuda.Stream | None,
+    drift: DepthDrift | None = None,
 ) -> PendingLoad:
     """Lease a plan's donors, start the first copies, and begin to check what they read.
 
@@ -94,6 +96,7 @@ def start_load(
                 rotary=rotary,
                 donors=donors,
                 stream=stream,
+                drift=drift,
             )
         )
         return PendingLoad(load, leases.pop_all())
