@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semblend.core.errors import PlanError
-from semblend.kv.layerwise import LayerwiseLoad
+from semblend.kv.layerwise import ALL_DIRECT, LayerwiseLoad
 from semblend.kv.layout import PagedLayout
 from semblend.kv.paged_kv import PagedKv
 from semblend.kv.transfer import copy_spans
@@ -62,10 +62,15 @@ def test_what_does_not_move_keeps_its_bits_in_any_pool(case: LayoutCase) -> None
 
 @given(cases)
 def test_layers_in_turn_and_an_engines_own_writing_give_the_same_bits(case: LayoutCase) -> None:
-    at_once, in_turn, written = (case.make() for _ in range(3))
+    at_once, written = case.make(), case.make()
     copy_spans(at_once, case.batch, case.table, drift=case.drift)
-    if not isinstance(case.batch.sources[0], PagedKv):
-        load = LayerwiseLoad(in_turn, case.batch, case.table, drift=case.drift)
+    for direct_share in (0.0, 0.5, ALL_DIRECT):
+        if isinstance(case.batch.sources[0], PagedKv):
+            break
+        in_turn = case.make()
+        load = LayerwiseLoad(
+            in_turn, case.batch, case.table, drift=case.drift, direct_share=direct_share
+        )
         for layer in range(in_turn.layer_count):
             load(layer)
         assert torch.equal(contents(in_turn), contents(at_once))

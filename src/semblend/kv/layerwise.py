@@ -33,6 +33,8 @@ RING = 3
 """Chunks on their way at a time: bounds the memory a load takes beside the pool."""
 DIRECT_SHARE = 0.5
 """Segments of which less is read are not copied whole."""
+ALL_DIRECT = 2.0
+"""No segment is copied before it is put in place."""
 
 Check = Callable[[], bool]
 """Whether a piece of leased K/V has its checksum; may be called from any thread."""
@@ -158,7 +160,7 @@ class LayerwiseLoad:
         deep = max(end - first for first, end in self._chunks)
         sizes: list[int] = []
         for source, low, high in _rows_read(staged):
-            if 2 * (high - low) >= source.shape[2]:
+            if 2 * (high - low) >= source.shape[2] and source.is_contiguous():
                 # The whole source is one plain copy; a part of it would be two a layer.
                 low, high = 0, source.shape[2]
             self._sources.append((source, low, high))
@@ -182,12 +184,15 @@ class LayerwiseLoad:
 
     def _split(self, batch: CopyBatch, direct_share: float) -> tuple[CopyBatch, CopyBatch]:
         """What is copied to the ring, and what the kernel reads where it is."""
-        staged = [True] * len(batch.sources)
-        if self._on_device:
-            for number, (source, low, high) in enumerate(_rows_read(batch)):
-                little = high - low < direct_share * source.shape[2]
-                staged[number] = not (little and source.is_pinned())
+        staged = [
+            high - low >= direct_share * source.shape[2] or not self._reads(source)
+            for source, low, high in _rows_read(batch)
+        ]
         return batch.of_sources(staged), batch.of_sources([not whole for whole in staged])
+
+    def _reads(self, source: torch.Tensor) -> bool:
+        """Whether what puts K/V in place can read a source where it is."""
+        return source.device == self._pool.device or (self._on_device and source.is_pinned())
 
     def _placers(self, batch: CopyBatch) -> list[Placer]:
         """For each place of the ring, what rotates it into the pool."""
@@ -210,13 +215,15 @@ class LayerwiseLoad:
 
     def _direct_placers(self, batch: CopyBatch) -> list[Placer]:
         """The same for what stays on the host until the kernel reads it."""
-        pool, rotary = self._pool, self._rotary
-        if not len(batch) or not isinstance(pool, PagedKv):
+        pool, rotary, drift = self._pool, self._rotary, self._drift
+        if not len(batch):
             return []
+        if not self._on_device or not isinstance(pool, PagedKv):
+            return [_torch_placer(pool, batch, rotary, drift, whole=True)] * self._ring
         from semblend.kv import triton_copy
 
         # Counted from the pool: a launcher wants a pointer of the device.
-        ready = triton_copy.prepare(pool, batch, base=pool.keys[0], drift=self._drift)
+        ready = triton_copy.prepare(pool, batch, base=pool.keys[0], drift=drift)
 
         def place(layers: range) -> None:
             triton_copy.launch(pool, ready, rotary, layers=layers, source_layer=layers.start)
@@ -239,7 +246,7 @@ class LayerwiseLoad:
     def _send(self, chunk: int, slot: int) -> None:
         first, end = self._chunks[chunk]
         for (source, low, high), target in zip(self._sources, self._staged[slot], strict=True):
-            if high - low == source.shape[2]:
+            if high - low == source.shape[2] and source.is_contiguous():
                 target[: end - first].copy_(source[first:end], non_blocking=True)
                 continue
             # Plain copies: one strided copy would go through a buffer on the host.
@@ -270,16 +277,18 @@ def _rows_read(batch: CopyBatch) -> Iterator[tuple[torch.Tensor, int, int]]:
 
 
 def _torch_placer(
-    pool: Destination, batch: CopyBatch, rotary: RotaryTable, drift: DepthDrift | None
+    pool: Destination,
+    batch: CopyBatch,
+    rotary: RotaryTable,
+    drift: DepthDrift | None,
+    *,
+    whole: bool = False,
 ) -> Placer:
+    """`whole` sources hold all layers, others those that are placed."""
+
     def place(layers: range) -> None:
-        torch_copy.copy_batch(
-            pool,
-            batch,
-            rotary,
-            drift=drift,
-            layers=layers,
-        )
+        first = layers.start if whole else 0
+        torch_copy.copy_batch(pool, batch, rotary, drift=drift, layers=layers, source_layer=first)
 
     return place
 

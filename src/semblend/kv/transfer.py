@@ -16,11 +16,14 @@ import torch
 from semblend.core.faults import FaultPoint, fault_point
 from semblend.kv import torch_copy
 from semblend.kv.depth_drift import DepthDrift
-from semblend.kv.layerwise import LayerwiseLoad
+from semblend.kv.layerwise import LayerwiseLoad, chunk_layers
 from semblend.kv.layout import PagedLayout
 from semblend.kv.paged_kv import PagedKv
 from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.span_batch import CopyBatch, Destination, SpanCopy, flat_batch
+
+_STAGED_BYTES = 256 << 20
+"""About as much of the device's memory a copy from the host takes beside the pool."""
 
 __all__ = ["Backend", "PagedLayout", "SpanCopy", "copy_spans"]
 
@@ -83,6 +86,8 @@ def copy_spans(
 
         triton_copy.copy_batch(destination, batch, table, drift=drift)
     else:
-        load = LayerwiseLoad(destination, batch, table, drift=drift)
-        load.place_all()
+        heads, dim = destination.head_shape
+        layer_bytes = 2 * len(batch) * heads * dim * destination.dtype.itemsize
+        most = chunk_layers(layer_bytes=layer_bytes, staged_bytes=_STAGED_BYTES)
+        LayerwiseLoad(destination, batch, table, drift=drift, most_layers=most).place_all()
     return len(batch)

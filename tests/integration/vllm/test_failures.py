@@ -26,7 +26,7 @@ SCHEDULER_STEPS = {
     "making hashes private": f"{PACKAGE}.claims.PrivateChain",
 }
 WORKER_STEPS = {
-    "rotating": f"{PACKAGE}.loading.KeyTurn",
+    "rotating": "semblend.kv.torch_copy._turn",
     "writing K/V": f"{PACKAGE}.paged_access.PagedAccess.write",
     "laying holes out": f"{PACKAGE}.worker_side.hole_sequences",
     "building attention metadata": f"{PACKAGE}.nested_pass.NestedPass._common_metadata",

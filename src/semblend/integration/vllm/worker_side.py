@@ -77,7 +77,11 @@ class WorkerSide:
         if refusals:
             raise UnsupportedEngineError(refusals)
         self.access = PagedAccess(layers, block_size=int(self._config.cache_config.block_size))
-        self.donors = WorkerDonors(make_tiers(self._options, _tp_rank()))
+        rank, ranks = _tp_place()
+        token_bytes = self.access.token_bytes
+        self.donors = WorkerDonors(
+            make_tiers(self._options, rank, ranks=ranks, token_bytes=token_bytes)
+        )
         self.captures = CaptureThread(self.access, self.donors)
         self._report.layers = len(layers)
         if not self.needs_model:
@@ -316,12 +320,10 @@ def _failure(error: Exception) -> LoadFailure:
 
 def _tp_place() -> tuple[int, int]:
     """This worker's rank, and how many there are."""
-    from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size
+    from vllm.distributed.parallel_state import (
+        get_tensor_model_parallel_rank,
+        get_tensor_model_parallel_world_size,
+    )
 
-    return _tp_rank(), int(get_tensor_model_parallel_world_size())
-
-
-def _tp_rank() -> int:
-    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-
-    return int(get_tensor_model_parallel_rank())
+    rank = int(get_tensor_model_parallel_rank())
+    return rank, int(get_tensor_model_parallel_world_size())
