@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semblend.core.errors import CapacityError
+from semblend.kv.pinned_arena import ArenaFullError, PinnedArena
 from semblend.kv.segments import Segment
 from semblend.kv.tiers import MemoryTier, TierStack
-from semblend.kv.tiers.arena import ArenaFullError, PinnedArena
 from tests.kv.segments import key_of, same_kv, segment_of
 
 

@@ -229,6 +229,8 @@ class CaptureThread:
             side.wait_event(ready)
             start, end = batch[0].start, batch[-1].start + batch[-1].length
             parts = self._reader.read(block_ids, start, end)
+        # Only what was read before its blocks were needed elsewhere may be stored.
+        side.synchronize()
         try:
             yield parts
         finally:

@@ -17,9 +17,9 @@ from semblend.integration.host_memory import HostMemory, donor_bytes
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.kv.donor_pieces import DonorKv, DonorPiece
 from semblend.kv.layerwise import Check
+from semblend.kv.pinned_arena import PinnedArena
 from semblend.kv.segments import SegmentKey
 from semblend.kv.tiers import DiskTier, MemoryTier, TierStack
-from semblend.kv.tiers.arena import PinnedArena
 
 SEGMENT_TOKENS = 512
 """Prompts that begin alike share whole segments of this size."""
