@@ -143,10 +143,10 @@ class PinnedArena:
     def close(self) -> None:
         """Unpin everything. Nobody may use the arena, or memory of it, afterwards."""
         with self._lock:
+            self.capacity_bytes = 0
             for slab in self._slabs:
                 self._unpin(_address(slab.memory))
             self._slabs.clear()
-            self.capacity_bytes = 0
 
     def _take(self, nbytes: int) -> tuple[_Slab, int]:
         with self._lock:

@@ -161,7 +161,7 @@ class WorkerDonors:
         return lost
 
     def close(self) -> None:
-        """Let go of the disk tier's folder."""
+        """Let go of pinned memory and of the disk tier's folder."""
         self.tiers.close()
 
     def _segment_gone(self, key: SegmentKey) -> None:

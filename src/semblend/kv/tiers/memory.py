@@ -230,6 +230,11 @@ class MemoryTier:
         """Forget a segment; leases of it stay good."""
         return self._table.remove(key)
 
+    def close(self) -> None:
+        """Unpin the arena, where there is one; its segments are not to be read any more."""
+        if self._arena is not None:
+            self._arena.close()
+
     def stats(self) -> TierStats:
         """A snapshot."""
         counters = self._counters

@@ -141,7 +141,9 @@ class TierStack:
         return tuple(stats) if self.disk is None else (*stats, self.disk.stats())
 
     def close(self) -> None:
-        """Let go of the disk tier's folder."""
+        """Let go of pinned memory and of the disk tier's folder."""
+        for tier in self.memory:
+            tier.close()
         if self.disk is not None:
             self.disk.close()
 
