@@ -26,8 +26,9 @@ import numpy as np
 import torch
 import triton  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
-from semblend.kv import triton_kernels
+from semblend.kv import triton_copy
 from semblend.kv.layout import by_slot
+from semblend.kv.paged_kv import PagedKv
 from semblend.kv.rotary import Pairing, RotarySpec, RotaryTable
 from semblend.kv.span_batch import flat_batch
 from semblend.kv.transfer import PagedLayout, SpanCopy, copy_spans
@@ -185,7 +186,9 @@ def _measure(rng: np.random.Generator, ceiling: float, tokens: int) -> list[Row]
     for name, segments, spans in cases:
         copies = spans_of(segments, layout, spans, rng)
         case = f"{tokens} tokens, {name}"
-        ms = median_ms(partial(triton_kernels.launch, by_slot(pool), *_ready(pool, copies, table)))
+        ms = median_ms(
+            partial(triton_copy.launch, PagedKv.of_tensor(pool), *_ready(pool, copies, table))
+        )
         share = _moved_bytes(layout, tokens) / (ms * 1e-3) / ceiling
         target = 0.80 if tokens == max(TOKENS) else 0.70
         rows += [
@@ -213,8 +216,8 @@ def tune(rng: np.random.Generator, ceiling: float) -> list[Row]:
         for rows_each, warps, layers in itertools.product(
             (8, 16, 32, 64), (2, 4, 8), (1, 4, 7, 14, 28)
         ):
-            shape = triton_kernels.LaunchShape(rows=rows_each, layers=layers, warps=warps)
-            ms = median_ms(partial(triton_kernels.launch, by_slot(pool), *ready, shape))
+            shape = triton_copy.LaunchShape(rows=rows_each, layers=layers, warps=warps)
+            ms = median_ms(partial(triton_copy.launch, PagedKv.of_tensor(pool), *ready, shape))
             share = _moved_bytes(layout, tokens) / (ms * 1e-3) / ceiling
             case = f"{tokens} tokens, rows={rows_each} warps={warps} layers={layers}"
             rows.append(Row(case=case, metric="tuned_share", value=share, unit="ratio"))
@@ -235,11 +238,12 @@ def _segments(tokens: int, count: int) -> list[torch.Tensor]:
 
 def _ready(
     pool: torch.Tensor, copies: list[SpanCopy], table: RotaryTable
-) -> tuple[triton_kernels.Prepared, RotaryTable]:
-    batch = flat_batch(by_slot(pool), copies, table)
+) -> tuple[triton_copy.Prepared, RotaryTable]:
+    paged = PagedKv.of_tensor(pool)
+    batch = flat_batch(paged, copies, table)
     if batch is None:
         raise RuntimeError("nothing to copy")
-    return triton_kernels.prepare(pool.device, batch), table
+    return triton_copy.prepare(paged, batch), table
 
 
 def _moved_bytes(layout: PagedLayout, tokens: int) -> int:

@@ -14,11 +14,11 @@ from benchmarks.gpu.machine import Ceilings
 from semblend.core.plan import Hole, Plan, Span
 from semblend.core.tokens import TokenArray
 from semblend.engine.batch import ComputeRun
-from semblend.engine.materialise import DonorKv, DonorPiece
 from semblend.engine.model import LoadedModel, wrap_model
 from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
 from semblend.engine.segmented import plan_runs
+from semblend.kv.donor_pieces import DonorKv, DonorPiece
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 152064,

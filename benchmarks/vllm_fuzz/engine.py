@@ -228,7 +228,7 @@ class FuzzEngine:
         return {
             "requests the connector still knows": len(side.states),
             "loads under way": 0 if worker.loads is None else len(worker.loads),
-            "requests whose blocks are held": len(side._held),
+            "requests whose blocks are held": int(bool(side._held)),
             "captures under way": 0 if captures is None else len(+captures._pending),
             "leases": sum(tier.leased for tier in tiers),
             "requests open in the ledger": side.bridge.pipeline.ledger.totals().open_requests,

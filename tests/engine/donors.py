@@ -13,11 +13,11 @@ from semblend.core.errors import DonorError
 from semblend.core.plan import Hole, Plan, Span
 from semblend.core.tokens import TokenArray
 from semblend.engine.batch import ComputeRun
-from semblend.engine.materialise import DonorKv, DonorPiece
 from semblend.engine.model import LoadedModel
 from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
 from semblend.engine.segmented import compute
+from semblend.kv.donor_pieces import DonorKv, DonorPiece
 
 
 @dataclass

@@ -157,16 +157,16 @@ def test_reused_kv_that_is_not_finite_is_computed_again(
     driver.run(behind(1))
     driver.engine.flush_prefix_cache()
 
-    def poisoned(pool: torch.Tensor, copies: Any, table: Any) -> int:
-        pool.fill_(float("nan"))
+    def poisoned(pool: Any, copies: Any, table: Any, drift: Any) -> int:
+        pool.stack.fill_(float("nan"))
         return len(copies)
 
     def poisoned_layer(load: Any, layer: int) -> None:
-        load._pool[layer].fill_(float("nan"))
+        load._pool.stack[layer].fill_(float("nan"))
 
     monkeypatch.setattr("semblend.engine.materialise.copy_spans", poisoned)
     # On a GPU spans from the host are put in place as the pass comes to their layers.
-    monkeypatch.setattr("semblend.engine.layerwise.LayerwiseLoad.__call__", poisoned_layer)
+    monkeypatch.setattr("semblend.kv.layerwise.LayerwiseLoad.__call__", poisoned_layer)
     assert_cold(driver, DeclineReason.MATERIALISATION_FAILED, Outcome.DECLINED)
 
 

@@ -13,11 +13,11 @@ import torch
 
 from semblend.core.plan import Hole, Span
 from semblend.engine.batch import ComputeRun
-from semblend.engine.layerwise import LayerwiseLoad
 from semblend.engine.materialise import layerwise_spans, load_spans
 from semblend.engine.model import LoadedModel, wrap_model
 from semblend.engine.segmented import compute, runs_of_plan
 from semblend.engine.streams import SideStream
+from semblend.kv.layerwise import LayerwiseLoad
 from semblend.kv.span_batch import SpanCopy
 from tests.engine.donors import DonorShelf, cold_kv, hand_plan, make_pool, make_table
 from tests.engine.models import ARCHITECTURES, plain_model, random_tokens

@@ -7,7 +7,7 @@ import sys
 
 BLOCKED = """
 import sys
-for name in ("xxhash", "pydantic", "rapidfuzz", "transformers", "triton"):
+for name in ("xxhash", "pydantic", "rapidfuzz", "transformers", "triton", "safetensors"):
     sys.modules[name] = None
 import semblend.kv.rotary, semblend.kv.transfer
 from semblend.core.errors import MissingExtraError

@@ -19,6 +19,9 @@ LIMITS = {"fp32": 1e-6, "fp16": 2e-3, "bf16": 1.6e-2}
 """One unit in the last place of numbers up to 4: the two may round a tie apart."""
 
 
+SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
     pytest.importorskip("triton", reason="Triton is not installed: its kernel is NOT tested here")
@@ -51,3 +54,18 @@ def test_spans_that_stay_keep_their_bits_in_the_kernel(report) -> None:
 
 def test_results_do_not_depend_on_how_the_work_is_cut_up(report) -> None:
     assert report["shapes agree"] is True
+
+
+def test_the_kernel_fills_and_reads_any_engines_pool(report) -> None:
+    """Against torch within a rounding, against float64 within two: one to turn, one to shift."""
+    layouts = report["layouts"]
+    for at, case in enumerate(layouts):
+        assert case["from_torch"] <= 4 * LIMITS[SHORT[case["dtype"]]], at
+        assert case["from_float64"] <= 8 * LIMITS[SHORT[case["dtype"]]], at
+        assert case["exact"], at
+    assert sum(case["shifted"] for case in layouts) > 10
+    assert sum(case["pool"] for case in layouts) > 10
+
+
+def test_layers_a_few_at_a_time_give_the_same_bits(report) -> None:
+    assert all(case["parts_agree"] for case in report["layouts"])

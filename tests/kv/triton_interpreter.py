@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 
+import numpy as np
 import torch
 
-from semblend.kv import triton_kernels
+from semblend.kv import triton_copy
+from semblend.kv.depth_drift import is_shifted
+from semblend.kv.layerwise import layer_chunks
 from semblend.kv.layout import by_slot
+from semblend.kv.paged_kv import PagedKv
 from semblend.kv.rotary import Pairing
 from semblend.kv.span_batch import flat_batch
 from semblend.kv.transfer import copy_spans
+from tests.kv.layout_cases import LayoutCase, contents, layout_case
 from tests.kv.span_cases import SpanCase, make_case
 
+LAYOUT_CASES = 28
 HEADS = ((16, 16, 2), (20, 12, 3), (10, 2, 1), (24, 24, 1))
 """(head_dim, rotary_dim, kv_heads): whole and partial rotary, powers of two and not."""
 
@@ -53,19 +61,67 @@ def compare_shapes(case: SpanCase) -> bool:
     results = []
     for rows, layers in itertools.product((4, 64), (1, 2)):
         pool = torch.zeros_like(case.pool)
-        shape = triton_kernels.LaunchShape(rows=rows, layers=layers)
-        batch = flat_batch(by_slot(pool), case.copies, case.table)
+        shape = triton_copy.LaunchShape(rows=rows, layers=layers)
+        paged = PagedKv.of_tensor(pool)
+        batch = flat_batch(paged, case.copies, case.table)
         assert batch is not None
-        prepared = triton_kernels.prepare(pool.device, batch)
-        triton_kernels.launch(by_slot(pool), prepared, case.table, shape)
+        prepared = triton_copy.prepare(paged, batch)
+        triton_copy.launch(paged, prepared, case.table, shape)
         results.append(pool)
     return all(torch.equal(results[0], other) for other in results[1:])
+
+
+def compare_layouts(seed: int) -> dict[str, object]:
+    """The kernel on one of any engine's pools: against torch, float64, and itself in parts."""
+    case = layout_case(seed)
+    pools = []
+    for backend in ("torch", "triton"):
+        pool = case.make()
+        copy_spans(pool, case.batch, case.table, drift=case.drift, backend=backend)
+        pools.append(contents(pool))
+    torch_pool, got = pools
+    bits = {2: torch.int16, 4: torch.int32}[case.dtype.itemsize]
+    fixed = np.setdiff1d(np.arange(got.shape[2]), case.batch.target_slots)
+    fixed = np.concatenate((fixed, case.stays()))
+    return {
+        "dtype": str(case.dtype).removeprefix("torch."),
+        "shifted": case.drift is not None and bool(is_shifted(case.batch).any()),
+        "pool": isinstance(case.batch.sources[0], PagedKv),
+        "from_torch": float((torch_pool.double() - got.double()).abs().max()),
+        "from_float64": float((case.expected() - got.double()).abs().max()),
+        "exact": torch.equal(torch_pool[:, :, fixed].view(bits), got[:, :, fixed].view(bits)),
+        "parts_agree": all(torch.equal(part, got) for part in in_parts(case)),
+    }
+
+
+def in_parts(case: LayoutCase) -> Iterator[torch.Tensor]:
+    """A few layers at a time: from sources that stay where they are, and through a ring."""
+    pool = case.make()
+    ready = triton_copy.prepare(pool, case.batch, base=pool.keys[0], drift=case.drift)
+    chunks = layer_chunks(pool.layer_count, 2)
+    for first, end in chunks:
+        triton_copy.launch(pool, ready, case.table, layers=range(first, end), source_layer=first)
+    yield contents(pool)
+    sources = case.batch.sources
+    if isinstance(sources[0], PagedKv):
+        return
+    pool = case.make()
+    rings = [[torch.empty_like(source[:2]) for source in sources] for _ in range(2)]
+    for number, (first, end) in enumerate(chunks):
+        ring = rings[number % 2]
+        for staged, source in zip(ring, sources, strict=True):
+            staged[: end - first] = source[first:end]
+        ready = triton_copy.prepare(
+            pool, replace(case.batch, sources=tuple(ring)), drift=case.drift
+        )
+        triton_copy.launch(pool, ready, case.table, layers=range(first, end))
+    yield contents(pool)
 
 
 def main() -> None:
     """Print one JSON object: results by case."""
     torch.set_num_threads(1)
-    report: dict[str, object] = {}
+    report: dict[str, object] = {"layouts": [compare_layouts(seed) for seed in range(LAYOUT_CASES)]}
     types = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     for seed, ((name, dtype), pairing, (dim, rotary, heads)) in enumerate(
         itertools.product(types.items(), Pairing, HEADS)

@@ -56,3 +56,48 @@ def copy_token_by_token(
 
 def _members(pair: int, pairs: int, interleaved: bool) -> tuple[int, int]:
     return (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + pairs)
+
+
+def shift_token_by_token(
+    pool: torch.Tensor,
+    moves: list[tuple[int, int, int, int]],
+    depths: list[float],
+    means: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *,
+    interleaved: bool,
+) -> torch.Tensor:
+    """`pool` [layers, 2, slots, heads, head_dim] with what moved far shifted to its depth; float64.
+
+    `moves` are (offset in its span, target slot, source position, target position); `means` are
+    [layers, 2, depths, heads, head_dim].
+    """
+    result = pool.double().clone()
+    table = means.double().numpy()
+    pairs = cos.shape[1]
+    for offset, slot, at, to in moves:
+        if abs(to - at) <= 256:
+            continue
+        middle = 7.5 - offset % 16
+        away = _between(depths, table, to + middle) - _between(depths, table, at + middle)
+        result[:, 1, slot] += torch.from_numpy(away[:, 1])
+        keys = away[:, 0].copy()
+        for pair in range(pairs):
+            turn = complex(cos[to, pair], sin[to, pair]) / complex(cos[0, pair], sin[0, pair])
+            first, second = _members(pair, pairs, interleaved)
+            turned = (away[:, 0, :, first] + 1j * away[:, 0, :, second]) * turn
+            keys[..., first], keys[..., second] = turned.real, turned.imag
+        result[:, 0, slot] += torch.from_numpy(keys)
+    return result
+
+
+def _between(depths: list[float], table: np.ndarray, depth: float) -> np.ndarray:
+    """A straight line between the table's two neighbours of a depth; flat beyond its ends."""
+    inside = min(max(depth, depths[0]), depths[-1])
+    high = next(n for n, one in enumerate(depths) if one >= inside)
+    low = max(0, high - 1)
+    if low == high:
+        return table[:, :, 0]
+    share = (inside - depths[low]) / (depths[high] - depths[low])
+    return (1 - share) * table[:, :, low] + share * table[:, :, high]

@@ -17,7 +17,7 @@ from semblend.core.errors import CorruptSegmentError, DonorError
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Hole, Plan
 from semblend.engine.loading import start_load
-from semblend.engine.materialise import DonorSource, load_spans, shift_spans
+from semblend.engine.materialise import DonorSource, load_spans
 from semblend.engine.model import LoadedModel
 from semblend.engine.pages import PageIds, PageTable
 from semblend.engine.pool import PagedPool
@@ -167,12 +167,11 @@ class Admission:
                     rotary=rotary,
                     donors=donors,
                     stream=self._side.stream,
+                    drift=drift,
                 )
-                if policy.dynamic or drift is not None:
-                    # Looked at, or shifted, before the first pass: they cannot wait for it.
+                if policy.dynamic:
+                    # Looked at before the first pass: they cannot wait for it.
                     sequence.loading.place(pool.shape.layers)
-                if drift is not None:
-                    shift_spans(plan, table=table, pool=pool, rotary=rotary, drift=drift)
             else:
                 load_spans(
                     plan,

@@ -27,12 +27,12 @@ from semblend.core.errors import CapacityError, CorruptSegmentError, DonorError
 from semblend.core.faults import FaultPoint, reach
 from semblend.core.namespace import Namespace
 from semblend.core.tokens import TokenArray
-from semblend.engine.layerwise import Check
-from semblend.engine.materialise import DonorKv, DonorPiece
 from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
 from semblend.engine.sequence import Sequence
 from semblend.engine.streams import SideStream
+from semblend.kv.donor_pieces import DonorKv, DonorPiece
+from semblend.kv.layerwise import Check
 from semblend.kv.segments import Segment, SegmentKey
 from semblend.kv.tiers.stack import TierStack
 from semblend.pipeline import SemBlendPipeline

@@ -22,8 +22,8 @@ import torch
 
 from semblend.engine.cuda_batch import Layout, refill, to_device
 from semblend.engine.cuda_forward import FusedForward, LayerCall, Rows
-from semblend.engine.layerwise import layer_chunks
 from semblend.engine.pool import PagedPool
+from semblend.kv.layerwise import layer_chunks
 
 logger = logging.getLogger("semblend.engine")
 

@@ -2,17 +2,14 @@
 
 On a GPU admission does not wait for donor K/V from the host. It leases the donors,
 starts the first copies and leaves the rest to the request's first pass. Checksums are
-computed meanwhile, on threads of their own: a gigabyte takes a core a tenth of a second,
-and the host has little else to do. What they say is waited for before the pass's answer
-is given. A load is used once: a pass that fails half way, or read what fails its checksum,
+computed meanwhile, on threads of their own; what they say is waited for before the pass's
+answer is given. A load is used once: a pass that fails half way, or read what fails its checksum,
 leaves its request to be computed from tokens.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 
 import torch
@@ -20,17 +17,13 @@ import torch
 from semblend.core.faults import FaultPoint, reach
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
-from semblend.engine.layerwise import LayerwiseLoad
 from semblend.engine.materialise import DonorSource, layerwise_spans
 from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
+from semblend.kv.checking import Checking
+from semblend.kv.depth_drift import DepthDrift
+from semblend.kv.layerwise import LayerwiseLoad
 from semblend.kv.rotary import RotaryTable
-
-CHECKERS = min(12, max(2, 3 * (os.cpu_count() or 2) // 4))
-"""Threads that compute checksums. One does some five gigabytes a second, the bus that the same
-bytes travel on fifty: as many as there are cores to spare."""
-
-_CHECKERS = ThreadPoolExecutor(max_workers=CHECKERS, thread_name_prefix="semblend-checks")
 
 
 class PendingLoad:
@@ -39,7 +32,7 @@ class PendingLoad:
     def __init__(self, load: LayerwiseLoad, leases: ExitStack) -> None:
         self.load = load
         self._leases = leases
-        self._checks = [_CHECKERS.submit(check) for check in load.checks]
+        self._checks = Checking(load.checks)
         self.placed = False
         """Whether all layers are in place already, before any pass."""
 
@@ -58,12 +51,11 @@ class PendingLoad:
         Exception
             Whatever a check raised: nothing is known then.
         """
-        wait(self._checks)
-        return all(check.result() for check in self._checks)
+        return self._checks.is_sound()
 
     def close(self) -> None:
         """Give the donors back. Copies already started keep their memory until they are done."""
-        wait(self._checks)
+        self._checks.wait()
         self._leases.close()
 
 
@@ -76,6 +68,7 @@ def start_load(
     rotary: RotaryTable,
     donors: DonorSource,
     stream: torch.cuda.Stream | None,
+    drift: DepthDrift | None = None,
 ) -> PendingLoad:
     """Lease a plan's donors, start the first copies, and begin to check what they read.
 
@@ -94,6 +87,7 @@ def start_load(
                 rotary=rotary,
                 donors=donors,
                 stream=stream,
+                drift=drift,
             )
         )
         return PendingLoad(load, leases.pop_all())

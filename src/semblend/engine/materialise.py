@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -14,38 +12,15 @@ import torch
 from semblend.core.errors import DonorError
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
-from semblend.engine.layerwise import Check, LayerwiseLoad
 from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
 from semblend.kv.depth_drift import DepthDrift
+from semblend.kv.donor_pieces import DonorKv, DonorRun, add_runs, extent
+from semblend.kv.layerwise import Check, LayerwiseLoad
 from semblend.kv.layout import by_slot
 from semblend.kv.rotary import RotaryTable
 from semblend.kv.span_batch import CopyRuns
 from semblend.kv.transfer import copy_spans
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DonorPiece:
-    """K/V of donor positions [start, start + tokens) as one tensor."""
-
-    start: int
-    kv: torch.Tensor
-    """[layers, 2, tokens, kv_heads, head_dim], K rotated to the donor's positions."""
-
-    @property
-    def end(self) -> int:
-        """First donor position after the piece."""
-        return self.start + self.kv.shape[2]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DonorKv:
-    """A donor's tokens and K/V, in order, while somebody holds a lease on it."""
-
-    tokens: TokenArray
-    pieces: tuple[DonorPiece, ...]
-    checks: tuple[Check, ...] = ()
-    """What is still to be checked of it while it is leased: nothing, unless it was leased so."""
 
 
 class DonorSource(Protocol):
@@ -94,14 +69,12 @@ def load_spans(
     """
     copied = 0
     slots = table.slots(0, plan.end)
-    for donor_id, parts in _by_donor(plan).items():
-        with donors.lease(donor_id, *_extent(parts)) as donor:
+    for donor_id, wanted in _by_donor(plan).items():
+        with donors.lease(donor_id, *extent(wanted)) as donor:
             runs = CopyRuns()
-            _add_runs(runs, donor_id, donor, parts, tokens)
-            copied += copy_spans(pool.data, runs.batch(slots), rotary)
+            add_runs(runs, donor_id, donor, wanted, tokens)
+            copied += copy_spans(pool.paged, runs.batch(slots), rotary, drift=drift)
     _check_supplied(plan, copied)
-    if drift is not None:
-        shift_spans(plan, table=table, pool=pool, rotary=rotary, drift=drift)
     return copied
 
 
@@ -109,7 +82,10 @@ def load_spans(
 def shift_spans(
     plan: Plan, *, table: PageTable, pool: PagedPool, rotary: RotaryTable, drift: DepthDrift
 ) -> None:
-    """Shift a plan's copies, which are in place, from their donors' depths to their own."""
+    """Shift a plan's copies, which are in place unshifted, from their donors' depths to their own.
+
+    For measuring: a lab shifts what it loaded once and looked at.
+    """
     kv = by_slot(pool.data)
     for span in plan.copies:
         move = drift.move(
@@ -138,6 +114,7 @@ def layerwise_spans(
     rotary: RotaryTable,
     donors: DonorSource,
     stream: torch.cuda.Stream | None,
+    drift: DepthDrift | None = None,
 ) -> Iterator[LayerwiseLoad]:
     """Like :func:`load_spans`, but each layer is put in place when the pass comes to it.
 
@@ -148,60 +125,21 @@ def layerwise_spans(
     with ExitStack() as leases:
         runs = CopyRuns()
         checks: list[Check] = []
-        for donor_id, parts in _by_donor(plan).items():
-            donor = leases.enter_context(lease(donor_id, *_extent(parts)))
+        for donor_id, wanted in _by_donor(plan).items():
+            donor = leases.enter_context(lease(donor_id, *extent(wanted)))
             checks += donor.checks
-            _add_runs(runs, donor_id, donor, parts, tokens)
+            add_runs(runs, donor_id, donor, wanted, tokens)
         batch = runs.batch(table.slots(0, plan.end))
         _check_supplied(plan, len(batch))
-        yield LayerwiseLoad(pool.data, batch, rotary, stream=stream, checks=checks)
+        yield LayerwiseLoad(pool.paged, batch, rotary, drift=drift, stream=stream, checks=checks)
 
 
-class _Part(NamedTuple):
-    """Donor positions [start, end) that are copied, `delta` further on in the target."""
-
-    start: int
-    end: int
-    delta: int
-
-
-def _by_donor(plan: Plan) -> dict[str, list[_Part]]:
-    parts: dict[str, list[_Part]] = {}
+def _by_donor(plan: Plan) -> dict[str, list[DonorRun]]:
+    wanted: dict[str, list[DonorRun]] = {}
     for span, start, end in plan.copied_runs():
         delta = span.delta
-        parts.setdefault(span.donor_id, []).append(_Part(start - delta, end - delta, delta))
-    return parts
-
-
-def _extent(parts: Sequence[_Part]) -> tuple[int, int]:
-    return min(part.start for part in parts), max(part.end for part in parts)
-
-
-def _add_runs(
-    runs: CopyRuns, donor_id: str, donor: DonorKv, parts: Sequence[_Part], tokens: TokenArray
-) -> None:
-    """Add what to copy out of which piece of a donor that is leased."""
-    theirs = np.concatenate([donor.tokens[start:end] for start, end, _ in parts])
-    ours = np.concatenate([tokens[start + delta : end + delta] for start, end, delta in parts])
-    # A slice that reaches past the donor's end is short: lengths are compared with the plan's.
-    planned = sum(end - start for start, end, _ in parts)
-    if len(theirs) != planned or not np.array_equal(theirs, ours):
-        raise DonorError(f"donor {donor_id!r} does not hold the planned tokens")
-    starts = [piece.start for piece in donor.pieces]
-    ends = [piece.end for piece in donor.pieces]
-    for part_start, part_end, delta in parts:
-        # A long prompt has hundreds of parts and pieces: only those that meet are looked at.
-        for number in range(bisect_right(ends, part_start), len(ends)):
-            start, end = max(part_start, starts[number]), min(part_end, ends[number])
-            if start >= end:
-                break
-            runs.add(
-                donor.pieces[number].kv,
-                row=start - starts[number],
-                source_start=start,
-                target_start=start + delta,
-                tokens=end - start,
-            )
+        wanted.setdefault(span.donor_id, []).append(DonorRun(start - delta, end - delta, delta))
+    return wanted
 
 
 def _check_supplied(plan: Plan, copied: int) -> None:

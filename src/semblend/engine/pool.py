@@ -11,6 +11,7 @@ from semblend.core.errors import CapacityError
 from semblend.core.faults import FaultPoint, fault_point
 from semblend.engine.pages import PageAllocator, PageTable
 from semblend.kv.layout import PagedLayout, by_slot
+from semblend.kv.paged_kv import PagedKv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,7 @@ class PagedPool:
             head_dim=shape.head_dim,
         ).allocate(dtype=shape.dtype, device=device)
         self.by_slot = by_slot(self.data)
+        self.paged = PagedKv.of_tensor(self.data)
         # Views made once: indexing a tensor costs microseconds, and attention does it per layer.
         self._keys = [self.by_slot[layer, 0] for layer in range(shape.layers)]
         self._values = [self.by_slot[layer, 1] for layer in range(shape.layers)]

@@ -10,14 +10,16 @@ the difference between its new depth's mean and its old one's.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 
 from semblend.core.errors import SerialisationError
+from semblend.kv.layout import SlotArray
 from semblend.kv.rotary_table import RotaryTable, rotate
 
 STEP_TOKENS = 16
@@ -35,9 +37,13 @@ class DepthDrift:
     """fp32 [depths], ascending, in tokens from the start of the prompt; at least two."""
     means: torch.Tensor
     """fp32 [layers, 2, depths, kv_heads, head_dim]; K as it would stand at position 0."""
+    host_depths: npt.NDArray[np.float32] = field(init=False)
+    """The depths where plans are made."""
 
     def __post_init__(self) -> None:
         depths, means = self.depths, self.means
+        object.__setattr__(self, "means", means.contiguous())
+        object.__setattr__(self, "host_depths", depths.detach().cpu().float().numpy())
         if (
             depths.ndim != 1
             or len(depths) < 2
@@ -88,16 +94,46 @@ class DepthDrift:
         """What a run of tokens needs that goes from one depth to another; None: nothing."""
         if not tokens or abs(target_start - source_start) <= SAME_DEPTH_TOKENS:
             return None
+        offsets = np.arange(tokens)
+        return self._move(source_start + offsets, target_start + offsets, offsets, rotary)
+
+    def of_batch(self, batch: MovedTokens, rotary: RotaryTable) -> DepthMove:
+        """What tokens need that all are shifted."""
+        return self._move(
+            batch.source_positions, batch.target_positions, batch.span_offsets, rotary
+        )
+
+    def places(self, depths: npt.NDArray[np.float32]) -> tuple[SlotArray, npt.NDArray[np.float32]]:
+        """Where depths lie in the table: the row below each, and how far on to the next it is."""
+        rows = self.host_depths
+        above = np.searchsorted(rows, depths).clip(1, len(rows) - 1)
+        low, high = rows[above - 1], rows[above]
+        return above - 1, ((depths - low) / (high - low)).clip(0.0, 1.0).astype(np.float32)
+
+    def _move(
+        self, source: SlotArray, target: SlotArray, offsets: SlotArray, rotary: RotaryTable
+    ) -> DepthMove:
         device = self.means.device
-        middles = torch.arange(0, tokens, STEP_TOKENS, device=device) + (STEP_TOKENS - 1) / 2
-        away = self.at(target_start + middles) - self.at(source_start + middles)
-        targets = torch.arange(target_start, target_start + tokens, device=device)
+        both = np.stack((step_depths(source, offsets), step_depths(target, offsets)))
+        begins = np.diff(both, axis=1, prepend=-1.0).any(axis=0)
+        before, after = (torch.from_numpy(depths[begins]).to(device) for depths in both)
+        number = np.cumsum(begins) - 1
+        away = self.at(after) - self.at(before)
+        targets = torch.from_numpy(target).to(device)
         table = rotary if rotary.cos.device == device else rotary.to(device)
         cos, sin = table.differences(torch.zeros_like(targets), targets)
-        return DepthMove(away=away, cos=cos[:, None], sin=sin[:, None], rotary=table, tokens=tokens)
+        return DepthMove(
+            away=away,
+            step=torch.from_numpy(number).to(device),
+            cos=cos[:, None],
+            sin=sin[:, None],
+            rotary=table,
+        )
 
     def to_bytes(self) -> bytes:
         """The table as a safetensors file."""
+        from safetensors.torch import save
+
         tensors = {"depths": self.depths.cpu().contiguous(), "means": self.means.cpu().contiguous()}
         return save(tensors)
 
@@ -110,6 +146,10 @@ class DepthDrift:
         SerialisationError
             If it is not one.
         """
+        # Imported where it is used: whoever copies without a table needs torch and numpy alone.
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
         try:
             tensors = load(data)
             return cls(depths=tensors["depths"].float(), means=tensors["means"].float())
@@ -123,11 +163,12 @@ class DepthMove:
 
     away: torch.Tensor
     """fp32 [layers, 2, steps, kv_heads, head_dim]; K as at position 0."""
+    step: torch.Tensor
+    """int64 [tokens]: which of the steps a token is of."""
     cos: torch.Tensor
     sin: torch.Tensor
     """[tokens, 1, rotary_dim / 2]: rows from position 0 to each target position."""
     rotary: RotaryTable
-    tokens: int
 
     def keys(self, layer: int, keys: torch.Tensor) -> torch.Tensor:
         """A layer's K [tokens, kv_heads, head_dim], rotated to its new place, at its new depth."""
@@ -142,7 +183,41 @@ class DepthMove:
         return (values.float() + self._spread(layer, 1)).to(values.dtype)
 
     def _spread(self, layer: int, part: int) -> torch.Tensor:
-        return self.away[layer, part].repeat_interleave(STEP_TOKENS, dim=0)[: self.tokens]
+        return self.away[layer, part].index_select(0, self.step)
+
+
+class MovedTokens(Protocol):
+    """Tokens with where they come from and where they go, an entry a token in every array."""
+
+    @property
+    def source_positions(self) -> SlotArray:
+        """Where K was computed."""
+        ...
+
+    @property
+    def target_positions(self) -> SlotArray:
+        """Where it shall stand."""
+        ...
+
+    @property
+    def span_offsets(self) -> SlotArray:
+        """How far into its span a token is."""
+        ...
+
+
+def is_shifted(batch: MovedTokens) -> npt.NDArray[np.bool_]:
+    """Which tokens moved far enough to be shifted."""
+    moved = np.abs(batch.target_positions - batch.source_positions)
+    return np.asarray(moved > SAME_DEPTH_TOKENS)
+
+
+def step_depths(positions: SlotArray, offsets: SlotArray) -> npt.NDArray[np.float32]:
+    """The depth whose mean tokens at `positions` are given: the middle of their step.
+
+    Steps count from where a span begins, however it lies in pieces.
+    """
+    middle = positions - offsets % STEP_TOKENS + (STEP_TOKENS - 1) / 2
+    return np.asarray(middle, dtype=np.float32)
 
 
 def table_digest(data: bytes) -> str:

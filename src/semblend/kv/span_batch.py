@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,15 +18,21 @@ import torch
 
 from semblend.core.errors import PlanError
 from semblend.kv.layout import SlotArray, by_slot
+from semblend.kv.paged_kv import PagedKv, TokenWriter
 from semblend.kv.rotary_table import RotaryTable
+
+Source = torch.Tensor | PagedKv
+"""K/V to copy from: a segment or pool of ours, or any engine's pool."""
+Destination = PagedKv | TokenWriter
+"""Where K/V is copied to: memory of known strides, or whatever an engine alone can write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SpanCopy:
     """One span to copy: which rows of which source, into which slots, from where to where."""
 
-    source: torch.Tensor
-    """A segment [layers, 2, tokens, kv_heads, head_dim] or a pool (see `kv.layout`)."""
+    source: Source
+    """A segment [layers, 2, tokens, kv_heads, head_dim], or a pool."""
     source_slots: SlotArray
     """Rows of the source, shape [tokens]; on the host, where plans are made."""
     target_slots: SlotArray
@@ -59,19 +66,21 @@ class SpanCopy:
 class CopyBatch:
     """All tokens to copy, flat: one entry a token in every array."""
 
-    sources: tuple[torch.Tensor, ...]
-    """Each [layers, 2, slots, kv_heads, head_dim]; slots differ."""
+    sources: tuple[Source, ...]
+    """Tensors [layers, 2, slots, kv_heads, head_dim] whose slots differ, or one `PagedKv`."""
     source_numbers: SlotArray
     """Which of the sources a token is read from."""
     source_slots: SlotArray
     target_slots: SlotArray
     source_positions: SlotArray
     target_positions: SlotArray
+    span_offsets: SlotArray
+    """How far into its span a token stands: shifts of depth go by steps from there."""
 
     def __len__(self) -> int:
         return int(self.source_slots.size)
 
-    def part(self, which: npt.NDArray[np.bool_]) -> CopyBatch:
+    def part(self, which: npt.NDArray[np.bool_] | slice) -> CopyBatch:
         """Some of the tokens."""
         return replace(
             self,
@@ -80,6 +89,7 @@ class CopyBatch:
             target_slots=self.target_slots[which],
             source_positions=self.source_positions[which],
             target_positions=self.target_positions[which],
+            span_offsets=self.span_offsets[which],
         )
 
     def of_sources(self, wanted: Sequence[bool]) -> CopyBatch:
@@ -103,17 +113,27 @@ class CopyRuns:
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
-        self._sources: list[torch.Tensor] = []
-        self._runs: list[tuple[int, int, int, int, int]] = []
+        self._sources: list[Source] = []
+        self._runs: list[tuple[int, int, int, int, int, int]] = []
 
     def add(
-        self, source: torch.Tensor, *, row: int, source_start: int, target_start: int, tokens: int
+        self,
+        source: Source,
+        *,
+        row: int,
+        source_start: int,
+        target_start: int,
+        tokens: int,
+        span_offset: int = 0,
     ) -> None:
-        """Rows [row, row + tokens) of a source, at least one; positions are the first one's."""
+        """Rows [row, row + tokens) of a source, at least one; positions are the first one's.
+
+        `span_offset` is how far into its span the run begins, where a span lies in pieces.
+        """
         number = self._numbers.setdefault(id(source), len(self._sources))
         if number == len(self._sources):
             self._sources.append(source)
-        self._runs.append((number, row, source_start, target_start, tokens))
+        self._runs.append((number, row, source_start, target_start, span_offset, tokens))
 
     def batch(self, target_slots: SlotArray) -> CopyBatch:
         """All runs, not yet checked against a pool.
@@ -128,25 +148,26 @@ class CopyRuns:
         PlanError
             If a run begins before 0, or reaches a position that has no slot.
         """
-        runs = np.array(self._runs, dtype=np.int64).reshape(-1, 5).T
+        runs = np.array(self._runs, dtype=np.int64).reshape(-1, 6).T
         if (least := int(runs.min(initial=0))) < 0:
             raise PlanError(f"copy runs: rows and positions of 0 or more expected, got {least}")
-        starts, lengths = runs[:4], runs[4]
+        starts, lengths = runs[:5], runs[5]
         if (end := int((starts[3] + lengths).max(initial=0))) > len(target_slots):
             raise PlanError(f"copy runs: {end} target slots expected, got {len(target_slots)}")
-        numbers, source_slots, source_positions, target_positions = _along(starts, lengths)
+        numbers, source_slots, source_positions, target_positions, offsets = _along(starts, lengths)
         return CopyBatch(
-            sources=tuple(map(by_slot, self._sources)),
+            sources=tuple(map(_as_slots, self._sources)),
             source_numbers=numbers,
             source_slots=source_slots,
             target_slots=target_slots[target_positions],
             source_positions=source_positions,
             target_positions=target_positions,
+            span_offsets=offsets,
         )
 
 
 def flat_batch(
-    destination: torch.Tensor, copies: Sequence[SpanCopy] | CopyBatch, table: RotaryTable
+    destination: Destination, copies: Sequence[SpanCopy] | CopyBatch, table: RotaryTable
 ) -> CopyBatch | None:
     """All spans as one checked batch; None if there is nothing to copy.
 
@@ -158,9 +179,11 @@ def flat_batch(
     batch = flattened(copies)
     if not len(batch):
         return None
+    if len(batch.sources) > 1 and any(isinstance(s, PagedKv) for s in batch.sources):
+        raise PlanError("span copies: an engine's pool is copied from alone, beside no segment")
     # Segments of one donor are alike: a shape is checked once.
-    for source in {(s.shape, s.dtype): s for s in batch.sources}.values():
-        _check_source(source, destination, table)
+    for shape in dict.fromkeys(map(_shape_of, batch.sources)):
+        _check_source(shape, destination, table)
     _check_slots(batch, destination)
     table.check_positions(0, int(max(batch.source_positions.max(), batch.target_positions.max())))
     return batch
@@ -176,18 +199,23 @@ def flattened(copies: Sequence[SpanCopy] | CopyBatch) -> CopyBatch:
     sources = {id(copy.source): copy.source for copy in spans}
     numbers = {source: number for number, source in enumerate(sources)}
     runs = np.array(
-        [(numbers[id(c.source)], c.source_start, c.target_start, len(c)) for c in spans],
+        [(numbers[id(c.source)], c.source_start, c.target_start, 0, len(c)) for c in spans],
         dtype=np.int64,
     ).T
-    source_numbers, source_positions, target_positions = _along(runs[:3], runs[3])
+    source_numbers, source_positions, target_positions, offsets = _along(runs[:4], runs[4])
     return CopyBatch(
-        sources=tuple(map(by_slot, sources.values())),
+        sources=tuple(map(_as_slots, sources.values())),
         source_numbers=source_numbers,
         source_slots=np.concatenate([copy.source_slots for copy in spans]),
         target_slots=np.concatenate([copy.target_slots for copy in spans]),
         source_positions=source_positions,
         target_positions=target_positions,
+        span_offsets=offsets,
     )
+
+
+def _as_slots(source: Source) -> Source:
+    return source if isinstance(source, PagedKv) else by_slot(source)
 
 
 def _along(starts: SlotArray, lengths: SlotArray) -> SlotArray:
@@ -202,41 +230,61 @@ def _along(starts: SlotArray, lengths: SlotArray) -> SlotArray:
     return along
 
 
-def _check_source(source: torch.Tensor, destination: torch.Tensor, table: RotaryTable) -> None:
-    if (
-        source.shape[:2] != destination.shape[:2]
-        or source.shape[3:] != destination.shape[3:]
-        or source.dtype != destination.dtype
-    ):
+class _Shape(NamedTuple):
+    """What a source and a destination must agree on."""
+
+    layers: int
+    heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+
+def _shape_of(kv: Source | TokenWriter) -> _Shape:
+    if isinstance(kv, torch.Tensor):
+        layers, _, _, heads, dim = kv.shape
+        return _Shape(layers, heads, dim, kv.dtype)
+    return _Shape(kv.layer_count, *kv.head_shape, kv.dtype)
+
+
+def _check_source(source: _Shape, destination: Destination, table: RotaryTable) -> None:
+    if source != (wanted := _shape_of(destination)):
+        raise PlanError(f"span copies: source {source} does not fit a pool of {wanted}")
+    if table.rotary_dim > source.head_dim:
         raise PlanError(
-            f"span copies: source {tuple(source.shape)} {source.dtype} does not fit a pool of "
-            f"{tuple(destination.shape)} {destination.dtype}"
-        )
-    if table.rotary_dim > source.shape[-1]:
-        raise PlanError(
-            f"span copies: rows rotate {table.rotary_dim} numbers, heads have {source.shape[-1]}"
+            f"span copies: rows rotate {table.rotary_dim} numbers, heads have {source.head_dim}"
         )
 
 
-def _check_slots(batch: CopyBatch, destination: torch.Tensor) -> None:
-    rows = np.array([source.shape[2] for source in batch.sources]).take(batch.source_numbers)
+def _slots_of(source: Source) -> int:
+    return source.slot_count if isinstance(source, PagedKv) else source.shape[2]
+
+
+def _check_slots(batch: CopyBatch, destination: Destination) -> None:
+    rows = np.array([_slots_of(source) for source in batch.sources]).take(batch.source_numbers)
     if int(batch.source_slots.min()) < 0 or bool((batch.source_slots >= rows).any()):
         raise PlanError(f"span copies: source slots in [0, {int(rows.min())}) expected")
-    slots = destination.shape[2]
+    slots = destination.slot_count
     low, high = int(batch.target_slots.min()), int(batch.target_slots.max())
     if not 0 <= low <= high < slots:
         raise PlanError(f"span copies: target slots in [0, {slots}) expected")
     if not _all_different(batch.target_slots, low, high):
         raise PlanError("span copies: a target slot is written twice")
-    storage = destination.untyped_storage()
-    pool = range(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
+    if not isinstance(destination, PagedKv):
+        return  # its memory is not known, and nothing of ours reads from it
     for number, source in enumerate(batch.sources):
-        if source.data_ptr() in pool:
-            read = batch.source_slots[batch.source_numbers == number]
-            written = np.isin(read, batch.target_slots)
-            # A view of part of the pool would count its slots from elsewhere.
-            if source.data_ptr() != destination.data_ptr() or bool(written.any()):
-                raise PlanError("span copies: a slot is read and written in one call")
+        first = source.keys[0] if isinstance(source, PagedKv) else source
+        if first.device != destination.device or not destination.overlaps(first.data_ptr()):
+            continue
+        # A view of part of the pool would count its slots from elsewhere.
+        same = (
+            destination.lies_as(source)
+            if isinstance(source, PagedKv)
+            else destination.stack is not None
+            and first.data_ptr() == destination.keys[0].data_ptr()
+        )
+        read = batch.source_slots[batch.source_numbers == number]
+        if not same or bool(np.isin(read, batch.target_slots).any()):
+            raise PlanError("span copies: a slot is read and written in one call")
 
 
 def _all_different(slots: SlotArray, low: int, high: int) -> bool:

@@ -1,4 +1,4 @@
-"""Gather, rotate, scatter in torch: the reference, and the way of machines without a GPU."""
+"""Gather, rotate, shift, scatter in torch: the reference, and the way of machines without a GPU."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from semblend.kv.depth_drift import DepthDrift, DepthMove, is_shifted
 from semblend.kv.layout import SlotArray
+from semblend.kv.paged_kv import PagedKv
 from semblend.kv.rotary_table import RotaryTable, full_rows, swap_pairs
-from semblend.kv.span_batch import CopyBatch
+from semblend.kv.span_batch import CopyBatch, Destination, Source
 
 _TILE_TOKENS = 1024
 """Tokens worked on at a time: rows and keys of a tile stay in a core's cache."""
@@ -17,57 +19,175 @@ _MIN_RUN_TOKENS = 64
 """Mean length of consecutive slots from which slices beat index tensors."""
 
 Selector = slice | torch.Tensor
+Rows = tuple[torch.Tensor, torch.Tensor]
 
 
-def copy_batch(destination: torch.Tensor, batch: CopyBatch, table: RotaryTable) -> None:
-    """Copy a checked batch into `destination`, [layers, 2, slots, kv_heads, head_dim]."""
+def copy_batch(
+    destination: Destination,
+    batch: CopyBatch,
+    table: RotaryTable,
+    *,
+    drift: DepthDrift | None = None,
+    layers: range | None = None,
+    source_layer: int = 0,
+) -> None:
+    """Copy a checked batch, or some layers of it.
+
+    Parameters
+    ----------
+    drift
+        Where given, on the destination's device: what moved far is shifted to its new depth.
+    layers
+        Which of the destination's layers; all by default.
+    source_layer
+        The sources' layer that goes to the first of them.
+    """
+    layers = range(destination.layer_count) if layers is None else layers
     moves = batch.source_positions != batch.target_positions
+    shifts = moves & False if drift is None else is_shifted(batch)
     for number, source in enumerate(batch.sources):
         here = batch.source_numbers == number
-        _copy(destination, source, batch.part(here & ~moves), None)
-        _copy(destination, source, batch.part(here & moves), table)
+        for which, turns, shift in (
+            (here & ~moves, False, False),
+            (here & moves & ~shifts, True, False),
+            (here & shifts, True, True),
+        ):
+            part = batch.part(which)
+            for start, end in _tiles(part):
+                tile = part.part(slice(start, end))
+                _Tile(
+                    destination,
+                    source,
+                    tile,
+                    table if turns else None,
+                    drift.of_batch(tile, table) if drift is not None and shift else None,
+                ).copy(layers, source_layer)
 
 
-def _copy(
-    destination: torch.Tensor, source: torch.Tensor, part: CopyBatch, table: RotaryTable | None
-) -> None:
-    """Copy the tokens of one source, K rotated where there is a table."""
-    for start, end in _tiles(part):
-        rows = _selector(part.source_slots[start:end], destination.device)
-        target = _selector(part.target_slots[start:end], destination.device)
-        _store(destination[:, 1], target, source[:, 1, rows], dim=1)
-        if table is None:
-            _store(destination[:, 0], target, source[:, 0, rows], dim=1)
-            continue
-        differences = table.differences(
-            _to_tensor(part.source_positions[start:end], destination.device),
-            _to_tensor(part.target_positions[start:end], destination.device),
-        )
-        cos, sin = full_rows(differences[0][:, None], differences[1][:, None], table.pairing)
-        for layer in range(destination.shape[0]):
-            _rotate_into(destination[layer, 0], target, source[layer, 0, rows], cos, sin, table)
+class _Tile:
+    """Tokens of one source that are treated alike, few enough to stay in a core's cache."""
+
+    def __init__(
+        self,
+        destination: Destination,
+        source: Source,
+        tile: CopyBatch,
+        table: RotaryTable | None,
+        move: DepthMove | None,
+    ) -> None:
+        device, rows = destination.device, tile.source_slots
+        if isinstance(source, torch.Tensor) and source.device != device:
+            low, high = int(rows.min()), int(rows.max()) + 1
+            source, rows = source[:, :, low:high].to(device), rows - low
+        self._destination, self._source = destination, source
+        self._table, self._move = table, move
+        self._rows = _selector(rows, device)
+        self._target = _selector(tile.target_slots, device)
+        self._slots = tile.target_slots
+        self._turn: Rows | None = None
+        if table is not None:
+            cos, sin = table.differences(
+                _to_tensor(tile.source_positions, device), _to_tensor(tile.target_positions, device)
+            )
+            self._turn = full_rows(cos[:, None], sin[:, None], table.pairing)
+
+    def copy(self, layers: range, source_layer: int) -> None:
+        """Copy to `layers` what the source holds from `source_layer` on."""
+        destination, ahead = self._destination, source_layer - layers.start
+        if not isinstance(destination, PagedKv):
+            slots = _to_tensor(self._slots, destination.device)
+            for layer in layers:
+                destination.write(layer, *self._moved(layer, layer + ahead), slots)
+            return
+        stack, source = destination.stack, self._source
+        if stack is not None and isinstance(source, torch.Tensor) and self._move is None:
+            theirs = source[source_layer : source_layer + len(layers)]
+            self._copy_stack(stack[layers.start : layers.stop], theirs)
+            return
+        for layer in layers:
+            keys, values = self._moved(layer, layer + ahead)
+            _put(destination.keys[layer], self._target, keys)
+            _put(destination.values[layer], self._target, values)
+
+    def _copy_stack(self, pool: torch.Tensor, source: torch.Tensor) -> None:
+        """Where source and destination are one tensor each, V of all layers is one copy."""
+        rows, target = self._rows, self._target
+        _store(pool[:, 1], target, source[:, 1, rows], dim=1)
+        if self._table is None or self._turn is None:
+            _store(pool[:, 0], target, source[:, 0, rows], dim=1)
+            return
+        for layer in range(pool.shape[0]):
+            keys = source[layer, 0, rows]
+            if isinstance(target, slice) and pool.dtype == torch.float32:
+                _turn_into(pool[layer, 0][target], keys, self._turn, self._table)
+            else:
+                _store(pool[layer, 0], target, _turn(keys, self._turn, self._table), dim=0)
+
+    def _moved(self, layer: int, source_layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A layer's K and V, [tokens, kv_heads, head_dim] each, as they shall stand."""
+        source, rows = self._source, self._rows
+        if isinstance(source, PagedKv):
+            keys = _picked(source.keys[source_layer], rows)
+            values = _picked(source.values[source_layer], rows)
+        else:
+            keys, values = source[source_layer, 0, rows], source[source_layer, 1, rows]
+        if self._table is not None and self._turn is not None:
+            keys = _turn(keys, self._turn, self._table)
+        if self._move is not None:
+            keys, values = self._move.keys(layer, keys), self._move.values(layer, values)
+        return keys, values
 
 
-def _rotate_into(
-    slots: torch.Tensor,
-    target: Selector,
-    keys: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    table: RotaryTable,
-) -> None:
-    """Write `keys` [tokens, kv_heads, head_dim], turned by rows [tokens, 1, rotary_dim]."""
-    rotary_dim = table.rotary_dim
-    rotating = keys[..., :rotary_dim].float()
-    if isinstance(target, slice) and slots.dtype == torch.float32:
-        turned = slots[target][..., :rotary_dim]
-        torch.mul(rotating, cos, out=turned)
-        turned.addcmul_(swap_pairs(rotating, table.pairing), sin)
-        slots[target][..., rotary_dim:] = keys[..., rotary_dim:]
-        return
+def _turn(keys: torch.Tensor, rows: Rows, table: RotaryTable) -> torch.Tensor:
+    """`keys` [tokens, kv_heads, head_dim], turned in fp32 by rows [tokens, 1, rotary_dim]."""
+    (cos, sin), width = rows, table.rotary_dim
+    rotating = keys[..., :width].float()
     turned = (rotating * cos).addcmul_(swap_pairs(rotating, table.pairing), sin)
-    whole = torch.cat((turned.to(keys.dtype), keys[..., rotary_dim:]), dim=-1)
-    _store(slots, target, whole, dim=0)
+    if width == keys.shape[-1]:
+        return turned.to(keys.dtype)
+    return torch.cat((turned.to(keys.dtype), keys[..., width:]), dim=-1)
+
+
+def _turn_into(slots: torch.Tensor, keys: torch.Tensor, rows: Rows, table: RotaryTable) -> None:
+    """The same without a copy in between, for fp32."""
+    (cos, sin), width = rows, table.rotary_dim
+    rotating, turned = keys[..., :width], slots[..., :width]
+    torch.mul(rotating, cos, out=turned)
+    turned.addcmul_(swap_pairs(rotating, table.pairing), sin)
+    slots[..., width:] = keys[..., width:]
+
+
+def _put(view: torch.Tensor, target: Selector, tokens: torch.Tensor) -> None:
+    """Write tokens into a view [blocks, block_size, kv_heads, head_dim]."""
+    if (slots := _merged(view)) is not None:
+        _store(slots, target, tokens, dim=0)
+    else:
+        view[_split(target, view)] = tokens
+
+
+def _picked(view: torch.Tensor, rows: Selector) -> torch.Tensor:
+    if (slots := _merged(view)) is not None:
+        return slots[rows]
+    return view[_split(rows, view)]
+
+
+def _merged(view: torch.Tensor) -> torch.Tensor | None:
+    """[slots, kv_heads, head_dim] over the same memory, where blocks lie one behind another."""
+    blocks, size = view.shape[:2]
+    if size == 1:
+        return view[:, 0]
+    if blocks == 1 or view.stride(0) == size * view.stride(1):
+        return view.flatten(0, 1)
+    return None
+
+
+def _split(selector: Selector, view: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    slots = (
+        torch.arange(selector.start, selector.stop, device=view.device)
+        if isinstance(selector, slice)
+        else selector
+    )
+    return slots // view.shape[1], slots % view.shape[1]
 
 
 def _store(slots: torch.Tensor, target: Selector, values: torch.Tensor, *, dim: int) -> None:

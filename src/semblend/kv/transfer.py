@@ -1,25 +1,29 @@
-"""Copy donor spans into a request's own slots: gather, rotate K, scatter, many spans in one call.
+"""The one way K/V moves: donor spans into a request's own slots, on any engine.
 
 K is rotated in fp32 from the donor's position to the target's; a span that does
-not move is copied bit for bit; V is always copied. On a GPU one Triton launch does
-all layers, spans and sources; elsewhere torch does, and that is the reference the
-kernel is held to.
+not move is copied bit for bit; V is always copied. With a table of depth drift, what
+moved far is shifted to its new depth. On a GPU one Triton launch does all layers, spans
+and sources; elsewhere torch does, and that is the reference the kernel is held to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
 from enum import StrEnum
 
-import numpy as np
 import torch
 
 from semblend.core.faults import FaultPoint, fault_point
 from semblend.kv import torch_copy
-from semblend.kv.layout import PagedLayout, by_slot
+from semblend.kv.depth_drift import DepthDrift
+from semblend.kv.layerwise import LayerwiseLoad, chunk_layers
+from semblend.kv.layout import PagedLayout
+from semblend.kv.paged_kv import PagedKv
 from semblend.kv.rotary_table import RotaryTable
-from semblend.kv.span_batch import CopyBatch, SpanCopy, flat_batch
+from semblend.kv.span_batch import CopyBatch, Destination, SpanCopy, flat_batch
+
+_STAGED_BYTES = 256 << 20
+"""About as much of the device's memory a copy from the host takes beside the pool."""
 
 __all__ = ["Backend", "PagedLayout", "SpanCopy", "copy_spans"]
 
@@ -36,10 +40,11 @@ class Backend(StrEnum):
 @fault_point(FaultPoint.COPY, after=True)
 @torch.no_grad()
 def copy_spans(
-    pool: torch.Tensor,
+    pool: torch.Tensor | Destination,
     copies: Iterable[SpanCopy] | CopyBatch,
     table: RotaryTable,
     *,
+    drift: DepthDrift | None = None,
     backend: Backend | str = Backend.AUTO,
 ) -> int:
     """Copy every span into `pool`; returns how many tokens were copied.
@@ -47,56 +52,42 @@ def copy_spans(
     Parameters
     ----------
     pool
-        Destination, [layers, 2, pages, page_size, kv_heads, head_dim].
+        Destination: any engine's pool, or one of ours as a tensor [layers, 2, pages, page_size,
+        kv_heads, head_dim].
     copies
         Spans from any number of sources, or a batch of them. Target slots are all
-        different, and none of them is read by a span of the same call.
-    table
-        The model's rows; on the pool's device for speed.
+        different, and none of them is read by a span of the same call. Sources in host memory
+        are read until the current stream gets there: whoever owns them keeps them until then.
+    table, drift
+        The model's rows and, for policies that shift depths, its means; on the pool's
+        device for speed.
 
     Raises
     ------
     PlanError
         If slots, positions, shapes or types do not fit. Nothing is written then.
     """
-    destination = by_slot(pool)
+    destination = PagedKv.of_tensor(pool) if isinstance(pool, torch.Tensor) else pool
     spans = copies if isinstance(copies, CopyBatch) else tuple(copies)
     batch = flat_batch(destination, spans, table)
     if batch is None:
         return 0
-    if table.cos.device != pool.device:
-        table = table.to(pool.device)
+    device = destination.device
+    table = table if table.cos.device == device else table.to(device)
+    drift = drift if drift is None or drift.means.device == device else drift.to(device)
     chosen = Backend(backend)
     if chosen is Backend.AUTO:
-        chosen = Backend.TRITON if pool.is_cuda else Backend.TORCH
-    _copier(chosen)(destination, _on_device(batch, pool.device), table)
+        chosen = Backend.TRITON if device.type == "cuda" else Backend.TORCH
+    if chosen is Backend.TORCH or not isinstance(destination, PagedKv):
+        torch_copy.copy_batch(destination, batch, table, drift=drift)
+    elif all(source.device == device for source in batch.sources):
+        # Imported where it is used: machines without a GPU need no Triton.
+        from semblend.kv import triton_copy
+
+        triton_copy.copy_batch(destination, batch, table, drift=drift)
+    else:
+        heads, dim = destination.head_shape
+        layer_bytes = 2 * len(batch) * heads * dim * destination.dtype.itemsize
+        most = chunk_layers(layer_bytes=layer_bytes, staged_bytes=_STAGED_BYTES)
+        LayerwiseLoad(destination, batch, table, drift=drift, most_layers=most).place_all()
     return len(batch)
-
-
-def _copier(backend: Backend) -> Callable[[torch.Tensor, CopyBatch, RotaryTable], None]:
-    if backend is Backend.TORCH:
-        return torch_copy.copy_batch
-    # Imported where it is used: machines without a GPU need no Triton.
-    from semblend.kv import triton_kernels
-
-    return triton_kernels.copy_batch
-
-
-def _on_device(batch: CopyBatch, device: torch.device) -> CopyBatch:
-    """The batch with its sources on `device`; from elsewhere only the needed rows travel."""
-    if all(source.device == device for source in batch.sources):
-        return batch
-    sources, slots = list(batch.sources), batch.source_slots.copy()
-    for number, source in enumerate(batch.sources):
-        if source.device == device:
-            continue
-        here = batch.source_numbers == number
-        rows = slots[here]
-        low, high = int(rows.min()), int(rows.max()) + 1
-        if high - low <= 2 * rows.size:
-            wanted, slots[here] = source[:, :, low:high], rows - low
-        else:
-            chosen = torch.from_numpy(rows).to(source.device)
-            wanted, slots[here] = source.index_select(2, chosen), np.arange(rows.size)
-        sources[number] = wanted.to(device, non_blocking=True).contiguous()
-    return replace(batch, sources=tuple(sources), source_slots=slots)

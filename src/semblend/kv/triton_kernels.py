@@ -1,25 +1,16 @@
-"""Gather, rotate, scatter as one Triton kernel: one launch over all layers, spans and sources.
+"""The kernel that moves K/V: gather, rotate, shift, scatter over layers, spans and sources.
 
 The work is moving bytes, so the kernel is shaped for that. A program owns a tile
 of (token, head) rows: it reads slots, positions and rotary rows once, keeps them
 in registers and walks over several layers with them, so that per layer nothing
 is read but K and V and nothing is written but K and V, in 16-byte accesses.
-Semantics are those of `kv.torch_copy`; `copy_spans` checks the input.
+Where layers lie is looked up in a table, so any engine's pool is a destination.
+Semantics are those of `kv.torch_copy`; `kv.triton_copy` launches it.
 """
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import torch
-
 from semblend.core.errors import MissingExtraError
-from semblend.kv.rotary_spec import Pairing
-from semblend.kv.rotary_table import RotaryTable
-from semblend.kv.span_batch import CopyBatch
 
 try:
     import triton  # type: ignore[import-untyped,import-not-found,unused-ignore]
@@ -28,111 +19,6 @@ except ImportError as error:
     raise MissingExtraError(
         package="triton", extra="gpu", purpose="Copying K/V on a GPU"
     ) from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchShape:
-    """How the work is cut up. Results do not depend on it; benchmarks/gpu/kernels.py chose it."""
-
-    rows: int = 16
-    """(token, head) rows a program owns; a power of two."""
-    layers: int = 14
-    """Layers a program walks over with the same rows."""
-    warps: int = 4
-
-
-DEFAULT_SHAPE = LaunchShape()
-
-
-def copy_batch(destination: torch.Tensor, batch: CopyBatch, table: RotaryTable) -> None:
-    """Copy a checked batch into `destination`, [layers, 2, slots, kv_heads, head_dim]."""
-    launch(destination, prepare(destination.device, batch), table)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Prepared:
-    """A batch as the kernel reads it."""
-
-    sources: tuple[torch.Tensor, ...]
-    index: torch.Tensor
-    """int64 on the device: by token source number, source slot, target slot, source position
-    and target position; then by source its distance from the first one, its layer stride
-    and its K-to-V stride, all in elements."""
-    tokens: int
-    alignment: int
-    """What every distance and stride is a multiple of: 16 allows 16-byte accesses."""
-
-
-def prepare(device: torch.device, batch: CopyBatch) -> Prepared:
-    """Put everything the kernel has to know into one transfer. Sources are on the device."""
-    first, itemsize = batch.sources[0].data_ptr(), batch.sources[0].element_size()
-    # Kernels take one pointer, so the other sources are reached by their distance from it.
-    shapes = np.array(
-        [((s.data_ptr() - first) // itemsize, *s.stride()[:2]) for s in batch.sources],
-        dtype=np.int64,
-    )
-    arrays = (
-        batch.source_numbers,
-        batch.source_slots,
-        batch.target_slots,
-        batch.source_positions,
-        batch.target_positions,
-        *shapes.T,
-    )
-    size = sum(array.size for array in arrays)
-    index = torch.empty(size, dtype=torch.int64, pin_memory=device.type == "cuda")
-    np.concatenate(arrays, out=index.numpy())
-    return Prepared(
-        sources=batch.sources,
-        index=index.to(device, non_blocking=True),
-        tokens=len(batch),
-        alignment=16 if not (shapes % 16).any() else 1,
-    )
-
-
-def launch(
-    destination: torch.Tensor,
-    prepared: Prepared,
-    table: RotaryTable,
-    shape: LaunchShape = DEFAULT_SHAPE,
-) -> None:
-    """Start the kernel on checked input that is all on one device."""
-    layers, _, _, heads, head_dim = destination.shape
-    half = table.rotary_dim // 2
-    grid = (-(-prepared.tokens * heads // shape.rows), -(-layers // shape.layers))
-    with _on(destination.device):
-        _copy_rotate[grid](
-            prepared.sources[0],
-            destination,
-            table.cos,
-            table.sin,
-            prepared.index,
-            prepared.tokens,
-            len(prepared.sources),
-            layers,
-            shape.layers,
-            destination.stride(0),
-            destination.stride(1),
-            heads=heads,
-            head_dim=head_dim,
-            half=half,
-            interleaved=table.pairing is Pairing.INTERLEAVED,
-            half_block=_power_of_two(half),
-            head_block=_power_of_two(head_dim),
-            rest_block=_power_of_two(max(1, head_dim - 2 * half)),
-            tile_rows=shape.rows,
-            alignment=prepared.alignment,
-            num_warps=shape.warps,
-        )
-
-
-def _power_of_two(number: int) -> int:
-    """The least that is not below `number`; Triton's own takes two microseconds a call."""
-    return 1 << (number - 1).bit_length()
-
-
-def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -145,18 +31,72 @@ def _turn(first, second, cos, sin, moves):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _copy_rotate(  # type: ignore[no-untyped-def]
+def _mean(rows, share, depth_stride, columns, mask):  # type: ignore[no-untyped-def]
+    """A table's mean between two of its depths, a straight line."""
+    low = tl.load(rows + columns, mask=mask, other=0.0)
+    high = tl.load(rows + depth_stride + columns, mask=mask, other=0.0)
+    return low + share * (high - low)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _away(  # type: ignore[no-untyped-def]
+    means, after, after_share, before, before_share, depth_stride, columns, mask
+):
+    """What lies between the means of two depths."""
+    new = _mean(means + after, after_share, depth_stride, columns, mask)
+    return new - _mean(means + before, before_share, depth_stride, columns, mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _add(numbers, away, shifts):  # type: ignore[no-untyped-def]
+    """Numbers shifted in fp32; rows that are not keep their bits."""
+    return tl.where(shifts, (numbers.to(tl.float32) + away).to(numbers.dtype), numbers)
+
+
+# Numbers that differ from call to call: a kernel compiled for each would stall requests.
+_PLAIN = (
+    "tokens",
+    "sources",
+    "table_layers",
+    "first_layer",
+    "layers",
+    "source_ahead",
+    "layers_each",
+    "depths",
+    "same_depth",
+)
+
+
+@triton.jit(do_not_specialize=_PLAIN)  # type: ignore[untyped-decorator,unused-ignore]
+def copy_rotate(  # type: ignore[no-untyped-def]
     source,
     target,
     cos_table,
     sin_table,
+    means,
+    token_depths,
     index,
     tokens,
     sources,
+    table_layers,
+    first_layer,
     layers,
+    source_ahead,
     layers_each,
-    target_layer_stride,
-    target_kv_stride,
+    source_block_stride,
+    source_token_stride,
+    source_head_stride,
+    source_stride,
+    target_block_stride,
+    target_token_stride,
+    target_head_stride,
+    target_stride,
+    depths,
+    same_depth,
+    source_block: tl.constexpr,
+    target_block: tl.constexpr,
+    layered: tl.constexpr,
+    shifting: tl.constexpr,
     heads: tl.constexpr,
     head_dim: tl.constexpr,
     half: tl.constexpr,
@@ -167,6 +107,7 @@ def _copy_rotate(  # type: ignore[no-untyped-def]
     tile_rows: tl.constexpr,
     alignment: tl.constexpr,
 ):
+    """A program's rows, through its layers; `kv.triton_copy` says what the arguments hold."""
     row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
     token = row // heads
     head = row % heads
@@ -176,12 +117,24 @@ def _copy_rotate(  # type: ignore[no-untyped-def]
     target_slot = tl.load(index + 2 * tokens + token, mask=live, other=0)
     source_position = tl.load(index + 3 * tokens + token, mask=live, other=0)
     target_position = tl.load(index + 4 * tokens + token, mask=live, other=0)
-    shapes = index + 5 * tokens + number
+    by_source = index + 5 * tokens
+    shapes = by_source + number
     distance = tl.multiple_of(tl.load(shapes, mask=live, other=0), alignment)
     layer_stride = tl.multiple_of(tl.load(shapes + sources, mask=live, other=0), alignment)
     kv_stride = tl.multiple_of(tl.load(shapes + 2 * sources, mask=live, other=0), alignment)
-    read = distance + (source_slot * heads + head) * head_dim
-    write = (target_slot * heads + head) * head_dim
+    by_layer = by_source + 3 * sources
+    read = distance + tl.multiple_of(
+        (source_slot // source_block) * source_block_stride
+        + (source_slot % source_block) * source_token_stride
+        + head * source_head_stride,
+        alignment,
+    )
+    write = tl.multiple_of(
+        (target_slot // target_block) * target_block_stride
+        + (target_slot % target_block) * target_token_stride
+        + head * target_head_stride,
+        alignment,
+    )
 
     pair = tl.arange(0, half_block)
     half_mask = live[:, None] & (pair < half)[None, :]
@@ -203,26 +156,117 @@ def _copy_rotate(  # type: ignore[no-untyped-def]
     rest = 2 * half + tl.arange(0, rest_block)
     rest_mask = live[:, None] & (rest < head_dim)[None, :]
 
-    first_layer = tl.program_id(1) * layers_each
-    for layer in range(first_layer, min(first_layer + layers_each, layers)):
-        keys_in = source + (read + layer * layer_stride)[:, None]
-        keys_out = target + tl.cast(layer, tl.int64) * target_layer_stride + write[:, None]
+    if shifting:
+        # Rows that take a mean of K from position 0, where tables hold it, to its new place.
+        cos_zero = tl.load(cos_table + pair, mask=pair < half, other=1.0)[None, :]
+        sin_zero = tl.load(sin_table + pair, mask=pair < half, other=0.0)[None, :]
+        zero_scale = 1.0 / (cos_zero * cos_zero + sin_zero * sin_zero)
+        mean_cos = (cos_to * cos_zero + sin_to * sin_zero) * zero_scale
+        mean_sin = (sin_to * cos_zero - cos_to * sin_zero) * zero_scale
+        far = tl.abs(target_position - source_position) > same_depth
+        shifts = far[:, None]
+        columns = tokens + tokens % 2
+        depth_stride = heads * head_dim
+        place = tl.load(token_depths + token, mask=live, other=0.0).to(tl.int64)
+        after = ((place * heads + head) * head_dim)[:, None]
+        after_share = tl.load(token_depths + columns + token, mask=live, other=0.0)[:, None]
+        place = tl.load(token_depths + 2 * columns + token, mask=live, other=0.0).to(tl.int64)
+        before = ((place * heads + head) * head_dim)[:, None]
+        before_share = tl.load(token_depths + 3 * columns + token, mask=live, other=0.0)[:, None]
+
+    start = first_layer + tl.program_id(1) * layers_each
+    for layer in range(start, min(start + layers_each, first_layer + layers)):
+        keys_place = tl.multiple_of(tl.load(by_layer + layer), alignment)
+        values_place = tl.multiple_of(tl.load(by_layer + table_layers + layer), alignment)
+        keys_out = target + (keys_place + write)[:, None]
+        values_out = target + (values_place + write)[:, None]
+        if layered:
+            own = by_layer + 2 * table_layers + layer + source_ahead
+            keys_in = source + (read + tl.multiple_of(tl.load(own), alignment))[:, None]
+            far_values = tl.multiple_of(tl.load(own + table_layers), alignment)
+            values_in = source + (read + far_values)[:, None]
+        else:
+            keys_in = source + (read + (layer + source_ahead) * layer_stride)[:, None]
+            values_in = keys_in + kv_stride[:, None]
         # All loads of a layer stand before its stores, so that they are in flight together.
-        values = tl.load(keys_in + kv_stride[:, None] + column[None, :], mask=head_mask)
+        values = tl.load(values_in + column[None, :] * source_stride, mask=head_mask)
         if head_dim > 2 * half:
-            passed = tl.load(keys_in + rest[None, :], mask=rest_mask)
+            passed = tl.load(keys_in + rest[None, :] * source_stride, mask=rest_mask)
+        if shifting:
+            key_means = means + tl.cast(layer, tl.int64) * 2 * depths * depth_stride
+            value_means = key_means + depths * depth_stride
+            away = _away(
+                value_means,
+                after,
+                after_share,
+                before,
+                before_share,
+                depth_stride,
+                column[None, :],
+                head_mask & shifts,
+            )
+            values = _add(values, away, shifts)
+            if head_dim > 2 * half:
+                away = _away(
+                    key_means,
+                    after,
+                    after_share,
+                    before,
+                    before_share,
+                    depth_stride,
+                    rest[None, :],
+                    rest_mask & shifts,
+                )
+                passed = _add(passed, away, shifts)
         if interleaved:
-            keys = tl.load(keys_in + both[None, :], mask=both_mask)
+            keys = tl.load(keys_in + both[None, :] * source_stride, mask=both_mask)
             first, second = tl.split(tl.reshape(keys, (tile_rows, half_block, 2)))
             first, second = _turn(first, second, cos, sin, moves)
+            if shifting:
+                away = _away(
+                    key_means,
+                    after,
+                    after_share,
+                    before,
+                    before_share,
+                    depth_stride,
+                    both[None, :],
+                    both_mask & shifts,
+                )
+                a, b = tl.split(tl.reshape(away, (tile_rows, half_block, 2)))
+                first = _add(first, a * mean_cos - b * mean_sin, shifts)
+                second = _add(second, b * mean_cos + a * mean_sin, shifts)
             keys = tl.reshape(tl.join(first, second), (tile_rows, 2 * half_block))
-            tl.store(keys_out + both[None, :], keys, mask=both_mask)
+            tl.store(keys_out + both[None, :] * target_stride, keys, mask=both_mask)
         else:
-            first = tl.load(keys_in + pair[None, :], mask=half_mask)
-            second = tl.load(keys_in + half + pair[None, :], mask=half_mask)
+            first = tl.load(keys_in + pair[None, :] * source_stride, mask=half_mask)
+            second = tl.load(keys_in + (half + pair[None, :]) * source_stride, mask=half_mask)
             first, second = _turn(first, second, cos, sin, moves)
-            tl.store(keys_out + pair[None, :], first, mask=half_mask)
-            tl.store(keys_out + half + pair[None, :], second, mask=half_mask)
+            if shifting:
+                a = _away(
+                    key_means,
+                    after,
+                    after_share,
+                    before,
+                    before_share,
+                    depth_stride,
+                    pair[None, :],
+                    half_mask & shifts,
+                )
+                b = _away(
+                    key_means,
+                    after,
+                    after_share,
+                    before,
+                    before_share,
+                    depth_stride,
+                    half + pair[None, :],
+                    half_mask & shifts,
+                )
+                first = _add(first, a * mean_cos - b * mean_sin, shifts)
+                second = _add(second, b * mean_cos + a * mean_sin, shifts)
+            tl.store(keys_out + pair[None, :] * target_stride, first, mask=half_mask)
+            tl.store(keys_out + (half + pair[None, :]) * target_stride, second, mask=half_mask)
         if head_dim > 2 * half:
-            tl.store(keys_out + rest[None, :], passed, mask=rest_mask)
-        tl.store(keys_out + target_kv_stride + column[None, :], values, mask=head_mask)
+            tl.store(keys_out + rest[None, :] * target_stride, passed, mask=rest_mask)
+        tl.store(values_out + column[None, :] * target_stride, values, mask=head_mask)

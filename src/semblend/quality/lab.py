@@ -20,13 +20,14 @@ from semblend.core.settings import EmbedderKind, Settings
 from semblend.core.tokens import TokenArray
 from semblend.engine.batch import ComputeRun, build_batch
 from semblend.engine.boundaries import boundaries_of
-from semblend.engine.materialise import DonorKv, DonorPiece, load_spans, shift_spans
+from semblend.engine.materialise import load_spans, shift_spans
 from semblend.engine.model import LoadedModel
 from semblend.engine.pages import PageIds, PageTable
 from semblend.engine.pool import PagedPool
 from semblend.engine.probes import PoolProbe
 from semblend.engine.segmented import compute, plan_runs
 from semblend.kv.depth_drift import DepthDrift
+from semblend.kv.donor_pieces import DonorKv, DonorPiece
 from semblend.pipeline import SemBlendPipeline
 from semblend.planning.depth import drift_for
 from semblend.planning.policies.base import RecomputePolicy

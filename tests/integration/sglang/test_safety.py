@@ -15,7 +15,7 @@ STAGES = {
     "planning": (f"{PACKAGE}.provider.SemBlendProvider.match", None, "declined"),
     "reading the request": (f"{PACKAGE}.scheduler_side.state_of", None, None),
     "comparing tokens": (f"{PACKAGE}.loading.SpanLoader._check_tokens", None, "declined"),
-    "rotating": ("semblend.integration.key_turns.KeyTurn.__call__", None, "declined"),
+    "rotating": ("semblend.kv.torch_copy._turn", None, "declined"),
     "laying holes out, once": (f"{PACKAGE}.nested_pass.NestedPass._batch_of", 1, "declined"),
 }
 

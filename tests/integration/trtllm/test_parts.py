@@ -35,6 +35,8 @@ from semblend.integration.trtllm.semantic_plan import (
     SemanticKvSegment,
 )
 from semblend.integration.trtllm.support import engine_refusals, request_refusal
+from semblend.kv.rotary_table import RotaryTable
+from semblend.kv.transfer import SpanCopy, copy_spans
 from tests.integration.models import folder_of, joined, random_tokens
 from tests.integration.trtllm.engines import BLOCK, llm_args
 
@@ -368,13 +370,28 @@ def test_reading_finds_what_index_arithmetic_says(start, length, heads, seed):
         assert torch.equal(found[:, :, position - start], expected)
 
 
-def test_what_is_written_is_read_and_nothing_else_changes():
+def test_what_is_copied_in_is_read_and_nothing_else_changes():
     pool = torch.zeros(6, 2, 2, 3 * 8 * 4)
     view = PoolView(pool, block_size=8, head_dim=4)
     kv = torch.randn(2, 2, 16, 3, 4)
-    view.write([4, 1], kv)
+    copy = SpanCopy(
+        source=kv,
+        source_slots=np.arange(16),
+        target_slots=view.slots([-1, 4, 1], 8, 24)[8:],
+        source_start=8,
+        target_start=8,
+    )
+    rows = torch.arange(24)[:, None] * torch.tensor([1.0, 0.1])
+    copy_spans(view.paged, [copy], RotaryTable(cos=rows.cos(), sin=rows.sin()))
     assert torch.equal(view.read([4, 1], 0, 16), kv)
     assert pool[[0, 2, 3, 5]].abs().max() == 0
+
+
+@pytest.mark.parametrize(("blocks", "start"), [([-1, 2], 0), ([2, -1], 8), ([2], 0), ([], 0)])
+def test_positions_without_a_page_have_no_slots(blocks, start):
+    view = PoolView(torch.zeros(6, 2, 2, 96), block_size=8, head_dim=4)
+    with pytest.raises(PlanError, match="pool"):
+        view.slots(blocks, start, 16)
 
 
 @pytest.mark.parametrize("blocks", [[-1, 2], [99]])

@@ -64,6 +64,18 @@ def test_a_prompt_that_does_not_fit_is_not_kept_and_harms_nobody(make_engine):
     assert engine.free_blocks() == free
 
 
+def test_nothing_is_evicted_for_a_prompt_that_does_not_fit(make_engine):
+    engine = make_engine("llama", host_donor_bytes=MEBIBYTE)
+    document, donor = prompt(8)
+    engine.donate(donor)
+    (before,) = engine.worker.donors.tiers.stats()
+    engine.run(random_tokens(900, seed=17))
+    (after,) = engine.worker.donors.tiers.stats()
+    assert (after.evictions, after.used_bytes) == (before.evictions, before.used_bytes)
+    target = joined(random_tokens(80, seed=18), document, random_tokens(20, seed=19))
+    assert engine.run(target, hints={"capture": False}).semblend["outcome"] == "materialised"
+
+
 def test_the_same_prompt_is_kept_once(make_engine):
     engine = make_engine("llama")
     engine.forget_donors()

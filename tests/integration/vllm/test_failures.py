@@ -28,7 +28,7 @@ SCHEDULER_STEPS = {
     "ordering the load": f"{PACKAGE}.scheduler_side.LoadCommand",
 }
 WORKER_STEPS = {
-    "rotating": f"{PACKAGE}.loading.KeyTurn",
+    "rotating": "semblend.kv.torch_copy._turn",
     "writing K/V": f"{PACKAGE}.paged_access.PagedAccess.write",
     "laying holes out": f"{PACKAGE}.worker_loads.hole_sequences",
     "building attention metadata": f"{PACKAGE}.nested_pass.NestedPass._common_metadata",

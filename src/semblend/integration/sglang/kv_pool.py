@@ -7,12 +7,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
-from semblend.core.faults import FaultPoint, fault_point
-from semblend.integration.key_turns import KeyTurn
+from semblend.core.errors import PlanError, UnsupportedModelError
 from semblend.kv.depth_drift import DepthDrift
+from semblend.kv.paged_kv import PagedKv
 from semblend.kv.rotary_table import RotaryTable
+from semblend.kv.transfer import SpanCopy, copy_spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,9 +43,19 @@ class KvPool:
     """
 
     def __init__(self, runner: Any, table: RotaryTable) -> None:
+        """Learn where K/V is.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If layers, or K and V, do not lie alike.
+        """
         pool = runner.token_to_kv_pool
         self._keys: list[torch.Tensor] = pool.k_buffer
-        self._values: list[torch.Tensor] = pool.v_buffer
+        try:
+            self._paged = PagedKv.of_slots(pool.k_buffer, pool.v_buffer)
+        except PlanError as error:
+            raise UnsupportedModelError(f"K/V pool: {error}") from error
         self._device: torch.device = self._keys[0].device
         self._table = table.to(self._device)
         self._stream = getattr(runner, "forward_stream", None) if self._keys[0].is_cuda else None
@@ -69,43 +81,35 @@ class KvPool:
         Queued behind the forwards that wrote the donors, on the stream they run on:
         nobody can overwrite a donor's slot between now and the copy.
         """
-        with self._on_forward_stream(copies):
-            for copy in copies:
-                self._copy(copy, drift)
-        return sum(copy.tokens for copy in copies)
+        if not copies:
+            return 0
+        spans = self._spans(copies)
+        with self._on_forward_stream():
+            return copy_spans(self._paged, spans, self._table, drift=drift)
 
     def wait_for_copies(self) -> None:
         """Let the current stream wait for what was queued. Called before K/V is read."""
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
-    @fault_point(FaultPoint.COPY, after=True)
-    def _copy(self, copy: SlotCopy, drift: DepthDrift | None) -> None:
-        turn = KeyTurn(
-            self._table,
-            donor_start=copy.donor_start,
-            target_start=copy.target_start,
-            tokens=copy.tokens,
-        )
-        move = drift and drift.move(
-            source_start=copy.donor_start,
-            target_start=copy.target_start,
-            tokens=copy.tokens,
-            rotary=self._table,
-        )
-        for layer, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
-            moved, told = turn(keys[copy.source]), values[copy.source]
-            if move:
-                moved, told = move.keys(layer, moved), move.values(layer, told)
-            keys[copy.target] = moved
-            values[copy.target] = told
+    def _spans(self, copies: Sequence[SlotCopy]) -> list[SpanCopy]:
+        """The copies with their slots on the host, all brought at once."""
+        slots = torch.cat([part for copy in copies for part in (copy.source, copy.target)])
+        edges = np.cumsum([copy.tokens for copy in copies for _ in range(2)])
+        parts = iter(np.split(slots.cpu().numpy(), edges[:-1]))
+        return [
+            SpanCopy(
+                source=self._paged,
+                source_slots=next(parts),
+                target_slots=next(parts),
+                source_start=copy.donor_start,
+                target_start=copy.target_start,
+            )
+            for copy in copies
+        ]
 
-    def _on_forward_stream(self, copies: Sequence[SlotCopy]) -> AbstractContextManager[Any]:
+    def _on_forward_stream(self) -> AbstractContextManager[Any]:
         if self._stream is None:
             return nullcontext()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        for copy in copies:
-            # Made on the scheduler's stream: their memory must outlive the queued reads.
-            copy.source.record_stream(self._stream)
-            copy.target.record_stream(self._stream)
         return torch.cuda.stream(self._stream)

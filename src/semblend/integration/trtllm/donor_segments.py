@@ -9,14 +9,13 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from semblend.core.errors import DonorError
 from semblend.core.faults import FaultPoint, reach
-from semblend.core.plan import Span
 from semblend.core.tokens import TokenArray
 from semblend.integration.trtllm.donor_budget import segment_keys
+from semblend.kv.donor_pieces import DonorKv, DonorPiece
 from semblend.kv.segments import SegmentKey
 
 
@@ -82,36 +81,23 @@ class DonorSegments:
                 self._users[key.digest] = self._users.get(key.digest, 0) + 1
             self._donors[donor_id] = _Donor(tokens=tokens, keys=keys)
 
-    def pieces(self, span: Span, tokens: TokenArray) -> list[tuple[torch.Tensor, int, int]]:
-        """K/V of a span: (tensor [layers, 2, n, heads, head_dim], donor start, target start).
-
-        `tokens` are the target's in the span: they are compared once more with what is here.
+    def donor(self, donor_id: str) -> DonorKv:
+        """A donor's tokens and K/V.
 
         Raises
         ------
         DonorError
-            If the donor is not here or holds other tokens.
+            If the donor is not here.
         """
         reach(FaultPoint.LEASE)
         with self._lock:
-            donor = self._donors.get(span.donor_id)
-            held = (
-                {}
-                if donor is None
-                else {key.digest: self._segments[key.digest] for key in donor.keys}
+            donor = self._donors.get(donor_id)
+            if donor is None:
+                raise DonorError(f"donor {donor_id!r} is not here")
+            pieces = tuple(
+                DonorPiece(start=key.start, kv=self._segments[key.digest]) for key in donor.keys
             )
-        if donor is None:
-            raise DonorError(f"donor {span.donor_id!r} is not here")
-        if not np.array_equal(donor.tokens[span.donor_start : span.donor_end], tokens):
-            raise DonorError(f"donor {span.donor_id!r} does not hold the planned tokens")
-        found: list[tuple[torch.Tensor, int, int]] = []
-        for key in donor.keys:
-            start = max(span.donor_start, key.start)
-            end = min(span.donor_end, key.start + key.length)
-            if start < end:
-                kv = held[key.digest][:, :, start - key.start : end - key.start]
-                found.append((kv, start, start + span.delta))
-        return found
+        return DonorKv(tokens=donor.tokens, pieces=pieces)
 
     def drop(self, donor_id: str) -> None:
         """Let go of a donor; unknown ids are no error."""

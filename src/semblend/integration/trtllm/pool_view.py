@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from semblend.core.errors import PlanError, UnsupportedModelError
+from semblend.kv.layout import SlotArray
+from semblend.kv.paged_kv import PagedKv
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -46,6 +49,12 @@ class PoolView:
             raise UnsupportedModelError(f"K/V pool {tuple(pool.shape)}: {shape} expected")
         self.pool = pool.view(shape)
         self.block_size = block_size
+        tokens_first = self.pool.transpose(3, 4)
+        self.paged = PagedKv(
+            keys=tuple(tokens_first[:, layer, 0] for layer in range(layers)),
+            values=tuple(tokens_first[:, layer, 1] for layer in range(layers)),
+        )
+        """The pool as spans are copied into it."""
 
     @property
     def blocks(self) -> int:
@@ -81,20 +90,30 @@ class PoolView:
         skip = start - first * self.block_size
         return tokens[:, :, skip : skip + end - start].contiguous()
 
-    def write(self, block_ids: Sequence[int], kv: torch.Tensor) -> None:
-        """Fill whole blocks with [layers, 2, blocks * tokens, kv_heads, head_dim]."""
-        ids = self._ids(block_ids)
-        if kv.shape[2] != len(block_ids) * self.block_size:
-            raise PlanError(
-                f"pool: {kv.shape[2]} tokens for {len(block_ids)} blocks of {self.block_size}"
-            )
-        layers, both, _, heads, head_dim = kv.shape
-        split = kv.reshape(layers, both, len(block_ids), self.block_size, heads, head_dim)
-        by_block = split.permute(2, 0, 1, 4, 3, 5)
-        self.pool.index_copy_(0, ids, by_block.to(self.pool.dtype))
+    def slots(self, block_ids: Sequence[int], start: int, end: int) -> SlotArray:
+        """Slots of positions [0, end) of a request with these blocks; -1 before `start`.
+
+        Raises
+        ------
+        PlanError
+            If a position has no block, or a block is not in the pool.
+        """
+        first, last = start // self.block_size, -(-end // self.block_size)
+        table = block_ids[first:last]
+        self._check(table)
+        if len(table) < last - first:
+            raise PlanError(f"pool: {last} blocks for {end} tokens expected, got {block_ids}")
+        slots = np.full(end, -1, dtype=np.int64)
+        positions = np.arange(start, end, dtype=np.int64)
+        blocks = np.asarray(table, dtype=np.int64)[positions // self.block_size - first]
+        slots[start:] = blocks * self.block_size + positions % self.block_size
+        return slots
 
     def _ids(self, block_ids: Sequence[int]) -> torch.Tensor:
+        self._check(block_ids)
+        return torch.tensor(block_ids, dtype=torch.int64, device=self.device)
+
+    def _check(self, block_ids: Sequence[int]) -> None:
         if not block_ids or min(block_ids) < 0 or max(block_ids) >= self.blocks:
             # -1 is "no page": as an index it would be somebody else's last block.
             raise PlanError(f"pool: block ids in [0, {self.blocks}) expected, got {block_ids}")
-        return torch.tensor(block_ids, dtype=torch.int64, device=self.device)

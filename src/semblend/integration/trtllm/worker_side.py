@@ -29,12 +29,12 @@ from semblend.integration.trtllm.metadata import (
     RankReport,
 )
 from semblend.integration.trtllm.pool_view import PoolView
+from semblend.kv.donor_pieces import DonorRun, add_runs
 from semblend.kv.rotary_table import RotaryTable
+from semblend.kv.span_batch import CopyRuns
+from semblend.kv.transfer import copy_spans
 
 logger = logging.getLogger("semblend.trtllm")
-
-_TILE_BYTES = 64 << 20
-"""K/V put in place at once: a load needs no more memory beside the pool than this."""
 
 
 class LoadFailedError(SemBlendError):
@@ -154,45 +154,27 @@ class WorkerSide:
     # -- copying -----------------------------------------------------------------------
 
     @torch.inference_mode()
-    @fault_point(FaultPoint.COPY)
     def _load(self, command: LoadCommand) -> None:
-        """Fill the command's blocks, a few at a time: donor K/V, K turned to its new position."""
+        """Fill the command's blocks: donor K/V, K turned to its new position."""
         view, table = self.view, self._table
         if view is None or table is None:
             raise PlanError("no pool was registered")
         size = view.block_size
-        first, last = command.start // size, command.end // size
-        step = max(1, _TILE_BYTES // view.block_bytes)
-        for block in range(first, last, step):
-            stop = min(block + step, last)
-            self._fill(command, view, table, block, stop)
-
-    def _fill(
-        self, command: LoadCommand, view: PoolView, table: RotaryTable, block: int, stop: int
-    ) -> None:
-        size = view.block_size
-        start, end = block * size, stop * size
-        shape = (view.layers, 2, end - start, view.pool.shape[3], view.pool.shape[5])
+        start, end = command.start // size * size, command.end // size * size
         reach(FaultPoint.ALLOCATION)
-        region = torch.empty(shape, dtype=view.pool.dtype, device=view.device)
-        filled = 0
+        wanted: dict[str, list[DonorRun]] = {}
         for span in command.spans:
             part = span.clipped(start, end)
-            if part is None:
-                continue
-            tokens = command.tokens[part.target_start : part.target_end]
-            for kv, donor_start, target_start in self.donors.pieces(part, tokens):
-                count = int(kv.shape[2])
-                here = kv.to(view.device, non_blocking=True)
-                at = target_start - start
-                source = torch.arange(donor_start, donor_start + count)
-                target = torch.arange(target_start, target_start + count)
-                region[:, 0, at : at + count] = table.rerotate(here[:, 0], source, target)
-                region[:, 1, at : at + count] = here[:, 1]
-                filled += count
-        if filled != end - start:
-            raise PlanError(f"{filled} of {end - start} tokens of an offer are supplied")
-        view.write(command.block_ids[block:stop], region)
+            if part is not None:
+                run = DonorRun(part.donor_start, part.donor_end, part.delta)
+                wanted.setdefault(part.donor_id, []).append(run)
+        runs = CopyRuns()
+        for donor_id, parts in wanted.items():
+            add_runs(runs, donor_id, self.donors.donor(donor_id), parts, command.tokens)
+        batch = runs.batch(view.slots(command.block_ids, start, end))
+        if len(batch) != end - start:
+            raise PlanError(f"{len(batch)} of {end - start} tokens of an offer are supplied")
+        copy_spans(view.paged, batch, table)
 
     def _loaded(self, command: LoadCommand, error: BaseException | None) -> None:
         failure = None if error is None else f"{type(error).__name__}: {error}"

@@ -1,7 +1,9 @@
 """Copying prompts' K/V out of the paged cache, behind the request's back.
 
 K/V of a prompt does not change once its prefill is done, so the copy needs no place
-in the step: a thread makes it while the request decodes. The scheduler keeps the
+in the step: a thread makes it while the request decodes. All layers of many blocks are
+gathered by one kernel, segment by segment as they are stored; each segment is one copy
+into pinned memory, and its checksum is computed on a thread of its own. The scheduler keeps the
 blocks of a request that ends earlier until the copy is done, and a request that is
 preempted waits for it.
 """
@@ -14,6 +16,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +28,18 @@ from semblend.core.faults import FaultPoint, fault_point, reach
 from semblend.integration.vllm.donors import SEGMENT_TOKENS, WorkerDonors, segment_keys
 from semblend.integration.vllm.metadata import CaptureCommand, WorkerReport
 from semblend.integration.vllm.paged_access import PagedAccess
+from semblend.integration.vllm.segment_reads import SegmentReader
+from semblend.kv.in_flight import IN_FLIGHT
 from semblend.kv.segments import Segment, SegmentKey
 
 logger = logging.getLogger("vllm.semblend")
 
 _IDLE_WAIT_S = 0.005
 """A new request that arrives meanwhile waits no longer than this."""
-_READ_BYTES = 64 << 20
+_READ_BYTES = 128 << 20
+"""K/V gathered on the device at once: what a capture takes beside the cache."""
+_STORERS = 4
+"""Threads that copy and check segments: one computes checksums of five gigabytes a second."""
 _WAIT_S = 30.0
 """Longest wait for a copy of blocks that are about to be overwritten; copies take far less."""
 
@@ -47,6 +56,7 @@ class CaptureThread:
 
     def __init__(self, access: PagedAccess, donors: WorkerDonors) -> None:
         self._access = access
+        self._reader = SegmentReader(access, SEGMENT_TOKENS)
         self._donors = donors
         self._queue: queue.Queue[_Job | None] = queue.Queue()
         self._pending: Counter[str] = Counter()
@@ -56,6 +66,9 @@ class CaptureThread:
         self._stream: Any = None
         self.on_stored: Callable[[CaptureCommand], None] | None = None
         """Hears of every prompt that was stored, on this thread."""
+        self._storers = ThreadPoolExecutor(
+            max_workers=_STORERS, thread_name_prefix="semblend-store", initializer=self._on_device
+        )
         self._thread = threading.Thread(target=self._run, name="semblend-capture", daemon=True)
         self._thread.start()
 
@@ -123,8 +136,15 @@ class CaptureThread:
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
+            self._storers.shutdown()
+
+    def _on_device(self) -> None:
+        """A new thread's device is the first one, whichever this rank's is."""
+        if self._access.device.type == "cuda":
+            torch.cuda.set_device(self._access.device)
 
     def _run(self) -> None:
+        self._on_device()
         while (job := self._queue.get()) is not None:
             command = job.command
             started = time.perf_counter()
@@ -159,20 +179,17 @@ class CaptureThread:
     def _store(self, job: _Job) -> int:
         """Store one prompt; returns the bytes that were copied."""
         reach(FaultPoint.KILLED_WORKER)
+        IN_FLIGHT.sweep()  # what loads have read may be evicted for it
         command, tiers = job.command, self._donors.tiers
+        nbytes = len(command.tokens) * self._access.token_bytes
+        if not tiers.could_hold(nbytes):
+            raise CapacityError(f"its {nbytes} bytes do not fit, whatever is evicted")
         keys = segment_keys(command.share_key, command.tokens)
         self._donors.claim(command.donor_id, command.tokens, keys)
         copied = 0
         for batch in self._batches([key for key in keys if key not in tiers]):
-            start, end = batch[0].start, batch[-1].start + batch[-1].length
             self._check_wanted(command)
-            kv = self._read(command.block_ids, start, end, job.ready)
-            copied += kv.nbytes
-            self._check_wanted(command)
-            for key in batch:
-                part = kv[:, :, key.start - start : key.start - start + key.length]
-                if tiers.put(Segment(key=key, kv=part.contiguous())) is None:
-                    raise CapacityError("no tier has room for it")
+            copied += self._store_batch(job, batch)
         if not self._donors.is_whole(command.donor_id):
             raise CapacityError("it was evicted while it was stored")
         self._check_wanted(command)
@@ -182,6 +199,70 @@ class CaptureThread:
         with self._changed:
             if command.request_id in self._overwritten:
                 raise DonorError("its blocks were needed before it was copied")
+
+    def _store_batch(self, job: _Job, batch: list[SegmentKey]) -> int:
+        """Read neighbouring segments at once, and put each into its own memory."""
+        command = job.command
+        with self._gathered(command.block_ids, batch, job.ready) as parts:
+            self._check_wanted(command)
+            stored = self._storers.map(self._put, batch, parts)
+            if not all([tier is not None for tier in stored]):  # noqa: C419 - all are waited for
+                raise CapacityError("no tier has room for it")
+            return sum(part.nbytes for part in parts)
+
+    def _put(self, key: SegmentKey, part: torch.Tensor) -> str | None:
+        """Store one segment; on a thread of its own, because its checksum takes its time."""
+        tiers = self._donors.tiers
+
+        def load() -> Segment:
+            if not part.is_cuda:
+                return Segment(key=key, kv=part)
+            kv = tiers.empty(part.shape, part.dtype, torch.device("cpu"))
+            with torch.cuda.stream(self._side()):
+                kv.copy_(part, non_blocking=True)
+                arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                arrived.record()
+            arrived.synchronize()
+            return Segment(key=key, kv=kv)
+
+        return tiers.put_from(key, part.nbytes, load)
+
+    @fault_point(FaultPoint.CAPTURE)
+    def _gathered(
+        self, block_ids: tuple[int, ...], batch: list[SegmentKey], ready: Any
+    ) -> AbstractContextManager[list[torch.Tensor]]:
+        """The segments' K/V, contiguous and one behind another, where the cache is."""
+        if ready is None:
+            start, end = batch[0].start, batch[-1].start + batch[-1].length
+            return nullcontext(self._reader.read(block_ids, start, end))
+        return self._gathered_on_device(block_ids, batch, ready)
+
+    @contextmanager
+    def _gathered_on_device(
+        self, block_ids: tuple[int, ...], batch: list[SegmentKey], ready: Any
+    ) -> Iterator[list[torch.Tensor]]:
+        # On a stream of its own, so that the engine's kernels do not wait for the copy.
+        side = self._side()
+        with torch.cuda.stream(side):
+            side.wait_event(ready)
+            start, end = batch[0].start, batch[-1].start + batch[-1].length
+            parts = self._reader.read(block_ids, start, end)
+        # Only what was read before its blocks were needed elsewhere may be stored.
+        side.synchronize()
+        try:
+            yield parts
+        finally:
+            side.synchronize()  # a copy that failed may still read them
+
+    def _side(self) -> Any:
+        if self._stream is None:
+            # A thread starts out on device 0, whichever its worker's is; what it pins or launches
+            # without naming a device would make a context there.
+            torch.cuda.set_device(self._access.device)
+            self._stream = torch.cuda.Stream(  # type: ignore[no-untyped-call]
+                self._access.device
+            )
+        return self._stream
 
     def _batches(self, keys: list[SegmentKey]) -> Iterator[list[SegmentKey]]:
         """Neighbouring segments, as many as are read at once.
@@ -200,21 +281,3 @@ class CaptureThread:
             batch.append(key)
         if batch:
             yield batch
-
-    @fault_point(FaultPoint.CAPTURE)
-    def _read(self, block_ids: tuple[int, ...], start: int, end: int, ready: Any) -> torch.Tensor:
-        if ready is None:
-            return self._access.read(block_ids, start, end)
-        # On a stream of its own, so that the engine's kernels do not wait for the copy.
-        if self._stream is None:
-            # A thread starts out on device 0, whichever its worker's is; what it pins or launches
-            # without naming a device would make a context there.
-            torch.cuda.set_device(self._access.device)
-            self._stream = torch.cuda.Stream(  # type: ignore[no-untyped-call]
-                self._access.device
-            )
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_event(ready)
-            kv = self._access.read(block_ids, start, end).to("cpu", non_blocking=True)
-        self._stream.synchronize()
-        return kv

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from semblend.core.errors import DonorError
 from semblend.core.faults import FaultPoint, reach
 from semblend.core.tokens import TokenArray
+from semblend.integration.host_memory import HostMemory, donor_bytes
 from semblend.integration.vllm.options import ConnectorOptions
+from semblend.kv.donor_pieces import DonorKv, DonorPiece
+from semblend.kv.layerwise import Check
+from semblend.kv.pinned_arena import PinnedArena
 from semblend.kv.segments import SegmentKey
 from semblend.kv.tiers import DiskTier, MemoryTier, TierStack
 
@@ -26,42 +31,34 @@ def segment_keys(share_key: bytes, tokens: TokenArray) -> tuple[SegmentKey, ...]
     return SegmentKey.chain(share_key, tokens, [*range(0, size, SEGMENT_TOKENS), size])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DonorPiece:
-    """K/V of donor positions [start, start + tokens)."""
-
-    start: int
-    kv: torch.Tensor
-    """[layers, 2, tokens, kv_heads, head_dim] on the host, K rotated to the donor's positions."""
-
-    @property
-    def end(self) -> int:
-        """First donor position after the piece."""
-        return self.start + int(self.kv.shape[2])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DonorKv:
-    """A donor's tokens and K/V, in order, while somebody holds a lease on it."""
-
-    tokens: TokenArray
-    pieces: tuple[DonorPiece, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Donor:
     tokens: TokenArray
     keys: tuple[SegmentKey, ...]
 
 
-def make_tiers(options: ConnectorOptions, rank: int) -> TierStack:
-    """Host memory, and disk below it where it is asked for; each rank has its own folder."""
+def make_tiers(
+    options: ConnectorOptions, rank: int, *, ranks: int = 1, token_bytes: int = 0
+) -> TierStack:
+    """Host memory, and disk below it where it is asked for; each rank has its own folder.
+
+    With a GPU host memory is one pinned arena; `token_bytes` are what one token takes in it.
+
+    Raises
+    ------
+    SettingsError
+        If more host memory was asked for than is free.
+    """
     disk = None
     if options.disk_donor_bytes and options.donor_folder is not None:
         disk = DiskTier(
             options.donor_folder / f"rank{rank}", capacity_bytes=options.disk_donor_bytes
         )
-    return TierStack([MemoryTier.on_host(capacity_bytes=options.host_donor_bytes)], disk)
+    capacity = donor_bytes(options.host_donor_bytes, ranks=ranks, memory=HostMemory.read())
+    arena = None
+    if token_bytes and torch.cuda.is_available():
+        arena = PinnedArena(capacity, segment_bytes=SEGMENT_TOKENS * token_bytes)
+    return TierStack([MemoryTier.on_host(capacity_bytes=capacity, arena=arena)], disk)
 
 
 class WorkerDonors:
@@ -96,8 +93,7 @@ class WorkerDonors:
         donor = self._donors.get(donor_id)
         return donor is not None and all(key in self.tiers for key in donor.keys)
 
-    @contextmanager
-    def lease(self, donor_id: str, start: int, end: int) -> Iterator[DonorKv]:
+    def lease(self, donor_id: str, start: int, end: int) -> AbstractContextManager[DonorKv]:
         """K/V that covers donor positions [start, end), kept from eviction meanwhile.
 
         Raises
@@ -105,22 +101,38 @@ class WorkerDonors:
         DonorError
             If the donor is not here, or its K/V cannot be read or fails its checksum.
         """
+        return self._lease(donor_id, start, end, unchecked=False)
+
+    def lease_unchecked(
+        self, donor_id: str, start: int, end: int
+    ) -> AbstractContextManager[DonorKv]:
+        """The same at once: all its `checks` must pass before what rests on it counts.
+
+        A donor that one of them finds corrupt is lost.
+        """
+        return self._lease(donor_id, start, end, unchecked=True)
+
+    @contextmanager
+    def _lease(self, donor_id: str, start: int, end: int, *, unchecked: bool) -> Iterator[DonorKv]:
         donor = self._donors.get(donor_id)
         if donor is None:
             raise DonorError(f"donor {donor_id!r} is not here")
         reach(FaultPoint.LEASE)
         pieces: list[DonorPiece] = []
+        checks: list[Check] = []
         with ExitStack() as leases:
             for key in donor.keys:
                 if key.start + key.length <= start or key.start >= end:
                     continue
-                lease = self.tiers.acquire(key)
+                lease = self.tiers.acquire(key, unchecked=unchecked)
                 if lease is None:
                     self._lose(donor_id)
                     raise DonorError(f"donor {donor_id!r} has lost its K/V or it is corrupt")
                 leases.enter_context(lease)
                 pieces.append(DonorPiece(start=key.start, kv=lease.segment.kv))
-            yield DonorKv(tokens=donor.tokens, pieces=tuple(pieces))
+                if unchecked:
+                    checks.append(partial(self.tiers.is_sound, lease))
+            yield DonorKv(tokens=donor.tokens, pieces=tuple(pieces), checks=tuple(checks))
 
     def drop(self, donor_id: str) -> None:
         """Let go of a donor; segments nobody else uses leave the tiers."""
@@ -149,7 +161,7 @@ class WorkerDonors:
         return lost
 
     def close(self) -> None:
-        """Let go of the disk tier's folder."""
+        """Let go of pinned memory and of the disk tier's folder."""
         self.tiers.close()
 
     def _segment_gone(self, key: SegmentKey) -> None:

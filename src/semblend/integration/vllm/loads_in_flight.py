@@ -9,6 +9,7 @@ made at once.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -54,6 +55,7 @@ class LoadsInFlight:
         self._copy = copy
         self._device = device
         self._loads: list[InFlight] = []
+        self._streams = threading.local()
         self._executor = (
             ThreadPoolExecutor(threads, "semblend-load", initializer=self._use_device)
             if threads
@@ -110,8 +112,12 @@ class LoadsInFlight:
             self._executor.shutdown()
 
     def _use_device(self) -> None:
+        """A thread starts out on device 0, whichever its worker's is, and has a stream to itself."""
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
+            self._streams.stream = torch.cuda.Stream(  # type: ignore[no-untyped-call]
+                self._device
+            )
 
     def _launched(self) -> Any:
         """An event behind everything the engine has launched so far; None on a CPU."""
@@ -124,7 +130,7 @@ class LoadsInFlight:
     def _copy_behind(self, command: LoadCommand, launched: Any) -> float:
         if launched is None:
             return self._timed(command)
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream = self._streams.stream
         with torch.cuda.stream(stream):
             stream.wait_event(launched)
             elapsed_ms = self._timed(command)

@@ -70,7 +70,7 @@ class ConnectorOptions(AdapterOptions):
         le=16,
         description=(
             "Threads that copy donor K/V beside the engine's steps; 0 copies between steps. By "
-            "default 2 on a GPU and 0 on a CPU."
+            "default 1 on a GPU and 0 on a CPU."
         ),
     )
     capture: CapturePolicy = Field(
@@ -83,8 +83,13 @@ class ConnectorOptions(AdapterOptions):
     capture_queue: int = Field(
         8, ge=1, description="Prompts that may wait to be copied; more are not kept."
     )
-    host_donor_bytes: int = Field(
-        2 << 30, ge=1 << 20, description="Host memory for donor K/V, for each rank."
+    host_donor_bytes: int | None = Field(
+        None,
+        ge=1 << 20,
+        description=(
+            "Host memory for donor K/V, for each rank; by default all ranks together take a "
+            "quarter of the machine's, and no more than half of what is free at start."
+        ),
     )
     disk_donor_bytes: int = Field(
         0, ge=0, description="Disk space for donor K/V below that, for each rank; 0 is none."

@@ -1,10 +1,11 @@
 """Reading and writing K/V of single tokens in vLLM's paged cache, whatever its layout.
 
 Backends pack a block's interior as their kernels like it (the CPU backend packs K
-by instruction set), so no index arithmetic of ours can be right for all. Writing
-goes through the backend's own `do_kv_cache_update`. Reading goes through a
-permutation that is found out once: known numbers are written into a scratch block
-with that same call, and where each of them lands is where it is read from.
+by instruction set), so where a number lies is found out, not assumed: known numbers are
+written into a scratch block with the backend's own `do_kv_cache_update`, and where each of
+them lands is where it is read from. Where these places are strides, as on GPUs, the cache
+is a pool like any other (`kv.paged_kv`) and one kernel reads and writes all layers; where
+they are not, writing goes through that same call, layer by layer.
 """
 
 from __future__ import annotations
@@ -12,9 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-from semblend.core.errors import UnsupportedModelError
+from semblend.core.errors import PlanError, UnsupportedModelError
+from semblend.kv.layout import SlotArray
+from semblend.kv.paged_kv import PagedKv
+from semblend.kv.span_batch import Destination
 
 _BASE = 64
 """Digits below this are exact in every cache type, float16 and bfloat16 included."""
@@ -47,6 +52,32 @@ class PagedAccess:
             if layer.kv_cache.shape != first.kv_cache.shape or layer.kv_cache.dtype != self.dtype:
                 raise UnsupportedModelError(f"layer {name}: its K/V cache differs from the first")
         self._places = self._probe(first)
+        self.pool: PagedKv | None = strided_pool(
+            [layer.kv_cache for layer in self.layers],
+            self._places,
+            shape=(block_size, self.kv_heads, self.head_dim),
+        )
+        """The cache by strides; None where only the backend knows its way about it."""
+
+    @property
+    def destination(self) -> Destination:
+        """Where spans are copied to."""
+        return self if self.pool is None else self.pool
+
+    @property
+    def layer_count(self) -> int:
+        """Layers that hold K/V."""
+        return len(self.layers)
+
+    @property
+    def slot_count(self) -> int:
+        """Tokens the cache has room for."""
+        return self.blocks * self.block_size
+
+    @property
+    def head_shape(self) -> tuple[int, int]:
+        """K/V heads of this rank, and numbers a head."""
+        return self.kv_heads, self.head_dim
 
     @property
     def token_bytes(self) -> int:
@@ -60,10 +91,13 @@ class PagedAccess:
 
     def slots(self, block_ids: Sequence[int], start: int, end: int) -> torch.Tensor:
         """Slots of positions [start, end) of a request with these blocks; int64."""
-        table = torch.tensor(block_ids, dtype=torch.int64)
-        positions = torch.arange(start, end)
-        slots = table[positions // self.block_size] * self.block_size + positions % self.block_size
-        return slots.to(self.device)
+        return torch.from_numpy(self.host_slots(block_ids, start, end)).to(self.device)
+
+    def host_slots(self, block_ids: Sequence[int], start: int, end: int) -> SlotArray:
+        """The same on the host, where copies are planned."""
+        table = np.asarray(block_ids, dtype=np.int64)
+        positions = np.arange(start, end, dtype=np.int64)
+        return table[positions // self.block_size] * self.block_size + positions % self.block_size
 
     def write(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
@@ -127,3 +161,64 @@ class PagedAccess:
             )
         half = count // 2
         return places[:half].contiguous(), places[half:].contiguous()
+
+
+def strided_pool(
+    caches: Sequence[torch.Tensor],
+    places: tuple[torch.Tensor, torch.Tensor],
+    *,
+    shape: tuple[int, int, int],
+) -> PagedKv | None:
+    """The caches as views a number is found in by adding up strides; None if it is not so.
+
+    Parameters
+    ----------
+    caches
+        A layer each, blocks along the first dimension, whatever their strides.
+    places
+        For K and for V where in a block's numbers, counted in the order of the cache's
+        dimensions, each (offset, head, number) is.
+    shape
+        Tokens a block, heads, numbers a head.
+    """
+    views: list[tuple[torch.Tensor, ...]] = []
+    for part in places:
+        found = _strides(caches[0], part.cpu().numpy().reshape(shape))
+        if found is None:
+            return None
+        start, strides = found
+        views.append(
+            tuple(
+                cache.as_strided(
+                    (cache.shape[0], *shape),
+                    (cache.stride(0), *strides),
+                    cache.storage_offset() + start,
+                )
+                for cache in caches
+            )
+        )
+    if any(cache.stride() != caches[0].stride() for cache in caches):
+        return None
+    try:
+        return PagedKv(keys=views[0], values=views[1])
+    except PlanError:
+        return None  # K and V, or layers, do not lie alike
+
+
+def _strides(cache: torch.Tensor, places: SlotArray) -> tuple[int, tuple[int, ...]] | None:
+    """Where a block's first number is in memory and the strides from there, if strides they are."""
+    inside = np.unravel_index(places, cache.shape[1:])
+    strides = cache.stride()[1:]
+    at = sum(index * stride for index, stride in zip(inside, strides, strict=True))
+    memory = np.asarray(at, dtype=np.int64)
+    start = int(memory[0, 0, 0])
+    steps = tuple(
+        int(np.take(memory, 1, axis).flat[0]) - start if memory.shape[axis] > 1 else 0
+        for axis in range(3)
+    )
+    straight = start + sum(
+        step * np.arange(size).reshape([-1 if at == axis else 1 for at in range(3)])
+        for axis, (step, size) in enumerate(zip(steps, memory.shape, strict=True))
+    )
+    # Backwards is no stride a tensor can have.
+    return (start, steps) if np.array_equal(memory, straight) and min(steps) >= 0 else None

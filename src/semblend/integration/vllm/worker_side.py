@@ -36,8 +36,8 @@ from semblend.kv.rotary_table import RotaryTable
 logger = logging.getLogger("vllm.semblend")
 
 _WEIGHTS_CHANGED = "the weights changed"
-_GPU_LOAD_THREADS = 2
-"""One load is checked while another is copied."""
+_GPU_LOAD_THREADS = 1
+"""Copies share one bus, so loads come one after another."""
 
 
 class WorkerSide:
@@ -79,7 +79,11 @@ class WorkerSide:
         if refusals:
             raise UnsupportedEngineError(refusals)
         self.access = PagedAccess(layers, block_size=int(self._config.cache_config.block_size))
-        self.donors = WorkerDonors(make_tiers(self._options, _tp_rank()))
+        rank, ranks = _tp_place()
+        token_bytes = self.access.token_bytes
+        self.donors = WorkerDonors(
+            make_tiers(self._options, rank, ranks=ranks, token_bytes=token_bytes)
+        )
         self.captures = CaptureThread(self.access, self.donors)
         self._report.layers = len(layers)
         if not self.needs_model:
@@ -283,12 +287,10 @@ class WorkerSide:
 
 def _tp_place() -> tuple[int, int]:
     """This worker's rank, and how many there are."""
-    from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size
+    from vllm.distributed.parallel_state import (
+        get_tensor_model_parallel_rank,
+        get_tensor_model_parallel_world_size,
+    )
 
-    return _tp_rank(), int(get_tensor_model_parallel_world_size())
-
-
-def _tp_rank() -> int:
-    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-
-    return int(get_tensor_model_parallel_rank())
+    rank = int(get_tensor_model_parallel_rank())
+    return rank, int(get_tensor_model_parallel_world_size())

@@ -89,6 +89,13 @@ class LeasedLru(Generic[Payload]):
         with self._lock:
             return sum(1 for entry in self._entries.values() if entry.leases)
 
+    def leased_bytes(self) -> int:
+        """Bytes that cannot be freed now: leased, being filled, or still used after removal."""
+        with self._lock:
+            entries = self._entries.values()
+            free = sum(e.nbytes for e in entries if e.payload is not None and not e.leases)
+            return self._used_bytes - free
+
     def lease(self, key: SegmentKey, *, wait_s: float = 0.0) -> Entry[Payload] | None:
         """Make the entry the most recently used and keep it until :meth:`release`.
 
@@ -149,6 +156,22 @@ class LeasedLru(Generic[Payload]):
                 self._take_out(entry)
         return True
 
+    def evict(
+        self,
+        *,
+        leave: Callable[[Entry[Payload]], None] = _keep_nothing,
+        left: Callable[[SegmentKey], None] = lambda _: None,
+    ) -> bool:
+        """Let the least recently used entry go, though there is room; False if none may."""
+        with self._admission:
+            with self._lock:
+                try:
+                    victim = self._choose_victim(0)
+                except CapacityError:
+                    return False
+            self._let_go(victim, leave, left)
+        return True
+
     def remove(self, key: SegmentKey, *, generation: int | None = None) -> bool:
         """Take an entry out of sight; its bytes are free once its last lease ends.
 
@@ -186,18 +209,26 @@ class LeasedLru(Generic[Payload]):
                     self._used_bytes += nbytes
                     return entry
                 victim = self._choose_victim(nbytes)
-            try:
-                leave(victim)
-            finally:
-                with self._lock:
-                    victim.leaving = False
-                    gone = not victim.leases and self._entries.get(victim.key.digest) is victim
-                    if gone:
-                        self._take_out(victim)
-                    else:
-                        self._free_if_orphaned(victim)
-            if gone:
-                left(victim.key)
+            self._let_go(victim, leave, left)
+
+    def _let_go(
+        self,
+        victim: Entry[Payload],
+        leave: Callable[[Entry[Payload]], None],
+        left: Callable[[SegmentKey], None],
+    ) -> None:
+        try:
+            leave(victim)
+        finally:
+            with self._lock:
+                victim.leaving = False
+                gone = not victim.leases and self._entries.get(victim.key.digest) is victim
+                if gone:
+                    self._take_out(victim)
+                else:
+                    self._free_if_orphaned(victim)
+        if gone:
+            left(victim.key)
 
     def _choose_victim(self, nbytes: int) -> Entry[Payload]:
         if nbytes <= self.capacity_bytes:

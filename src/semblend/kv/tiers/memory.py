@@ -9,6 +9,7 @@ import torch
 
 from semblend.core.errors import CorruptSegmentError
 from semblend.core.faults import FaultPoint, fault_point
+from semblend.kv.pinned_arena import ArenaFullError, PinnedArena
 from semblend.kv.segments import Segment, SegmentKey, kv_checksum, require_exact
 from semblend.kv.tiers.base import Lease, TierCounters, TierStats
 from semblend.kv.tiers.blocks import HostBlocks
@@ -30,12 +31,14 @@ class MemoryTier:
         checked: bool,
         pinned: bool = False,
         segment_bytes: int = 0,
+        arena: PinnedArena | None = None,
     ) -> None:
         self.name = name
         self.device = torch.device(device)
         self._checked = checked
         self._pinned = pinned
-        # Pinned memory is used again by torch itself.
+        self._arena = arena
+        # Pinned memory is used again by torch itself, or by the arena.
         self._blocks = HostBlocks(segment_bytes) if segment_bytes and not pinned else None
         self._table: LeasedLru[Segment] = LeasedLru(capacity_bytes)
         self._counters = TierCounters()
@@ -47,12 +50,18 @@ class MemoryTier:
 
     @classmethod
     def on_host(
-        cls, *, capacity_bytes: int, pinned: bool | None = None, segment_bytes: int = 0
+        cls,
+        *,
+        capacity_bytes: int,
+        pinned: bool | None = None,
+        segment_bytes: int = 0,
+        arena: PinnedArena | None = None,
     ) -> MemoryTier:
         """Host memory, pinned where there is a GPU to copy to; checksummed on every load.
 
         With `segment_bytes`, the size of the usual segment, :meth:`empty` gives memory that is
-        used again, and :meth:`prepare` touches some ahead.
+        used again, and :meth:`prepare` touches some ahead. With an `arena`, of the same
+        capacity, all segments lie there.
         """
         return cls(
             "host",
@@ -61,6 +70,7 @@ class MemoryTier:
             checked=True,
             pinned=torch.cuda.is_available() if pinned is None else pinned,
             segment_bytes=segment_bytes,
+            arena=arena,
         )
 
     @property
@@ -74,6 +84,11 @@ class MemoryTier:
         return self._table.used_bytes
 
     @property
+    def leased_bytes(self) -> int:
+        """Bytes that cannot be freed now."""
+        return self._table.leased_bytes()
+
+    @property
     def spare_bytes(self) -> int:
         """Memory kept for segments to come; with `used_bytes` never above the cap."""
         return 0 if self._blocks is None else self._blocks.spare_bytes
@@ -83,6 +98,8 @@ class MemoryTier:
 
         To be taken inside the `load` of :meth:`put_from`, when there is room for it.
         """
+        if self._arena is not None:
+            return self._arena.empty(shape, dtype)
         if self._blocks is None:
             return torch.empty(
                 tuple(shape), dtype=dtype, device=self.device, pin_memory=self._pinned
@@ -95,6 +112,8 @@ class MemoryTier:
         That is `ahead_bytes`, or half the room that is left. For moments in which nothing
         else wants the processor.
         """
+        if self._arena is not None:
+            return self._arena.prepare(ahead_bytes)
         if self._blocks is None:
             return False
         room = max(0, self.capacity_bytes - self.used_bytes)
@@ -159,7 +178,13 @@ class MemoryTier:
             self._keep_spare_within(0)
             return segment
 
-        return self._table.admit(key, nbytes, fill, leave=leave, left=gone)
+        while True:
+            try:
+                return self._table.admit(key, nbytes, fill, leave=leave, left=gone)
+            except ArenaFullError:
+                # There is room, in pieces: what goes next makes a longer one.
+                if not self._table.evict(leave=leave, left=gone):
+                    raise
 
     @fault_point(FaultPoint.TIER_READ)
     def acquire(
@@ -205,6 +230,11 @@ class MemoryTier:
         """Forget a segment; leases of it stay good."""
         return self._table.remove(key)
 
+    def close(self) -> None:
+        """Unpin the arena, where there is one; its segments are not to be read any more."""
+        if self._arena is not None:
+            self._arena.close()
+
     def stats(self) -> TierStats:
         """A snapshot."""
         counters = self._counters
@@ -233,9 +263,7 @@ class MemoryTier:
         require_exact(segment)
         kv = segment.kv.detach()
         if kv.device != self.device or (self._pinned and not kv.is_pinned()):
-            held = torch.empty(
-                kv.shape, dtype=kv.dtype, device=self.device, pin_memory=self._pinned
-            )
+            held = self.empty(kv.shape, kv.dtype)
             held.copy_(kv)
         elif kv.untyped_storage().nbytes() != kv.nbytes:
             held = kv.clone()  # A view would keep the whole tensor behind it alive, uncounted.

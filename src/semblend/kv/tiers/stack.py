@@ -83,6 +83,12 @@ class TierStack:
         finally:
             self._tell(left)
 
+    def could_hold(self, nbytes: int) -> bool:
+        """Whether so much would fit in memory and on disk, if all else went that may."""
+        below = 0 if self.disk is None else self.disk.capacity_bytes
+        room = sum(tier.capacity_bytes - tier.leased_bytes for tier in self.memory)
+        return nbytes <= room + below
+
     def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory for a segment to be put that is on `device` now: there, if a tier is, or where
         the fastest tier is; out of a tier's spare where there is one."""
@@ -135,7 +141,9 @@ class TierStack:
         return tuple(stats) if self.disk is None else (*stats, self.disk.stats())
 
     def close(self) -> None:
-        """Let go of the disk tier's folder."""
+        """Let go of pinned memory and of the disk tier's folder."""
+        for tier in self.memory:
+            tier.close()
         if self.disk is not None:
             self.disk.close()
 

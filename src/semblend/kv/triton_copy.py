@@ -1,0 +1,231 @@
+"""Spans copied by one launch of the Triton kernel, over all layers, spans and sources.
+
+Sources may lie in pinned host memory: the device reads those over the bus. Semantics are those
+of `kv.torch_copy`; `copy_spans` checks the input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from semblend.kv.depth_drift import SAME_DEPTH_TOKENS, DepthDrift, is_shifted, step_depths
+from semblend.kv.paged_kv import PagedKv
+from semblend.kv.rotary_spec import Pairing
+from semblend.kv.rotary_table import RotaryTable
+from semblend.kv.span_batch import CopyBatch, Source
+from semblend.kv.triton_kernels import copy_rotate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchShape:
+    """How the work is cut up. Results do not depend on it; benchmarks/gpu/kernels.py chose it."""
+
+    rows: int = 16
+    """(token, head) rows a program owns; a power of two."""
+    layers: int = 14
+    """Layers a program walks over with the same rows."""
+    warps: int = 4
+
+
+DEFAULT_SHAPE = LaunchShape()
+
+
+def copy_batch(
+    destination: PagedKv, batch: CopyBatch, table: RotaryTable, *, drift: DepthDrift | None = None
+) -> None:
+    """Copy a checked batch whose sources the device can read; `drift` and `table` are on it."""
+    launch(destination, prepare(destination, batch, drift=drift), table)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prepared:
+    """A batch as the kernel reads it."""
+
+    base: torch.Tensor
+    """What distances to sources count from."""
+    source_strides: tuple[int, int, int, int]
+    """Of a block, a token, a head and a number, in elements, the same for all sources."""
+    source_block: int
+    """Tokens of a source's block."""
+    layered: bool
+    """Whether the one source is a pool whose layers are looked up."""
+    index: torch.Tensor
+    """int64 on the device, see `prepare`."""
+    tokens: int
+    sources: int
+    alignment: int
+    """What every distance and stride is a multiple of: 16 allows 16-byte accesses."""
+    drift: DepthDrift | None = None
+    """Set where some of the tokens are shifted."""
+    depths: torch.Tensor | None = None
+    """Where these lie in its table; a part of the index."""
+
+
+def prepare(
+    destination: PagedKv,
+    batch: CopyBatch,
+    *,
+    base: torch.Tensor | None = None,
+    drift: DepthDrift | None = None,
+) -> Prepared:
+    """Put everything the kernel has to know into one transfer.
+
+    The index holds, by token: source number, source slot, target slot, source position and
+    target position; by source: its distance from `base`, its layer stride and its K-to-V stride;
+    by layer: distances of the destination's K and V from its first K, and where the source is a
+    pool the same of its own; by token, if depths are shifted: four fp32 that say between which of
+    a table's rows its depths lie, after and before. Distances and strides count elements.
+
+    Parameters
+    ----------
+    base
+        The first source by default. Sources that move together keep their distances from it.
+    """
+    first = batch.sources[0]
+    pool = first if isinstance(first, PagedKv) else None
+    if base is None:
+        base = _first_tensor(first)
+    origin, itemsize = base.data_ptr(), base.element_size()
+    # Kernels take one pointer, so the other sources are reached by their distance from it.
+    shapes = np.array(
+        [((_first_tensor(s).data_ptr() - origin) // itemsize, *_outer(s)) for s in batch.sources],
+        dtype=np.int64,
+    )
+    places = [_distances(kv) for kv in (destination, pool) if kv is not None]
+    heads, dim = destination.head_shape
+    strides = (heads * dim, 0, dim, 1) if pool is None else pool.strides
+    arrays = [
+        batch.source_numbers,
+        batch.source_slots,
+        batch.target_slots,
+        batch.source_positions,
+        batch.target_positions,
+        *shapes.T,
+        *places,
+    ]
+    shifted = drift is not None and bool(is_shifted(batch).any())
+    if shifted and drift is not None:
+        arrays.append(_depths(batch, drift).reshape(-1).view(np.int64))
+    size = sum(array.size for array in arrays)
+    device = destination.device
+    index = torch.empty(size, dtype=torch.int64, pin_memory=device.type == "cuda")
+    np.concatenate(arrays, out=index.numpy())
+    outer = [*destination.strides[:3], *strides[:3]]
+    even = not (shapes % 16).any() and not any((place % 16).any() for place in places)
+    index = index.to(device, non_blocking=True)
+    return Prepared(
+        base=base,
+        source_strides=strides,
+        source_block=1 if pool is None else pool.block_size,
+        layered=pool is not None,
+        index=index,
+        tokens=len(batch),
+        sources=len(batch.sources),
+        alignment=16 if even and not any(stride % 16 for stride in outer) else 1,
+        drift=drift if shifted else None,
+        depths=index[size - arrays[-1].size :].view(torch.float32) if shifted else None,
+    )
+
+
+def launch(
+    destination: PagedKv,
+    prepared: Prepared,
+    table: RotaryTable,
+    shape: LaunchShape = DEFAULT_SHAPE,
+    *,
+    layers: range | None = None,
+    source_layer: int = 0,
+) -> None:
+    """Start the kernel on checked input that the device can read.
+
+    Parameters
+    ----------
+    layers
+        Which of the destination's layers; all by default.
+    source_layer
+        The sources' layer that goes to the first of them.
+    """
+    layers = range(destination.layer_count) if layers is None else layers
+    heads, head_dim = destination.head_shape
+    half = table.rotary_dim // 2
+    drift = prepared.drift
+    # What is not used is a pointer all the same.
+    means = table.cos if drift is None else drift.means
+    depths = table.cos if prepared.depths is None else prepared.depths
+    grid = (-(-prepared.tokens * heads // shape.rows), -(-len(layers) // shape.layers))
+    with _on(destination.device):
+        copy_rotate[grid](
+            prepared.base,
+            destination.keys[0],
+            table.cos,
+            table.sin,
+            means,
+            depths,
+            prepared.index,
+            prepared.tokens,
+            prepared.sources,
+            destination.layer_count,
+            layers.start,
+            len(layers),
+            source_layer - layers.start,
+            shape.layers,
+            *prepared.source_strides,
+            *destination.strides,
+            0 if drift is None else drift.means.shape[2],
+            SAME_DEPTH_TOKENS,
+            source_block=prepared.source_block,
+            target_block=destination.block_size,
+            layered=prepared.layered,
+            shifting=drift is not None,
+            heads=heads,
+            head_dim=head_dim,
+            half=half,
+            interleaved=table.pairing is Pairing.INTERLEAVED,
+            half_block=_power_of_two(half),
+            head_block=_power_of_two(head_dim),
+            rest_block=_power_of_two(max(1, head_dim - 2 * half)),
+            tile_rows=shape.rows,
+            alignment=prepared.alignment,
+            num_warps=shape.warps,
+        )
+
+
+def _first_tensor(source: Source) -> torch.Tensor:
+    return source.keys[0] if isinstance(source, PagedKv) else source
+
+
+def _outer(source: Source) -> tuple[int, int]:
+    """Strides from layer to layer and from K to V; of a pool they are in its table."""
+    return (0, 0) if isinstance(source, PagedKv) else (source.stride(0), source.stride(1))
+
+
+def _distances(kv: PagedKv) -> npt.NDArray[np.int64]:
+    """From the first layer's K to every layer's K, then to every layer's V, in elements."""
+    origin, itemsize = kv.keys[0].data_ptr(), kv.dtype.itemsize
+    views = (*kv.keys, *kv.values)
+    return np.array([(view.data_ptr() - origin) // itemsize for view in views], dtype=np.int64)
+
+
+def _depths(batch: CopyBatch, drift: DepthDrift) -> npt.NDArray[np.float32]:
+    """[4, tokens], one more column where the tokens are odd; zeros for what is not shifted."""
+    tokens = len(batch)
+    depths = np.zeros((4, tokens + tokens % 2), dtype=np.float32)
+    for at, positions in ((0, batch.target_positions), (2, batch.source_positions)):
+        row, share = drift.places(step_depths(positions, batch.span_offsets))
+        depths[at, :tokens], depths[at + 1, :tokens] = row, share
+    return depths
+
+
+def _power_of_two(number: int) -> int:
+    """The least that is not below `number`; Triton's own takes two microseconds a call."""
+    return 1 << (number - 1).bit_length()
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
