@@ -375,10 +375,9 @@ class SchedulerSide:
             self.remote.stop()
 
     def _weights_changed(self, epoch: int) -> None:
-        """The engine runs other weights than donors, certificate and namespace speak of.
+        """Nothing is loaded or kept until the next start: nobody knows the new weights.
 
-        What they are is not known here, and requests and vLLM's own prefix cache may hold K/V
-        of both: nothing is loaded or kept until the next start.
+        Requests and vLLM's own prefix cache may hold K/V of both.
         """
         if not self._weights_epoch:
             logger.warning(WEIGHTS_WARNING)
