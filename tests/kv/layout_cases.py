@@ -143,8 +143,10 @@ def contents(kv: PagedKv) -> torch.Tensor:
     return torch.stack(parts, dim=1).flatten(2, 3)
 
 
-def layout_case(seed: int) -> LayoutCase:
-    """One case, everything about it drawn from a seed."""
+def layout_case(
+    seed: int, device: str = "cpu", donors: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> LayoutCase:
+    """One case, everything about it drawn from a seed; `donors` puts segments elsewhere."""
     rng = np.random.default_rng(seed)
     dtype = (torch.float32, torch.float16, torch.bfloat16)[int(rng.integers(3))]
     dim, rotary_dim, heads = SHAPES[int(rng.integers(len(SHAPES)))]
@@ -158,7 +160,7 @@ def layout_case(seed: int) -> LayoutCase:
     )
     paged_source = bool(rng.integers(2))
     held = 64
-    donors = LAYOUTS[int(rng.integers(len(LAYOUTS)))]
+    source_layout = LAYOUTS[int(rng.integers(len(LAYOUTS)))]
 
     def filler(start: int) -> Make:
         generator = torch.Generator().manual_seed(start)
@@ -166,16 +168,18 @@ def layout_case(seed: int) -> LayoutCase:
         def make(*shape: int) -> torch.Tensor:
             filled = torch.randn(shape, generator=generator).clamp(-3, 3).to(dtype)
             filled[torch.rand(shape, generator=generator) < 0.1] = -0.0
-            return filled
+            return filled.to(device)
 
         return make
 
     make = filler(seed + 1)
     sources = (
-        [donors(make, layers, held // 8, 8, heads, dim)]
+        [source_layout(make, layers, held // 8, 8, heads, dim)]
         if paged_source
         else [make(layers, 2, held, heads, dim) for _ in range(3)]
     )
+    if donors is not None and not paged_source:
+        sources = [donors(source) for source in sources]
     runs = CopyRuns()
     at = 0
     for length in lengths:
@@ -201,11 +205,11 @@ def layout_case(seed: int) -> LayoutCase:
     drift = None
     if rng.integers(2):
         means = torch.randn((layers, 2, 4, heads, dim), generator=torch.Generator().manual_seed(3))
-        drift = DepthDrift(depths=torch.tensor([5.0, 90.0, 400.0, 900.0]), means=means)
+        drift = DepthDrift(depths=torch.tensor([5.0, 90.0, 400.0, 900.0]), means=means).to(device)
     return LayoutCase(
         make=lambda: layout(filler(seed + 2), layers, blocks, size, heads, dim),
         batch=runs.batch(slots[: sum(lengths)].astype(np.int64)),
-        table=RotaryTable.from_spec(spec),
+        table=RotaryTable.from_spec(spec, device=device),
         drift=drift,
         dtype=dtype,
     )

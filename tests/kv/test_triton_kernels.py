@@ -63,7 +63,7 @@ def test_the_kernel_fills_and_reads_any_engines_pool(report) -> None:
         assert case["from_torch"] <= 4 * LIMITS[SHORT[case["dtype"]]], at
         assert case["from_float64"] <= 8 * LIMITS[SHORT[case["dtype"]]], at
         assert case["exact"], at
-    assert sum(case["shifted"] for case in layouts) > 10
+    assert sum(case["shifted"] for case in layouts) > 5
     assert sum(case["pool"] for case in layouts) > 10
 
 

@@ -38,6 +38,8 @@ _IDLE_WAIT_S = 0.005
 """A new request that arrives meanwhile waits no longer than this."""
 _READ_BYTES = 128 << 20
 """K/V gathered on the device at once: what a capture takes beside the cache."""
+_AHEAD_BYTES = 2 << 30
+"""Memory that is kept pinned for prompts to come."""
 _STORERS = 4
 """Threads that copy and check segments: one computes checksums of five gigabytes a second."""
 _WAIT_S = 30.0
@@ -69,6 +71,8 @@ class CaptureThread:
         self._storers = ThreadPoolExecutor(
             max_workers=_STORERS, thread_name_prefix="semblend-store", initializer=self._on_device
         )
+        # Here and not on the thread: nothing may be pinned while an engine records its graphs.
+        self._prepare()
         self._thread = threading.Thread(target=self._run, name="semblend-capture", daemon=True)
         self._thread.start()
 
@@ -173,7 +177,16 @@ class CaptureThread:
                         self._overwritten.discard(command.request_id)
                     self._changed.notify_all()
                 self._queue.task_done()
+                self._prepare()
         self._queue.task_done()
+
+    def _prepare(self) -> None:
+        """Pin memory for the prompts to come, as long as none waits."""
+        try:
+            while self._queue.empty() and self._donors.tiers.prepare(_AHEAD_BYTES):
+                pass
+        except Exception as error:
+            logger.warning("SemBlend could not pin memory ahead: %s", error)
 
     @torch.inference_mode()
     def _store(self, job: _Job) -> int:
