@@ -157,16 +157,16 @@ def test_preempted_requests_end_as_if_nothing_had_happened(make_engine):
 def paused_capture(engine):
     """Captures wait before they read any block, until the event is set."""
     captures, go = engine.worker.captures, threading.Event()
-    read = captures._read
+    read = captures._gathered
 
     def waiting(*arguments):
         assert go.wait(timeout=60)
         return read(*arguments)
 
-    captures._read = waiting
+    captures._gathered = waiting
     yield go
     go.set()
-    del captures._read
+    del captures._gathered
     engine.drain()
 
 

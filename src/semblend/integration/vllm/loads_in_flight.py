@@ -112,7 +112,7 @@ class LoadsInFlight:
             self._executor.shutdown()
 
     def _use_device(self) -> None:
-        """A thread starts out on device 0, whichever its worker's is, and has a stream to itself."""
+        """A thread starts out on device 0, whichever its worker's is."""
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
             self._streams.stream = torch.cuda.Stream(  # type: ignore[no-untyped-call]
