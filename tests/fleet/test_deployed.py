@@ -65,7 +65,12 @@ def kubernetes():
 
 def test_what_the_chart_renders_is_what_kubernetes_knows(render, kubernetes):
     """By the models of its own API: every field known, every one that is needed there."""
-    everything = {"serviceMonitor": {"enabled": True}, "dashboard": {"enabled": True}}
+    everything = {
+        "serviceMonitor": {"enabled": True},
+        "dashboard": {"enabled": True},
+        "model": {"existingClaim": "models"},
+        "certificates": {"configMap": "mine", "verify": True},
+    }
     parts = render({"secret": {"namespaceSecret": SECRET}, **everything})
     for part in parts:
         if part["kind"] != "ServiceMonitor":  # Prometheus's own, which has no model here.

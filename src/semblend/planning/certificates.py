@@ -21,6 +21,7 @@ from semblend.core.faults import clock_jump_s
 from semblend.core.json_text import parse_json
 from semblend.core.outcomes import DeclineReason
 from semblend.planning.policies.base import policy_from_spec
+from semblend.planning.policy_plugins import plugin_versions
 
 logger = logging.getLogger("semblend.certificates")
 
@@ -30,6 +31,7 @@ MEASUREMENT_VERSION = 1
 """What a certificate's figures mean. It rises when they no longer hold for what is served: another
 meaning of a workload, a metric or the bound, or a policy that recomputes something else under the
 same name (`tests/planning/test_measurement.py` notices that). A release alone does not raise it."""
+_PLUGIN = "plug-in "
 SHIPPED = Path(__file__).resolve().parents[1] / "certificates"
 """Our own certificates: package data, so that a wheel has them too."""
 
@@ -108,6 +110,13 @@ class Certificate:
                 DeclineReason.NO_CERTIFICATE,
                 f"the certificate is of measurement {self.measurement}, this release relies on "
                 f"{MEASUREMENT_VERSION}; `semblend certify` measures again",
+            )
+        if plugin_entries(self.policy) != {
+            name: text for name, text in self.versions.items() if name.startswith(_PLUGIN)
+        }:
+            return (
+                DeclineReason.NO_CERTIFICATE,
+                "the policy's plug-in is not of the version that was measured",
             )
         if dtype is not None and dtype != self.dtype:
             return (
@@ -252,6 +261,12 @@ def find_depth_table(
                 if path.name.endswith(wanted):
                     return path
     return None
+
+
+def plugin_entries(policy: str) -> dict[str, str]:
+    """What a certificate's `versions` hold of the plug-ins that a policy comes from."""
+    found = plugin_versions(policy_from_spec(policy))
+    return {_PLUGIN + name: version for name, version in found.items()}
 
 
 def _files(folders: Iterable[Path]) -> Iterable[Path]:

@@ -15,7 +15,7 @@ import torch
 
 from semblend import __version__
 from semblend.engine.model import LoadedModel
-from semblend.planning.certificates import MEASUREMENT_VERSION, Certificate
+from semblend.planning.certificates import MEASUREMENT_VERSION, Certificate, plugin_entries
 from semblend.quality.bound import Bound, Verdict, choose, judge
 from semblend.quality.curves import Curve
 from semblend.quality.figures import Figures, figures_of, noise_floor
@@ -147,6 +147,7 @@ def _certificate(
         versions={
             "semblend": __version__,
             "measurement": str(MEASUREMENT_VERSION),
+            **plugin_entries(policy),
             "torch": torch.__version__,
             "transformers": _transformers_version(),
             "numpy": np.__version__,

@@ -25,7 +25,10 @@ def test_a_supported_installation_is_fine():
     code, answer = ask(str(REFERENCE), "--dtype", "float32")
     assert code == 0
     assert answer["ok"]
-    assert verdicts(answer) == {
+    found = verdicts(answer)
+    # A note where this tree is on the path beside another that is installed.
+    assert found.pop("semblend") in ("ok", "note")
+    assert found == {
         "vLLM": "ok",
         "platform": "ok",
         "mode": "note",

@@ -3,7 +3,7 @@
 A policy says which tokens inside reused spans are computed anyway, for quality.
 To add one: a file of about 40 lines with one frozen dataclass that is decorated
 with :func:`register_policy`. From then on it is in the test matrix, on the
-leaderboard and in the docs by itself.
+leaderboard and in the docs by itself. Outside this repository: docs/policies.md.
 
 Most policies look at tokens and spans alone. One that has to see what the model does
 with the borrowed K/V is *dynamic*: once the spans are in place, the engine hands it
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -121,12 +122,27 @@ def register_policy(name: str) -> Callable[[type[PolicyT]], type[PolicyT]]:
     return add
 
 
+_loading = threading.RLock()
+_loaded = False
+
+
 def known_policies() -> dict[str, type[RecomputePolicy]]:
-    """All policies by name, those in this folder imported."""
+    """All policies by name: those in this folder, and those of plug-ins."""
+    with _loading:
+        _load_once()
+        return dict(sorted(POLICIES.items()))
+
+
+def _load_once() -> None:
+    global _loaded
+    if _loaded:
+        return
     package = importlib.import_module("semblend.planning.policies")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
-    return dict(sorted(POLICIES.items()))
+    # Before the plug-ins, which may ask for known policies while they are imported.
+    _loaded = True
+    importlib.import_module("semblend.planning.policy_plugins").load_plugins()
 
 
 def policy_from_spec(spec: str) -> RecomputePolicy:

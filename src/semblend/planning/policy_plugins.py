@@ -1,0 +1,89 @@
+"""Recompute policies of other distributions, by the entry point group `semblend.policies`.
+
+An entry point names a module, or a class in one, that registers its policies with
+`@register_policy` when it is imported. Whatever is wrong with a plug-in costs its own policies and
+a warning: no engine stops for it, and no policy that was there before changes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from importlib.metadata import EntryPoint, entry_points
+
+from semblend.core.errors import SettingsError
+from semblend.planning.policies.base import POLICIES, RecomputePolicy
+
+GROUP = "semblend.policies"
+logger = logging.getLogger("semblend.policies")
+
+_ORIGINS: dict[str, tuple[str, str]] = {}
+"""Name and version of the distribution, by the policies it brought."""
+
+
+def load_plugins() -> None:
+    """Import every plug-in there is. Never raises."""
+    try:
+        points = sorted(entry_points(group=GROUP))
+    except Exception:  # the metadata of every distribution is read, ours or not
+        logger.warning("plug-ins with recompute policies were not looked for", exc_info=True)
+        return
+    for point in points:
+        before = dict(POLICIES)
+        try:
+            loaded = point.load()
+            _check(loaded, before)
+        except (Exception, SystemExit) as error:
+            POLICIES.clear()
+            POLICIES.update(before)
+            logger.warning(
+                "recompute policies of %s (%s = %s) are not known: %s",
+                " ".join(_origin(point)),
+                point.name,
+                point.value,
+                error or type(error).__name__,
+            )
+            continue
+        _ORIGINS.update(dict.fromkeys(POLICIES.keys() - before.keys(), _origin(point)))
+
+
+def plugin_versions(policy: RecomputePolicy) -> dict[str, str]:
+    """The distributions that a policy, or one inside it, comes from, with their versions."""
+    return dict(_ORIGINS[one.name] for one in _parts(policy) if one.name in _ORIGINS)
+
+
+def _parts(policy: RecomputePolicy) -> Iterator[RecomputePolicy]:
+    yield policy
+    for field in fields(policy):  # type: ignore[arg-type]
+        inside = getattr(policy, field.name)
+        if isinstance(inside, RecomputePolicy):
+            yield from _parts(inside)
+
+
+def _check(loaded: object, before: dict[str, type[RecomputePolicy]]) -> None:
+    """What was registered are policies, they are new, and nothing else was touched."""
+    from semblend.planning.policies.specs import parse
+
+    for name, cls in before.items():
+        if POLICIES.get(name) is not cls:
+            raise SettingsError(f"it replaces the policy {name!r}")
+    new = {name: cls for name, cls in POLICIES.items() if name not in before}
+    for name, cls in new.items():
+        if not (isinstance(cls, type) and issubclass(cls, RecomputePolicy) and is_dataclass(cls)):
+            raise SettingsError(f"{name!r} is not a dataclass and RecomputePolicy")
+        if inspect.isabstract(cls):
+            raise SettingsError(f"{name!r} has no method `runs`")
+        if not name.isidentifier():
+            raise SettingsError(f"{name!r} cannot be written in a policy's text")
+    for cls in new.values():
+        for spec in cls.grid:
+            parse(spec, POLICIES)
+    where = getattr(loaded, "__module__", None) or getattr(loaded, "__name__", "")
+    if not new and not any(cls.__module__ == where for cls in POLICIES.values()):
+        raise SettingsError("it registers none; @register_policy does that")
+
+
+def _origin(point: EntryPoint) -> tuple[str, str]:
+    return ("unknown", "0") if point.dist is None else (point.dist.name, point.dist.version)
