@@ -10,7 +10,8 @@ Where things are, scheduler side first:
 - `block_hashes`, `hazards`: the prefix cache stays exact; a pass never reads unwritten blocks.
 - `staged`: rungs of the salted ladder, for engines whose worker class cannot be set.
 - `metadata`: everything that travels between the two sides.
-- `worker_side`, `load`, `nested_pass`, `probing`, `capture`, `donors`, `paged_access`, `rotary`,
+- `worker_side`, `loading`, `nested_pass`, `probing`, `capture`, `segment_reads`, `donors`,
+  `paged_access`, `pool_proof`, `rotary`,
   `self_test`: the K/V.
 - `worker`: the `--worker-cls` that hands the model to the connector.
 - `options`, `modes`, `setup`, `support`, `versions`, `namespaces`, `stats`, `diagnosis`: what is
