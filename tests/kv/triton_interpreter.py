@@ -26,7 +26,7 @@ from semblend.kv.transfer import copy_spans
 from tests.kv.layout_cases import LayoutCase, contents, layout_case
 from tests.kv.span_cases import SpanCase, make_case
 
-LAYOUT_CASES = 28
+LAYOUT_CASES = 40
 HEADS = ((16, 16, 2), (20, 12, 3), (10, 2, 1), (24, 24, 1))
 """(head_dim, rotary_dim, kv_heads): whole and partial rotary, powers of two and not."""
 

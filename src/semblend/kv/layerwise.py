@@ -94,11 +94,12 @@ class LayerwiseLoad:
         self._pool = PagedKv.of_tensor(pool) if isinstance(pool, torch.Tensor) else pool
         self._rotary, self._drift, self._stream = rotary, drift, stream
         device = self._pool.device
-        self._on_device = device.type == "cuda" and isinstance(self._pool, PagedKv)
+        self._on_device = device.type == "cuda"
+        self._by_kernel = self._on_device and isinstance(self._pool, PagedKv)
         spans = flattened(copies)
         self.tokens = len(spans)
         # Without a device there is no bus to hide; the order of things is the same.
-        away = [not self._on_device or source.device != device for source in spans.sources]
+        away = [not self._by_kernel or source.device != device for source in spans.sources]
         checked = flat_batch(self._pool, spans, rotary)
         self._chunks: list[tuple[int, int]] = []
         self._placed_chunks = self._sent = 0
@@ -192,7 +193,7 @@ class LayerwiseLoad:
 
     def _reads(self, source: torch.Tensor) -> bool:
         """Whether what puts K/V in place can read a source where it is."""
-        return source.device == self._pool.device or (self._on_device and source.is_pinned())
+        return source.device == self._pool.device or (self._by_kernel and source.is_pinned())
 
     def _placers(self, batch: CopyBatch) -> list[Placer]:
         """For each place of the ring, what rotates it into the pool."""
@@ -200,7 +201,7 @@ class LayerwiseLoad:
             return []
         parts = [replace(batch, sources=tuple(sources)) for sources in self._staged]
         pool, rotary, drift = self._pool, self._rotary, self._drift
-        if not self._on_device or not isinstance(pool, PagedKv):
+        if not self._by_kernel or not isinstance(pool, PagedKv):
             return [_torch_placer(pool, part, rotary, drift) for part in parts]
         from semblend.kv import triton_copy
 
@@ -218,7 +219,7 @@ class LayerwiseLoad:
         pool, rotary, drift = self._pool, self._rotary, self._drift
         if not len(batch):
             return []
-        if not self._on_device or not isinstance(pool, PagedKv):
+        if not self._by_kernel or not isinstance(pool, PagedKv):
             return [_torch_placer(pool, batch, rotary, drift, whole=True)] * self._ring
         from semblend.kv import triton_copy
 

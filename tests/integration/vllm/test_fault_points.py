@@ -162,14 +162,14 @@ def test_points_that_vllm_does_not_have_are_named():
 def test_a_copy_too_slow_for_a_preemption_is_thrown_away(engine):
     """Its blocks are another request's by then: what was copied may not become a donor."""
     captures, going_on = engine.worker.captures, threading.Event()
-    read = CaptureThread._gathered
+    read = CaptureThread._read
 
     def slow(self, *args):
         going_on.wait(30)
         return read(self, *args)
 
     before = engine.scheduler.bridge.pipeline.stats().donors
-    with patch.object(CaptureThread, "_gathered", slow), patch.object(capture, "_WAIT_S", 0.05):
+    with patch.object(CaptureThread, "_read", slow), patch.object(capture, "_WAIT_S", 0.05):
         request = {"prompt_token_ids": DONOR.tolist()}
         engine.llm.generate([request], engine.sampling(), use_tqdm=False)
         (request_id,) = captures._pending

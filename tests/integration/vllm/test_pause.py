@@ -35,14 +35,14 @@ def engine(make_engine):
 def slow_captures():
     """Captures that read nothing before they are told to."""
     go_on, reads = threading.Event(), threading.Event()
-    read = CaptureThread._gathered
+    read = CaptureThread._read
 
     def slow(self, *arguments):
         reads.set()
         assert go_on.wait(20)
         return read(self, *arguments)
 
-    with patch.object(CaptureThread, "_gathered", slow):
+    with patch.object(CaptureThread, "_read", slow):
         try:
             yield SimpleNamespace(go_on=go_on, reads=reads)
         finally:

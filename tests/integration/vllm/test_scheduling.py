@@ -157,16 +157,16 @@ def test_preempted_requests_end_as_if_nothing_had_happened(make_engine):
 def paused_capture(engine):
     """Captures wait before they read any block, until the event is set."""
     captures, go = engine.worker.captures, threading.Event()
-    read = captures._gathered
+    read = captures._read
 
     def waiting(*arguments):
         assert go.wait(timeout=60)
         return read(*arguments)
 
-    captures._gathered = waiting
+    captures._read = waiting
     yield go
     go.set()
-    del captures._gathered
+    del captures._read
     engine.drain()
 
 

@@ -101,7 +101,7 @@ def test_a_load_ordered_before_the_change_fails(engine):
 def test_a_capture_under_way_is_thrown_away(engine):
     reads = threading.Event()
     goes_on = threading.Event()
-    read = CaptureThread._gathered
+    read = CaptureThread._read
 
     def slow(self, *arguments):
         reads.set()
@@ -109,7 +109,7 @@ def test_a_capture_under_way_is_thrown_away(engine):
         return read(self, *arguments)
 
     other = random_tokens(300, seed=216)
-    with patch.object(CaptureThread, "_gathered", slow):
+    with patch.object(CaptureThread, "_read", slow):
         engine.llm.enqueue(
             [{"prompt_token_ids": other.tolist()}], engine.sampling(max_tokens=3), use_tqdm=False
         )

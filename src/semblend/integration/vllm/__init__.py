@@ -10,7 +10,9 @@ Where things are, scheduler side first:
 - `block_hashes`: the prefix cache stays exact.
 - `staged`: rungs of the salted ladder, for engines whose worker class cannot be set.
 - `metadata`: everything that travels between the two sides.
-- `worker_side`, `loading`, `nested_pass`, `probing`, `capture`, `donors`, `paged_access`, `rotary`,
+- `worker_side`, `worker_loads`, `loads_in_flight`, `loading`, `pool_proof`, `nested_pass`,
+  `pass_split`, `probing`, `capture`, `segment_reads`, `donors`, `paged_access`, `rotary`, `ranks`,
+  `self_test`: the K/V.
   `self_test`: the K/V.
 - `worker`: the `--worker-cls` that hands the model to the connector.
 - `options`, `modes`, `setup`, `support`, `versions`, `namespaces`, `stats`, `diagnosis`: what is

@@ -216,7 +216,7 @@ class CaptureThread:
     def _store_batch(self, job: _Job, batch: list[SegmentKey]) -> int:
         """Read neighbouring segments at once, and put each into its own memory."""
         command = job.command
-        with self._gathered(command.block_ids, batch, job.ready) as parts:
+        with self._read(command.block_ids, batch, job.ready) as parts:
             self._check_wanted(command)
             stored = self._storers.map(self._put, batch, parts)
             if not all([tier is not None for tier in stored]):  # noqa: C419 - all are waited for
@@ -241,17 +241,17 @@ class CaptureThread:
         return tiers.put_from(key, part.nbytes, load)
 
     @fault_point(FaultPoint.CAPTURE)
-    def _gathered(
+    def _read(
         self, block_ids: tuple[int, ...], batch: list[SegmentKey], ready: Any
     ) -> AbstractContextManager[list[torch.Tensor]]:
         """The segments' K/V, contiguous and one behind another, where the cache is."""
         if ready is None:
             start, end = batch[0].start, batch[-1].start + batch[-1].length
             return nullcontext(self._reader.read(block_ids, start, end))
-        return self._gathered_on_device(block_ids, batch, ready)
+        return self._read_on_device(block_ids, batch, ready)
 
     @contextmanager
-    def _gathered_on_device(
+    def _read_on_device(
         self, block_ids: tuple[int, ...], batch: list[SegmentKey], ready: Any
     ) -> Iterator[list[torch.Tensor]]:
         # On a stream of its own, so that the engine's kernels do not wait for the copy.

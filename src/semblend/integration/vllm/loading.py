@@ -29,7 +29,7 @@ from semblend.kv.layerwise import ALL_DIRECT, DIRECT_SHARE, LayerwiseLoad, chunk
 from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.span_batch import CopyBatch, CopyRuns
 
-_STAGED_BYTES = 256 << 20
+_STAGED_BYTES = 512 << 20
 """About as much of the device's memory a load takes beside the cache."""
 
 
