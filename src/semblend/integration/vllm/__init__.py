@@ -13,7 +13,7 @@ Where things are, scheduler side first:
 - `worker_side`, `worker_loads`, `loads_in_flight`, `loading`, `pool_proof`, `nested_pass`,
   `pass_split`, `probing`, `capture`, `segment_reads`, `donors`, `paged_access`, `rotary`, `ranks`,
   `self_test`: the K/V.
-  `self_test`: the K/V.
+- `lora`, `weights`, `samples`, `held_blocks`: adapters, new weights, `n` > 1, blocks kept longer.
 - `worker`: the `--worker-cls` that hands the model to the connector.
 - `options`, `modes`, `setup`, `support`, `versions`, `namespaces`, `stats`, `diagnosis`: what is
   set, refused, counted and said about it.
