@@ -30,7 +30,7 @@ SCHEDULER_STEPS = {
 WORKER_STEPS = {
     "rotating": "semblend.kv.torch_copy._turn",
     "writing K/V": f"{PACKAGE}.paged_access.PagedAccess.write",
-    "laying holes out": f"{PACKAGE}.worker_loads.hole_sequences",
+    "laying holes out": f"{PACKAGE}.worker_loads.sequences_of",
     "building attention metadata": f"{PACKAGE}.nested_pass.NestedPass._common_metadata",
 }
 

@@ -111,21 +111,12 @@ def test_an_adapters_request_is_computed_and_never_a_donor(engine, adapter):
 
 def test_a_shadow_pass_after_its_adapter_was_unloaded_leaves_the_engine_working(engine, adapter):
     """A pass in a step without a forward finds the mapping of a step that is long over."""
-    from semblend.integration.vllm.pass_split import VirtualSequence
+    from semblend.integration.vllm.pass_split import VirtualSequence, block_table
 
     (adapted,) = together(engine, [OTHER], [adapter], max_tokens=1)
     assert engine.llm.llm_engine.remove_lora(adapter.lora_int_id)
-    nested, access = engine.worker.nested, engine.worker.access
-    logits = nested.logits(
-        VirtualSequence(
-            tokens=torch.from_numpy(TARGET[:40]),
-            positions=torch.arange(40),
-            slots=access.slots((1, 2), 0, 40),
-            block_ids=(1, 2),
-            length=40,
-        ),
-        last=8,
-    )
+    item = VirtualSequence(tokens=TARGET, start=0, end=40, blocks=block_table((1, 2)))
+    logits = engine.worker.nested.logits(item, last=8)
     cold = engine.cold(TARGET[:40], max_tokens=1)
     assert logits.shape == (8, 512)
     assert int(logits[-1].argmax()) == cold.tokens[0]

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from semblend.integration.vllm import probing
-from semblend.integration.vllm.nested_pass import NestedPass
-from semblend.integration.vllm.pass_split import PassLimits, VirtualSequence
+from semblend.integration.vllm.nested_pass import NestedPass, _Layout
+from semblend.integration.vllm.pass_split import PassLimits, VirtualSequence, block_table
 from tests.integration.models import joined, random_tokens
 from tests.integration.vllm.probe import chopped
 
@@ -23,14 +23,11 @@ TARGET = joined(
 ROOMY = PassLimits(sequences=1000, tokens=100_000)
 
 
+PROMPT = np.arange(100, 200, dtype=np.int32)
+
+
 def sequence(start: int, end: int, blocks: tuple[int, ...] = (1, 2)) -> VirtualSequence:
-    return VirtualSequence(
-        tokens=torch.arange(start, end, dtype=torch.int32),
-        positions=torch.arange(start, end),
-        slots=torch.arange(start, end) + 1000,
-        block_ids=blocks,
-        length=end,
-    )
+    return VirtualSequence(tokens=PROMPT, start=start, end=end, blocks=block_table(blocks))
 
 
 @pytest.fixture
@@ -63,12 +60,30 @@ def test_a_split_keeps_order_tokens_and_what_each_token_sees():
     pieces = [piece for forward in forwards for piece in forward]
     assert all(len(forward) <= 3 for forward in forwards)
     assert all(sum(map(len, forward)) <= 10 for forward in forwards)
-    for piece in pieces:
-        assert int(piece.positions[-1]) == piece.length - 1
-        assert torch.equal(piece.slots, piece.positions + 1000)
-        assert torch.equal(piece.tokens.long(), piece.positions)
-    together = torch.cat([piece.positions for piece in pieces])
-    assert torch.equal(together, torch.cat([item.positions for item in sequences]))
+    together = [place for piece in pieces for place in range(piece.start, piece.end)]
+    assert together == [place for item in sequences for place in range(item.start, item.end)]
+
+
+def test_a_batch_says_where_every_token_stands_and_goes():
+    """Against one token at a time, over two prompts with holes in any order."""
+    first, second = block_table((7, 3, 9)), block_table((2, 5, 8, 4, 1, 6))
+    runs = [(first, 1, 6, 0), (second, 0, 3, 0), (first, 9, 11, 0), (second, 20, 23, 40)]
+    sequences = [
+        VirtualSequence(tokens=PROMPT, start=start, end=end, blocks=blocks, shift=shift)
+        for blocks, start, end, shift in runs
+    ]
+    layout = _Layout.of(sequences, 4)
+    expected = [
+        (PROMPT[place], place + shift, blocks[place // 4] * 4 + place % 4)
+        for blocks, start, end, shift in runs
+        for place in range(start, end)
+    ]
+    assert list(zip(layout.tokens, layout.positions, layout.slots, strict=True)) == expected
+    assert layout.starts.tolist() == [0, 5, 8, 10, 13]
+    assert layout.lengths.tolist() == [6, 3, 11, 23]
+    tables = layout.tables[layout.rows]
+    for (blocks, *_), row in zip(runs, tables, strict=True):
+        assert row[: len(blocks)].tolist() == blocks.tolist()
 
 
 def test_the_last_forward_is_the_fullest():
@@ -154,14 +169,8 @@ def test_a_probe_sees_the_same_attention_in_several_forwards(engine, limits):
 
 
 def test_a_shadow_samples_logits_are_the_same_in_several_forwards(engine):
-    nested, access = engine.worker.nested, engine.worker.access
-    item = VirtualSequence(
-        tokens=torch.from_numpy(TARGET[:60]),
-        positions=torch.arange(60),
-        slots=access.slots((1, 2), 0, 60),
-        block_ids=(1, 2),
-        length=60,
-    )
+    nested = engine.worker.nested
+    item = VirtualSequence(tokens=TARGET, start=0, end=60, blocks=block_table((1, 2)))
     whole = nested.logits(item, last=8)
     with patch.object(nested, "limits", PassLimits(sequences=2, tokens=8)):
         torch.testing.assert_close(nested.logits(item, last=8), whole, atol=1e-4, rtol=1e-4)

@@ -14,14 +14,15 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from semblend.core.errors import CapacityError, UnsupportedModelError
 from semblend.core.plan import Hole
 from semblend.integration.vllm import lora
 from semblend.integration.vllm.metadata import LoadCommand
-from semblend.integration.vllm.paged_access import PagedAccess
-from semblend.integration.vllm.pass_split import PassLimits, VirtualSequence
+from semblend.integration.vllm.pass_split import PassLimits, VirtualSequence, block_table
 
 
 class NestedPass:
@@ -40,7 +41,8 @@ class NestedPass:
             raise UnsupportedModelError("kernel blocks smaller than K/V cache blocks")
         self._runner = runner
         self._config = vllm_config
-        self._device = runner.device
+        self._device = torch.device(runner.device)
+        self._block_size = int(vllm_config.cache_config.block_size)
         group = dataclasses.replace(groups[0], metadata_builders=[])
         group.create_metadata_builders(vllm_config, self._device)
         self._builder = group.get_metadata_builder(0)
@@ -102,12 +104,12 @@ class NestedPass:
         """Hidden states of all query tokens, [tokens, hidden]."""
         from vllm.forward_context import set_forward_context
 
-        tokens = self._joined([item.tokens for item in sequences])
-        positions = self._joined([item.positions for item in sequences])
-        slots = self._joined([item.slots for item in sequences])
-        common = self._common_metadata(sequences, slots, positions)
+        layout = _Layout.of(sequences, self._block_size)
+        tokens, positions = self._uploaded(layout.tokens), self._uploaded(layout.positions)
+        slots = self._uploaded(layout.slots)
+        common = self._common_metadata(layout, slots, positions)
         metadata = self._builder.build(common_prefix_len=0, common_attn_metadata=common)
-        count = int(tokens.numel())
+        count = len(layout.tokens)
         with (
             lora.base_model(self._runner, tokens=count, rows=len(sequences)),
             set_forward_context(
@@ -126,49 +128,83 @@ class NestedPass:
             )
         return hidden
 
-    def _joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.cat(tuple(parts)).to(self._device)
+    def _uploaded(self, values: npt.NDArray[Any]) -> torch.Tensor:
+        """On the device, without waiting for what it is doing."""
+        tensor = torch.from_numpy(values)
+        if self._device.type != "cuda":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
 
     def _common_metadata(
-        self, sequences: Sequence[VirtualSequence], slots: torch.Tensor, positions: torch.Tensor
+        self, layout: _Layout, slots: torch.Tensor, positions: torch.Tensor
     ) -> Any:
         from vllm.v1.attention.backend import CommonAttentionMetadata
 
-        queries = [len(item) for item in sequences]
-        starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
-        lengths = torch.tensor([item.length for item in sequences], dtype=torch.int32)
-        width = max(len(item.block_ids) for item in sequences)
-        table = torch.zeros(len(sequences), width, dtype=torch.int32)
-        for row, item in enumerate(sequences):
-            table[row, : len(item.block_ids)] = torch.tensor(item.block_ids, dtype=torch.int32)
+        count = len(layout.lengths)
+        rows = self._uploaded(layout.rows)
         return CommonAttentionMetadata(
-            query_start_loc=starts.to(self._device),
-            query_start_loc_cpu=starts,
-            seq_lens=lengths.to(self._device),
-            num_reqs=len(sequences),
-            num_actual_tokens=int(starts[-1]),
-            max_query_len=max(queries),
-            max_seq_len=int(lengths.max()),
-            block_table_tensor=table.to(self._device),
+            query_start_loc=self._uploaded(layout.starts),
+            query_start_loc_cpu=torch.from_numpy(layout.starts),
+            seq_lens=self._uploaded(layout.lengths),
+            num_reqs=count,
+            num_actual_tokens=len(layout.tokens),
+            max_query_len=int(np.diff(layout.starts).max()),
+            max_seq_len=int(layout.lengths.max()),
+            block_table_tensor=self._uploaded(layout.tables).index_select(0, rows),
             slot_mapping=slots,
             causal=True,
             positions=positions,
-            is_prefilling=torch.ones(len(sequences), dtype=torch.bool),
-            seq_lens_cpu_upper_bound=lengths,
+            is_prefilling=torch.ones(count, dtype=torch.bool),
+            seq_lens_cpu_upper_bound=torch.from_numpy(layout.lengths),
         )
 
 
-def sequence_of(command: LoadCommand, hole: Hole, access: PagedAccess) -> VirtualSequence:
-    """One hole of a load as a virtual sequence over the request's own blocks."""
-    return VirtualSequence(
-        tokens=torch.from_numpy(command.tokens)[hole.start : hole.end],
-        positions=torch.arange(hole.start, hole.end),
-        slots=access.slots(command.block_ids, hole.start, hole.end),
-        block_ids=command.block_ids,
-        length=hole.end,
-    )
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Layout:
+    """A varlen batch on the host: one after another the query tokens of all sequences."""
+
+    tokens: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.int64]
+    """Where the tokens' K/V is written."""
+    starts: npt.NDArray[np.int32]
+    """Where each sequence's tokens begin, and the end; [sequences + 1]."""
+    lengths: npt.NDArray[np.int32]
+    """Tokens attention sees, [sequences]."""
+    tables: npt.NDArray[np.int32]
+    """Each prompt's blocks once, [prompts, most blocks]."""
+    rows: npt.NDArray[np.int64]
+    """Which of the tables is each sequence's."""
+
+    @classmethod
+    def of(cls, sequences: Sequence[VirtualSequence], block_size: int) -> _Layout:
+        counts = np.array([len(item) for item in sequences])
+        starts = np.concatenate(([0], counts.cumsum())).astype(np.int32)
+        # Counted from the prompt's beginning: an arange with a jump at each sequence.
+        jumps = np.array([item.start for item in sequences]) - starts[:-1]
+        places = np.arange(starts[-1], dtype=np.int64) + np.repeat(jumps, counts)
+        prompts = {id(item.blocks): item.blocks for item in sequences}
+        row_of = {key: row for row, key in enumerate(prompts)}
+        tables = np.zeros((len(prompts), max(map(len, prompts.values()))), dtype=np.int32)
+        for row, blocks in enumerate(prompts.values()):
+            tables[row, : len(blocks)] = blocks
+        rows = np.array([row_of[id(item.blocks)] for item in sequences])
+        block, offset = places // block_size, places % block_size
+        return cls(
+            tokens=np.concatenate([item.tokens[item.start : item.end] for item in sequences]),
+            positions=places + np.repeat([item.shift for item in sequences], counts),
+            slots=tables[np.repeat(rows, counts), block].astype(np.int64) * block_size + offset,
+            starts=starts,
+            lengths=np.array([item.end for item in sequences], dtype=np.int32),
+            tables=tables,
+            rows=rows,
+        )
 
 
-def hole_sequences(command: LoadCommand, access: PagedAccess) -> list[VirtualSequence]:
-    """All holes of a load."""
-    return [sequence_of(command, hole, access) for hole in command.holes]
+def sequences_of(command: LoadCommand, holes: Sequence[Hole]) -> list[VirtualSequence]:
+    """Runs of a load's prompt as virtual sequences over the request's own blocks."""
+    blocks = block_table(command.block_ids)
+    return [
+        VirtualSequence(tokens=command.tokens, start=hole.start, end=hole.end, blocks=blocks)
+        for hole in holes
+    ]

@@ -12,44 +12,43 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from semblend.core.tokens import TokenArray
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+BlockTable = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class VirtualSequence:
-    """Tokens to compute on top of what a block table holds."""
+    """Tokens [start, end) of a prompt, to be computed on top of what its blocks hold.
 
-    tokens: torch.Tensor
-    """int32 [query_tokens]."""
-    positions: torch.Tensor
-    """int64 [query_tokens]."""
-    slots: torch.Tensor
-    """int64 [query_tokens]: where their K/V is written."""
-    block_ids: Sequence[int]
-    length: int
-    """Tokens attention sees: the last query token is the last of them."""
+    Attention sees the prompt up to `end`: the last query token is the last of them.
+    """
+
+    tokens: TokenArray
+    """The whole prompt, int32."""
+    start: int
+    end: int
+    blocks: BlockTable
+    """The prompt's blocks, int32 [blocks]; sequences of one prompt share it."""
+    shift: int = 0
+    """Added to positions: a proof puts a token where no prompt has brought it."""
 
     def __len__(self) -> int:
-        return int(self.tokens.numel())
+        return self.end - self.start
 
     def cut(self, first: int) -> tuple[VirtualSequence, VirtualSequence]:
         """The first so many query tokens, and the others."""
-        head, tail = slice(None, first), slice(first, None)
-        return (
-            replace(
-                self,
-                tokens=self.tokens[head],
-                positions=self.positions[head],
-                slots=self.slots[head],
-                length=self.length - (len(self) - first),
-            ),
-            replace(
-                self,
-                tokens=self.tokens[tail],
-                positions=self.positions[tail],
-                slots=self.slots[tail],
-            ),
-        )
+        middle = self.start + first
+        return replace(self, end=middle), replace(self, start=middle)
+
+
+def block_table(block_ids: Sequence[int]) -> BlockTable:
+    """A request's blocks as passes take them; made once for all sequences of one prompt."""
+    return np.asarray(block_ids, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

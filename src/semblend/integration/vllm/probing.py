@@ -19,9 +19,8 @@ from semblend.core.errors import DonorError
 from semblend.core.plan import Hole, Plan
 from semblend.integration.probing import TailProbe
 from semblend.integration.vllm.metadata import LoadCommand
-from semblend.integration.vllm.nested_pass import NestedPass, sequence_of
+from semblend.integration.vllm.nested_pass import NestedPass, sequences_of
 from semblend.integration.vllm.paged_access import PagedAccess
-from semblend.integration.vllm.pass_split import VirtualSequence
 from semblend.kv.attention_weights import TAIL_QUERIES, attention_weights
 from semblend.planning.policies.base import Scores, policy_from_spec
 from semblend.planning.recompute import probed
@@ -39,10 +38,7 @@ class LoadProbe:
         self._access = access
         self._ran = False
         size = len(command.tokens)
-        self.sequences: list[VirtualSequence] = [
-            *(sequence_of(command, hole, access) for hole in plan.holes),
-            sequence_of(command, Hole(plan.end, size), access),
-        ]
+        self.sequences = sequences_of(command, (*plan.holes, Hole(plan.end, size)))
 
     def refined(self, nested: NestedPass, reduce: Reduce) -> LoadCommand:
         """The load with what is still to compute, now that the policy has chosen.

@@ -8,11 +8,12 @@ proof covers the pass, the reading of the cache and the rotation on every layer.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from semblend.integration.vllm.nested_pass import NestedPass
 from semblend.integration.vllm.paged_access import PagedAccess
-from semblend.integration.vllm.pass_split import VirtualSequence
+from semblend.integration.vllm.pass_split import VirtualSequence, block_table
 from semblend.kv.rotary_self_test import positions_to_prove, prove_moves
 from semblend.kv.rotary_table import RotaryTable
 
@@ -41,11 +42,11 @@ def _keys_at(nested: NestedPass, access: PagedAccess, position: int) -> torch.Te
     nested.run(
         [
             VirtualSequence(
-                tokens=torch.tensor([_TOKEN], dtype=torch.int32),
-                positions=torch.tensor([position]),
-                slots=torch.tensor([_SCRATCH_BLOCK * access.block_size]),
-                block_ids=(_SCRATCH_BLOCK,),
-                length=1,
+                tokens=np.array([_TOKEN], dtype=np.int32),
+                start=0,
+                end=1,
+                blocks=block_table((_SCRATCH_BLOCK,)),
+                shift=position,
             )
         ]
     )

@@ -8,8 +8,7 @@ import torch
 
 from semblend.integration.vllm.metadata import ShadowOrder, WorkerReport
 from semblend.integration.vllm.nested_pass import NestedPass
-from semblend.integration.vllm.paged_access import PagedAccess
-from semblend.integration.vllm.pass_split import VirtualSequence
+from semblend.integration.vllm.pass_split import VirtualSequence, block_table
 
 logger = logging.getLogger("vllm.semblend")
 
@@ -21,9 +20,8 @@ class ShadowPasses:
     them; a rank that has none has no say.
     """
 
-    def __init__(self, nested: NestedPass, access: PagedAccess) -> None:
+    def __init__(self, nested: NestedPass) -> None:
         self._nested = nested
-        self._access = access
         self._warm: dict[int, torch.Tensor] = {}
         """Log-probabilities over reused K/V, [compared, vocabulary], on the host."""
 
@@ -32,11 +30,10 @@ class ShadowPasses:
         try:
             logits = self._nested.logits(
                 VirtualSequence(
-                    tokens=torch.from_numpy(order.tokens[order.start : order.end]),
-                    positions=torch.arange(order.start, order.end),
-                    slots=self._access.slots(order.block_ids, order.start, order.end),
-                    block_ids=order.block_ids,
-                    length=order.end,
+                    tokens=order.tokens,
+                    start=order.start,
+                    end=order.end,
+                    blocks=block_table(order.block_ids),
                 ),
                 last=order.compared,
             )

@@ -18,7 +18,7 @@ from semblend.core.plan import Plan
 from semblend.integration.vllm.loading import DonorLostError, SpanLoader
 from semblend.integration.vllm.loads_in_flight import InFlight, LoadsInFlight
 from semblend.integration.vllm.metadata import LoadCommand, LoadFailure, WorkerReport
-from semblend.integration.vllm.nested_pass import NestedPass, hole_sequences
+from semblend.integration.vllm.nested_pass import NestedPass, sequences_of
 from semblend.integration.vllm.paged_access import PagedAccess
 from semblend.integration.vllm.pass_split import VirtualSequence
 from semblend.integration.vllm.probing import LoadProbe
@@ -172,7 +172,7 @@ class WorkerLoads:
         sequences: dict[str, list[VirtualSequence]] = {}
 
         def lay_out(command: LoadCommand) -> LoadCommand:
-            laid_out = hole_sequences(command, self._access)
+            laid_out = sequences_of(command, command.holes)
             if laid_out:
                 reach(FaultPoint.NESTED_PASS)
             sequences[command.request_id] = laid_out

@@ -98,7 +98,7 @@ class WorkerSide:
         if self.access is None or self.donors is None:
             raise UnsupportedModelError("the model was handed over before the K/V cache")
         self.nested = NestedPass(runner, self._config)
-        self.shadows = ShadowPasses(self.nested, self.access)
+        self.shadows = ShadowPasses(self.nested)
         table = rotary.table_from_model(runner.get_model())
         prove_rotation(
             self.nested,
