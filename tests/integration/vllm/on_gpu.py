@@ -2,6 +2,8 @@
 
     python -m tests.integration.vllm.on_gpu                                  all four in turn
     python -m tests.integration.vllm.on_gpu --runner v2 --scheduling async   one of them
+    python -m tests.integration.vllm.on_gpu ... --engine lora                with --enable-lora
+    python -m tests.integration.vllm.on_gpu ... --engine sleep               with sleep mode
 
 Needs no pytest. A configuration is chosen for a whole process, so each runs in one of its own; its
 engine starts once. Exits with 1 where a check finds something. Without a GPU the same checks run
@@ -18,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +36,25 @@ DONATE = {"reuse": False}
 TOKENS = 12
 
 
+class Kind(StrEnum):
+    """What else an engine is asked for."""
+
+    PLAIN = "plain"
+    LORA = "lora"
+    SLEEP = "sleep"
+
+
+ENGINES: dict[Kind, dict[str, Any]] = {
+    Kind.PLAIN: {},
+    Kind.LORA: {"enable_lora": True, "max_loras": 2},
+    Kind.SLEEP: {"enable_sleep_mode": True},
+}
+
+
 class Harness:
     """One engine on the bundled model, and ways to ask it."""
 
-    def __init__(self, runner: Runner, scheduling: Scheduling) -> None:
+    def __init__(self, runner: Runner, scheduling: Scheduling, kind: Kind) -> None:
         from tests.integration.vllm.engines import Engine
 
         self.runner, self.scheduling = runner, scheduling
@@ -44,7 +62,8 @@ class Harness:
         if on_gpu():
             device |= {"dtype": "bfloat16", "enforce_eager": False, "block_size": 16}
             device["gpu_memory_utilization"] = 0.2
-        self.engine = Engine("reference", engine=device | engine_options(scheduling))
+        device |= ENGINES[kind] | engine_options(scheduling)
+        self.engine = Engine("reference", engine=device)
         self.tokenizer: Any = self.engine.llm.get_tokenizer()
         self.comparison = Comparison(margin=0.25 if on_gpu() else 1e-3)
         self.block_size = int(self.engine.scheduler.setup.block_size)
@@ -253,15 +272,72 @@ def poisoned_donor(harness: Harness) -> list[str]:
     return found
 
 
-CHECKS: tuple[Callable[[Harness], list[str]], ...] = (
-    contract,
-    all_holes,
-    float64,
-    prefix_hashes,
-    scheduling,
-    faults,
-    poisoned_donor,
-)
+def many_holes(harness: Harness) -> list[str]:
+    """More holes than the attention backend's buffers were made for are computed all the same."""
+    from tests.integration.vllm.probe import chopped
+
+    engine, item = harness.engine, harness.item(3, 2048)
+    engine.donate(item.donors[0])
+    hints = {"policy": "random(0.6)", "capture": False}
+    written = {}
+    for rewrite in (None, chopped):
+        engine.scheduler_connector.rewrite_load = rewrite
+        answer = engine.run(item.tokens, hints=hints)
+        written[rewrite] = engine.kv(answer, 0, len(item.tokens))
+        engine.forget_prefixes()
+    engine.scheduler_connector.rewrite_load = None
+    holes, most = len(engine.scheduler_connector.loads[-1].holes), engine.worker.nested.limits
+    found = [] if holes > most.sequences else [f"{holes} holes fit into {most}"]
+    off = _apart(written[chopped], written[None])
+    if off > (0.02 if on_gpu() else 1e-4):
+        found.append(f"K/V of one-token holes is {off:.2%} off that of whole ones")
+    return found
+
+
+def new_weights(harness: Harness) -> list[str]:
+    """Weights that are loaded anew end reuse, and nothing computed before is a donor."""
+    engine, item = harness.engine, harness.item(3)
+    engine.donate(item.donors[0])
+    cold = harness.cold(item.tokens)
+    engine.llm.collective_rpc("reload_weights")
+    (answer,) = harness.ask([item.tokens], [{}], harness.salt())
+    found = harness.unlike(answer, cold, "after the weights were loaded anew")
+    if len(engine.worker.donors) or answer.said.get("reused_tokens"):
+        found.append(f"{len(engine.worker.donors)} donors of the old weights; said {answer.said}")
+    return found
+
+
+def sleeping(harness: Harness) -> list[str]:
+    """A nap while prompts are being captured, and one while nothing is going on."""
+    engine, found = harness.engine, []
+    for number in range(2):
+        item, salt = harness.item(number), harness.salt()
+        cold = harness.cold(item.tokens)
+        prompts = [{"prompt_token_ids": d.tolist(), "cache_salt": salt} for d in item.donors]
+        engine.llm.generate(prompts, engine.sampling(hints=DONATE, max_tokens=1), use_tqdm=False)
+        engine.llm.sleep(level=1)
+        engine.llm.wake_up()
+        (answer,) = harness.ask([item.tokens], [{"capture": False}], salt)
+        found += harness.unlike(answer, harness.cold(item.tokens), f"item {number}, after a nap")
+        found += harness.unlike(harness.cold(item.tokens), cold, f"item {number}, cold")
+    return found
+
+
+CHECKS: dict[Kind, tuple[Callable[[Harness], list[str]], ...]] = {
+    Kind.PLAIN: (
+        contract,
+        all_holes,
+        float64,
+        many_holes,
+        prefix_hashes,
+        scheduling,
+        faults,
+        poisoned_donor,
+        new_weights,  # the last: nothing is reused behind it
+    ),
+    Kind.LORA: (all_holes, scheduling, faults),
+    Kind.SLEEP: (sleeping, scheduling),
+}
 
 
 def _both(result: Any) -> Any:
@@ -276,7 +352,7 @@ def _apart(got: Any, expected: Any) -> float:
     return float((got - expected).norm() / expected.norm())
 
 
-def run(runner: Runner, scheduling: Scheduling) -> dict[str, list[str]]:
+def run(runner: Runner, scheduling: Scheduling, kind: Kind) -> dict[str, list[str]]:
     """Every check in this process: its name, and what it found."""
     os.environ.update(
         HF_HUB_OFFLINE="1",
@@ -288,9 +364,9 @@ def run(runner: Runner, scheduling: Scheduling) -> dict[str, list[str]]:
     )
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     prepare(runner, scheduling)
-    harness = Harness(runner, scheduling)
+    harness = Harness(runner, scheduling, kind)
     found: dict[str, list[str]] = {}
-    for check in CHECKS:
+    for check in CHECKS[kind]:
         harness.forget()
         try:
             found[check.__name__] = check(harness)
@@ -300,10 +376,12 @@ def run(runner: Runner, scheduling: Scheduling) -> dict[str, list[str]]:
     return found
 
 
-def run_apart(runner: Runner, scheduling: Scheduling) -> dict[str, list[str]]:
+def run_apart(
+    runner: Runner, scheduling: Scheduling, kind: Kind = Kind.PLAIN
+) -> dict[str, list[str]]:
     """The same in a process of its own."""
     command = [sys.executable, "-m", __name__ if __name__ != "__main__" else _NAME]
-    command += ["--runner", runner, "--scheduling", scheduling, "--json"]
+    command += ["--runner", runner, "--scheduling", scheduling, "--engine", kind, "--json"]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3], check=False
     )
@@ -322,19 +400,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog=f"python -m {_NAME}", description=__doc__)
     parser.add_argument("--runner", choices=[*Runner])
     parser.add_argument("--scheduling", choices=[*Scheduling])
+    parser.add_argument("--engine", choices=[*Kind], default=Kind.PLAIN)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.runner and options.scheduling:
         out, sys.stdout = sys.stdout, sys.stderr
-        found = run(Runner(options.runner), Scheduling(options.scheduling))
+        found = run(Runner(options.runner), Scheduling(options.scheduling), Kind(options.engine))
         sys.stdout = out
         if options.json:
             print(json.dumps(found))
         return int(any(found.values()))
-    failed = 0
+    failed, kind = 0, Kind(options.engine)
     for runner, order in CONFIGURATIONS:
-        for check, troubles in run_apart(runner, order).items():
-            print(runner, order, check, f"{len(troubles)}: {troubles[:3]}" if troubles else "ok")
+        for check, troubles in run_apart(runner, order, kind).items():
+            said = f"{len(troubles)}: {troubles[:3]}" if troubles else "ok"
+            print(runner, order, kind, check, said, flush=True)
             failed += bool(troubles)
     return int(failed > 0)
 

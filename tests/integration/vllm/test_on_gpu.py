@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from benchmarks.vllm_runners import Runner, Scheduling
 
-from tests.integration.vllm.on_gpu import CHECKS, CONFIGURATIONS, run_apart
+from tests.integration.vllm.on_gpu import CHECKS, CONFIGURATIONS, Kind, run_apart
 
 pytestmark = [
     pytest.mark.gpu,
@@ -18,5 +19,12 @@ pytestmark = [
 def test_what_holds_on_a_cpu_holds_on_a_gpu(runner, scheduling):
     """One process a configuration: contract, holes, float64, hashes, batches, faults, donors."""
     found = run_apart(runner, scheduling)
-    assert set(found) == {check.__name__ for check in CHECKS}
+    assert set(found) == {check.__name__ for check in CHECKS[Kind.PLAIN]}
+    assert not any(found.values()), found
+
+
+@pytest.mark.parametrize("kind", [Kind.LORA, Kind.SLEEP])
+def test_adapters_and_sleep_under_vllms_own_defaults(kind):
+    found = run_apart(Runner.V2, Scheduling.ASYNC, kind)
+    assert set(found) == {check.__name__ for check in CHECKS[kind]}
     assert not any(found.values()), found

@@ -147,7 +147,7 @@ def test_a_probe_sees_the_same_attention_in_several_forwards(engine, limits):
     """The tail, whose attention is read off, is in the last; the other forwards are not watched."""
     nested = engine.worker.nested
     seen, answers = [], []
-    look = probing._tail_attention
+    look = probing.LoadProbe._tail_attention
 
     def recording(*command, **options):
         seen.append(look(*command, **options))
@@ -156,7 +156,7 @@ def test_a_probe_sees_the_same_attention_in_several_forwards(engine, limits):
     for use in (ROOMY, limits):
         with (
             patch.object(nested, "limits", use),
-            patch.object(probing, "_tail_attention", recording),
+            patch.object(probing.LoadProbe, "_tail_attention", recording),
         ):
             answers.append(
                 engine.run(TARGET, hints={"capture": False, "policy": "query_attention(0.2)"})
