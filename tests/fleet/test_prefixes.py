@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semblend.core.private_hashes import is_private, private_hash
+from semblend.core.private_hashes import is_private, private_hashes
 from semblend.fleet.directory.answers import Found, WorkerHolding
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.index import SketchIndex
@@ -58,7 +58,7 @@ class Cache:
                 parent = block
                 continue
             hidden = private_from is not None and number == private_from
-            block = private_hash() if hidden else _hash(path)
+            block = private_hashes(1)[0] if hidden else _hash(path)
             self.blocks[path] = block
             extra = [*([adapter] if adapter else []), *([salt] if salt and not number else [])]
             run.append((block, part, keys_text(*extra)))
@@ -148,7 +148,7 @@ def test_approximate_blocks_and_what_follows_them_are_nobodys_prefix():
     tokens = prompt(1, 40)
     cache.compute(tokens.tolist(), private_from=3)
     assert told.resident(tokens) == {("a", 0): 12}
-    hashed = private_hash()
+    (hashed,) = private_hashes(1)
     assert is_private(hashed)
     assert is_private(int.from_bytes(hashed[-8:], "big")), "engines publish 64 bits of it"
     assert not is_private(hashed[:-1] + b"x")

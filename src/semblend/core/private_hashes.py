@@ -15,9 +15,11 @@ _MARK = b"SmBl"
 _MARK_NUMBER = int.from_bytes(_MARK, "big")
 
 
-def private_hash() -> bytes:
-    """A hash nobody can compute: 224 random bits and the mark."""
-    return secrets.token_bytes(HASH_BYTES - len(_MARK)) + _MARK
+def private_hashes(count: int) -> list[bytes]:
+    """Hashes nobody can compute, each 224 random bits and the mark; drawn at once."""
+    size = HASH_BYTES - len(_MARK)
+    drawn = secrets.token_bytes(size * count)
+    return [drawn[at : at + size] + _MARK for at in range(0, size * count, size)]
 
 
 def is_private(block_hash: int | bytes) -> bool:

@@ -74,14 +74,14 @@ class OneRankFails(ProbeConnector):
         if get_tensor_model_parallel_rank() != 1:
             return
         loader = self.worker_side.loads._loader
-        load = loader.load
+        begin = loader.begin
 
-        def failing(command: LoadCommand) -> int:
+        def failing(command: LoadCommand) -> Any:
             if command.tokens[0] == self.TOKEN:
                 raise RuntimeError("rank 1 was told to fail")
-            return load(command)
+            return begin(command)
 
-        loader.load = failing
+        loader.begin = failing
 
 
 def chopped(load: LoadCommand) -> LoadCommand:

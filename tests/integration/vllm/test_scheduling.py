@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from semblend.integration.vllm.loading import DonorLostError, SpanLoad
+from semblend.integration.vllm.loads_in_flight import InFlight, LoadsInFlight
 from semblend.integration.vllm.metadata import ConnectorMeta
 from tests.integration.models import joined, random_tokens
 
@@ -241,13 +245,13 @@ def test_an_engine_goes_on_while_a_copy_takes_its_time(make_engine):
     engine.forget_prefixes()
     engine.donate(DONOR)
     go, loads = threading.Event(), engine.worker.loads
-    copy = loads._in_flight._copy
+    copy = loads._copies._copy
 
-    def waiting(command):
+    def waiting(command, placed):
         assert go.wait(timeout=60)
-        copy(command)
+        copy(command, placed)
 
-    loads._in_flight._copy = waiting
+    loads._copies._copy = waiting
     llm, ended = engine.llm.llm_engine, []
     hints = {"capture": False}
     for name, prompt, most in (("slow", target(17), 4), ("quick", random_tokens(90, seed=541), 8)):
@@ -259,9 +263,9 @@ def test_an_engine_goes_on_while_a_copy_takes_its_time(make_engine):
     while llm.has_unfinished_requests():
         ended += [output.request_id for output in llm.step() if output.finished]
         if ended == ["quick"] and not go.is_set():
-            assert len(loads._in_flight) == 1
+            assert len(loads) == 1
             go.set()
-    loads._in_flight._copy = copy
+    loads._copies._copy = copy
     assert ended == ["quick", "slow"]
 
 
@@ -270,22 +274,75 @@ def test_a_request_that_is_aborted_while_it_is_copied_frees_its_blocks(make_engi
     engine.forget_prefixes()
     engine.donate(DONOR)
     free, go, loads = engine.free_blocks(), threading.Event(), engine.worker.loads
-    copy = loads._in_flight._copy
+    copy = loads._copies._copy
 
-    def waiting(command):
+    def waiting(command, placed):
         assert go.wait(timeout=60)
-        copy(command)
+        copy(command, placed)
 
-    loads._in_flight._copy = waiting
+    loads._copies._copy = waiting
     llm = engine.llm.llm_engine
     llm.add_request("gone", {"prompt_token_ids": target(18).tolist()}, engine.sampling())
     for _ in range(3):
         llm.step()
-    assert len(loads._in_flight) == 1
+    assert len(loads) == 1
     llm.abort_request(["gone"])
     assert engine.free_blocks() < free, "the copy still writes into them"
     go.set()
     engine.drain()
-    loads._in_flight._copy = copy
+    loads._copies._copy = copy
     assert engine.free_blocks() == free
     assert not engine.scheduler.states
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_a_pass_queued_behind_its_copies_counts_only_once_they_ended_well(make_engine, sound):
+    """As in an idle step on a GPU: holes are computed while checksums are still on their way."""
+    engine = make_engine("llama", load_threads=1)
+    engine.forget_prefixes()
+    engine.forget_donors()
+    engine.donate(DONOR)
+    expected = (
+        engine.run(target(19), hints={"capture": False}) if sound else engine.cold(target(19))
+    )
+    engine.forget_prefixes()
+    go, passes = threading.Event(), []
+    finish, run = SpanLoad.finish, engine.worker.nested.run
+
+    def late(load):
+        assert go.wait(timeout=60)
+        tokens = finish(load)
+        if not sound:
+            raise DonorLostError("a donor", "its checksum fails")
+        return tokens
+
+    def placed(copies, load):
+        load.placed = SimpleNamespace(synchronize=lambda: None)
+        copies._changed.set()
+
+    def counted(*arguments, **options):
+        passes.append(go.is_set())
+        return run(*arguments, **options)
+
+    llm, answers = engine.llm.llm_engine, {}
+    with (
+        patch.object(SpanLoad, "finish", late),
+        patch.object(LoadsInFlight, "_placed", placed),
+        patch.object(InFlight, "wait_on_stream", lambda load: None),
+        patch.object(engine.worker.nested, "run", counted),
+    ):
+        sampling = engine.sampling(hints={"capture": False})
+        llm.add_request("early", {"prompt_token_ids": target(19).tolist()}, sampling)
+        while llm.has_unfinished_requests():
+            for output in llm.step():
+                answers[output.request_id] = output
+            if passes and not go.is_set():
+                assert not answers, "nothing is sampled over a load that may yet fail"
+                go.set()
+    assert passes[0] is False, "the pass did not wait for the checksums"
+    output = answers["early"]
+    assert tuple(output.outputs[0].token_ids) == expected.tokens
+    said = output.kv_transfer_params["semblend"]
+    assert said["outcome"] == ("materialised" if sound else "declined")
+    engine.drain()
+    assert not len(engine.worker.loads)

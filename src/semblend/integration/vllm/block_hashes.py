@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from semblend.core.private_hashes import private_hash
+from semblend.core.private_hashes import private_hashes
 
 
 class PrivateChain:
@@ -28,8 +28,7 @@ class PrivateChain:
         hashes = request.block_hashes
         self._original: list[Any] | None = list(hashes)
         self.first_private = min(first_approximate_token // hash_block_size, len(hashes))
-        for index in range(self.first_private, len(hashes)):
-            hashes[index] = private_hash()
+        hashes[self.first_private :] = private_hashes(len(hashes) - self.first_private)
 
     def keep(self) -> None:
         """The load ended well: the chain stays for the request's whole life."""

@@ -1,19 +1,20 @@
 """Copies of donors' K/V that go on beside the engine's steps.
 
 The engine does not schedule a request before its load has ended, so a copy needs no place
-in a step. On a GPU threads make it, on a stream of their own: it starts behind everything
-the engine has launched so far, which may still use the blocks' former contents, and it has
-ended when the host says so. On a CPU, where a thread would take the step's own cores, it is
-made at once.
+in a step. On a GPU a thread makes it, on a stream of its own: it starts behind everything
+the engine has launched so far, which may still use the blocks' former contents. It is placed
+when all of it is queued there, so that a pass can be queued behind it, and it has ended when
+the host knows that every byte arrived and was sound. On a CPU, where a thread would take the
+step's own cores, it is made at once.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ from semblend.integration.vllm.metadata import LoadCommand
 IDLE_WAIT_S = 0.005
 """A new request that arrives meanwhile waits no longer than this."""
 
-Copy = Callable[[LoadCommand], None]
+Copy = Callable[[LoadCommand, Callable[[], None]], None]
+"""Makes a load's copies; calls back when all of them are queued on the current stream."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,29 +34,39 @@ class InFlight:
     """One load whose spans are being copied."""
 
     command: LoadCommand
-    future: Future[float]
+    ended: Future[float] = field(default_factory=Future)
     """Milliseconds the copy took, or what it raised."""
+    placed: Any = None
+    """A CUDA event behind the copies, once all are queued; None before, and on a CPU."""
     cancelled: str = ""
 
     def check(self) -> None:
-        """Raise what the copy raised, once it has ended."""
+        """Raise what the copy raised so far, or why it may not be used."""
         if self.cancelled:
             raise DonorError(self.cancelled)
-        self.future.result()
+        if self.ended.done():
+            self.ended.result()
 
     @property
     def copy_ms(self) -> float:
-        """How long the copy took; 0 if it failed."""
-        return 0.0 if self.future.exception() else self.future.result()
+        """How long the copy took; 0 while it goes on, or if it failed."""
+        if not self.ended.done() or self.ended.exception():
+            return 0.0
+        return self.ended.result()
+
+    def wait_on_stream(self) -> None:
+        """Have the current stream go on behind the copies."""
+        if self.placed is not None:
+            torch.cuda.current_stream().wait_event(self.placed)
 
 
 class LoadsInFlight:
-    """Starts copies and says which have ended, in the order they were started."""
+    """Starts copies; whoever starts one follows it through what it is given."""
 
     def __init__(self, copy: Copy, *, device: torch.device, threads: int) -> None:
         self._copy = copy
         self._device = device
-        self._loads: list[InFlight] = []
+        self._changed = threading.Event()
         self._streams = threading.local()
         self._executor = (
             ThreadPoolExecutor(threads, "semblend-load", initializer=self._use_device)
@@ -62,54 +74,61 @@ class LoadsInFlight:
             else None
         )
 
-    def __len__(self) -> int:
-        return len(self._loads)
-
-    def begin(self, command: LoadCommand) -> None:
+    def begin(self, command: LoadCommand) -> InFlight:
         """Start a copy. Never raises: what goes wrong is said when it has ended."""
+        load = InFlight(command=command)
         if self._executor is None:
-            future: Future[float] = Future()
-            try:
-                future.set_result(self._timed(command))
-            except Exception as error:
-                future.set_exception(error)
+            self._make(load)
         else:
-            future = self._executor.submit(self._copy_behind, command, self._launched())
-        self._loads.append(InFlight(command=command, future=future))
+            self._executor.submit(self._make_behind, load, self._launched())
+        return load
 
-    def take_ended(
-        self, agree: Callable[[Sequence[bool]], list[bool]], *, idle: bool
-    ) -> list[InFlight]:
-        """Loads whose copies have ended on every rank, well or not.
-
-        Parameters
-        ----------
-        idle
-            Whether the engine has nothing else to do, so that a short wait is better than
-            stepping on.
-        """
-        if not self._loads:
-            return []
-        if idle:
-            wait([load.future for load in self._loads], IDLE_WAIT_S, FIRST_COMPLETED)
-        ended = agree([load.future.done() for load in self._loads])
-        taken = [load for load, done in zip(self._loads, ended, strict=True) if done]
-        self._loads = [load for load, done in zip(self._loads, ended, strict=True) if not done]
-        return taken
-
-    def cancel(self, reason: str) -> None:
-        """What is being copied may not be used. The copies end as they would."""
-        for load in self._loads:
-            load.cancelled = reason
-
-    def wait(self) -> None:
-        """Wait until every copy has ended."""
-        wait([load.future for load in self._loads])
+    def wait_a_little(self) -> None:
+        """Give way to copies under way: there is nothing else to do."""
+        self._changed.wait(IDLE_WAIT_S)
+        self._changed.clear()
 
     def close(self) -> None:
         """Wait for the copies that were started."""
         if self._executor is not None:
             self._executor.shutdown()
+
+    def _make_behind(self, load: InFlight, launched: Any) -> None:
+        if launched is None:
+            self._make(load)
+            return
+        stream = self._streams.stream
+        with torch.cuda.stream(stream):
+            stream.wait_event(launched)
+            self._make(load)
+
+    def _make(self, load: InFlight) -> None:
+        started = time.perf_counter()
+        try:
+            self._copy(load.command, lambda: self._placed(load))
+            if load.placed is not None:
+                load.placed.synchronize()
+            load.ended.set_result((time.perf_counter() - started) * 1e3)
+        except BaseException as error:
+            if self._device.type == "cuda":
+                # What was queued before it failed still writes into the request's blocks.
+                torch.cuda.current_stream(self._device).synchronize()
+            load.ended.set_exception(
+                error if isinstance(error, Exception) else RuntimeError(repr(error))
+            )
+        self._changed.set()
+
+    def _placed(self, load: InFlight) -> None:
+        load.placed = self._launched()
+        self._changed.set()
+
+    def _launched(self) -> Any:
+        """An event behind everything launched on the current stream so far; None on a CPU."""
+        if self._device.type != "cuda":
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
 
     def _use_device(self) -> None:
         """A thread starts out on device 0, whichever its worker's is."""
@@ -119,25 +138,7 @@ class LoadsInFlight:
                 self._device
             )
 
-    def _launched(self) -> Any:
-        """An event behind everything the engine has launched so far; None on a CPU."""
-        if self._device.type != "cuda":
-            return None
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        return event
 
-    def _copy_behind(self, command: LoadCommand, launched: Any) -> float:
-        if launched is None:
-            return self._timed(command)
-        stream = self._streams.stream
-        with torch.cuda.stream(stream):
-            stream.wait_event(launched)
-            elapsed_ms = self._timed(command)
-        stream.synchronize()
-        return elapsed_ms
-
-    def _timed(self, command: LoadCommand) -> float:
-        started = time.perf_counter()
-        self._copy(command)
-        return (time.perf_counter() - started) * 1e3
+def wait_for(loads: list[InFlight]) -> None:
+    """Wait until these copies have ended."""
+    wait([load.ended for load in loads])

@@ -1,6 +1,7 @@
 """Carrying loads out on one rank: copy the spans, ask the policy, compute the holes.
 
-Every load is answered, whatever happens: the engine waits for it. A load that fails on any
+Every load is answered, whatever happens: the engine waits for it. It is answered when its copy
+has ended, because until then something writes into its blocks. A load that fails on any
 rank fails on all, its blocks are reported before any step counted on them, and vLLM
 computes those tokens exactly.
 """
@@ -10,13 +11,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from semblend.core.errors import DonorError
 from semblend.core.faults import FaultPoint, reach
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.integration.vllm.loading import DonorLostError, SpanLoader
-from semblend.integration.vllm.loads_in_flight import InFlight, LoadsInFlight
+from semblend.integration.vllm.loads_in_flight import InFlight, LoadsInFlight, wait_for
 from semblend.integration.vllm.metadata import LoadCommand, LoadFailure, WorkerReport
 from semblend.integration.vllm.nested_pass import NestedPass, sequences_of
 from semblend.integration.vllm.paged_access import PagedAccess
@@ -32,8 +34,20 @@ _BUSY_TOKENS = 2048
 a step may compute: their next tokens wait for it."""
 
 
+@dataclass(slots=True, eq=False)
+class _Load:
+    """One load, from the order to the answer."""
+
+    copy: InFlight
+    command: LoadCommand
+    """What was ordered; after a policy has chosen, what is left to do."""
+    computed: bool = False
+    """Whether its turn to compute has come, well or not."""
+    failure: LoadFailure | None = None
+
+
 class WorkerLoads:
-    """This rank's loads, from the order to the answer. One thread calls it."""
+    """This rank's loads. One thread calls it."""
 
     def __init__(
         self,
@@ -50,34 +64,41 @@ class WorkerLoads:
         self._nested = nested
         self._ranks = ranks
         self._busy_tokens = min(_BUSY_TOKENS, max(1, pass_tokens // _BUSY_SHARE))
-        self._in_flight = LoadsInFlight(self._copy_spans, device=access.device, threads=threads)
-        self._copied: list[InFlight] = []
-        """Loads whose copies have ended on every rank, waiting for their turn."""
+        self._copies = LoadsInFlight(self._copy_spans, device=access.device, threads=threads)
+        self._loads: list[_Load] = []
         self._bad_blocks: set[int] = set()
         self._received: set[str] = set()
 
     def __len__(self) -> int:
-        return len(self._in_flight) + len(self._copied)
+        return len(self._loads)
 
     def step(self, commands: Sequence[LoadCommand], report: WorkerReport, *, idle: bool) -> None:
-        """Start this step's loads and finish what has been copied. Never raises."""
+        """Start this step's loads and go on with those under way. Never raises."""
         for command in commands:
-            self._in_flight.begin(command)
+            self._loads.append(_Load(copy=self._copies.begin(command), command=command))
+        if not self._loads:
+            return
         try:
-            self._copied += self._in_flight.take_ended(self._ranks.all_true, idle=idle)
-        except Exception:
-            logger.warning("SemBlend could not follow its copies", exc_info=True)
-        self._finish(self._due(idle=idle), report)
+            if idle and not self._moves_on(idle=True):
+                self._copies.wait_a_little()
+            ended, due = self._states(idle=idle)
+            started = time.perf_counter()
+            self._compute(due, report)
+            if due:
+                report.nested_ms += (time.perf_counter() - started) * 1e3
+            self._answer([load for load in ended if load.computed], report)
+        except Exception as error:
+            logger.warning("SemBlend could not carry out its loads", exc_info=True)
+            self._give_up(error, report)
 
     def cancel(self, reason: str) -> None:
         """The donors are no longer what they were: loads that are under way fail."""
-        self._in_flight.cancel(reason)
-        for load in self._copied:
-            load.cancelled = reason
+        for load in self._loads:
+            load.copy.cancelled = reason
 
     def wait(self) -> None:
         """Wait until nothing is being copied."""
-        self._in_flight.wait()
+        wait_for([load.copy for load in self._loads])
 
     def take_bad_blocks(self) -> set[int]:
         """Blocks of loads that failed since the last call."""
@@ -91,149 +112,154 @@ class WorkerLoads:
 
     def close(self) -> None:
         """Wait for the copies under way."""
-        self._in_flight.close()
+        self._copies.close()
 
     # -- in order ----------------------------------------------------------------------
 
-    def _copy_spans(self, command: LoadCommand) -> None:
+    def _copy_spans(self, command: LoadCommand, placed: Callable[[], None]) -> None:
         if command.refused:
             raise DonorError(command.refused)
         if (command.holes or command.refine) and self._nested is None:
             raise DonorError("holes, and no model to compute them with")
-        self._loader.load(command)
+        load = self._loader.begin(command)
+        try:
+            load.place_all()
+            placed()
+            load.finish()
+        finally:
+            load.close()
 
-    def _due(self, *, idle: bool) -> list[InFlight]:
-        """The loads whose turn it is: all of them, or what a busy step has room for."""
-        due, room = 0, self._busy_tokens
-        for load in self._copied:
+    def _moves_on(self, *, idle: bool) -> bool:
+        """Whether any load has something to do now, as far as this rank knows."""
+        return any(
+            load.copy.ended.done() or (idle and not load.computed and load.copy.placed is not None)
+            for load in self._loads
+        )
+
+    def _states(self, *, idle: bool) -> tuple[list[_Load], list[_Load]]:
+        """Loads whose copies have ended on every rank, and those whose turn to compute it is.
+
+        A pass may be queued behind copies that are still under way, which hides the one behind
+        the other. In a busy step it would make others wait for the bus, so there a load is due
+        when its copy has ended, and no more of them than the step has room for.
+        """
+        count = len(self._loads)
+        flags = self._ranks.all_true(
+            [
+                *(load.copy.ended.done() for load in self._loads),
+                *(load.copy.ended.done() or load.copy.placed is not None for load in self._loads),
+            ]
+        )
+        ended = [load for load, done in zip(self._loads, flags[:count], strict=True) if done]
+        ready = flags[count:] if idle else flags[:count]
+        due: list[_Load] = []
+        room = self._busy_tokens
+        for load, is_ready in zip(self._loads, ready, strict=True):
+            if not is_ready or load.computed:
+                continue
             room -= load.command.tokens_to_compute
             if due and room < 0 and not idle:
                 break
-            due += 1
-        taken, self._copied = self._copied[:due], self._copied[due:]
-        return taken
+            due.append(load)
+        return ended, due
 
-    def _finish(self, loads: list[InFlight], report: WorkerReport) -> None:
-        if not loads:
-            return
-        started = time.perf_counter()
-        commands = [load.command for load in loads]
-        copies = {load.command.request_id: load for load in loads}
+    def _compute(self, loads: list[_Load], report: WorkerReport) -> None:
+        for load in loads:
+            load.computed = True
+            load.copy.wait_on_stream()
+        good = self._together(loads, lambda load: load.copy.check())
+        for load in good:
+            if load.command.refine is not None:
+                self._probe(load, load.command.refine, report)
+        self._fill_holes([load for load in good if load.failure is None])
 
-        def checked(command: LoadCommand) -> LoadCommand:
-            copies[command.request_id].check()
-            return command
-
-        try:
-            copied = self._together(commands, checked, report)
-            good = self._computed(self._refined(copied, report), report)
-            for command in good:
-                report.loaded[command.request_id] += 1
-                self._received.add(command.request_id)
-        except Exception as error:
-            logger.warning("SemBlend could not carry out a step's loads", exc_info=True)
-            self._fail_all(commands, error, report)
-        report.load_ms += sum(load.copy_ms for load in loads)
-        report.nested_ms += (time.perf_counter() - started) * 1e3
-
-    def _refined(self, commands: Sequence[LoadCommand], report: WorkerReport) -> list[LoadCommand]:
-        """The loads with what their policies add, one after another."""
-        kept: list[LoadCommand] = []
-        for command in commands:
-            if command.refine is None:
-                kept.append(command)
-            else:
-                kept += self._probed(command, command.refine, report)
-        return kept
-
-    def _probed(self, command: LoadCommand, plan: Plan, report: WorkerReport) -> list[LoadCommand]:
-        nested = self._nested
+    def _probe(self, load: _Load, plan: Plan, report: WorkerReport) -> None:
+        """Ask a load's policy, and make what it adds part of the load."""
+        nested, probes = self._nested, list[LoadProbe]()
         if nested is None:
             raise DonorError("no model to ask")  # the spans would not have been copied
-        laid_out: list[LoadProbe] = []
 
-        def lay_out(command: LoadCommand) -> LoadCommand:
-            laid_out.append(LoadProbe(command, plan, self._access))
-            return command
+        def lay_out(load: _Load) -> None:
+            probes.append(LoadProbe(load.command, plan, self._access))
 
-        def refine(command: LoadCommand) -> LoadCommand:
-            return laid_out[0].refined(nested, self._ranks.summed)
+        def refine(load: _Load) -> None:
+            load.command = probes[0].refined(nested, self._ranks.summed)
 
-        kept = self._together(self._together([command], lay_out, report), refine, report)
-        for command in kept:
-            report.refined[command.request_id] = command.reused_tokens
-        return kept
+        if self._together(self._together([load], lay_out), refine):
+            report.refined[load.command.request_id] = load.command.reused_tokens
 
-    def _computed(self, commands: list[LoadCommand], report: WorkerReport) -> list[LoadCommand]:
-        """The loads whose holes were computed: all in one pass, or none."""
-        nested = self._nested
+    def _fill_holes(self, loads: list[_Load]) -> None:
+        """Compute the holes of all loads in one pass, or of none."""
+        nested, sequences = self._nested, list[VirtualSequence]()
         if nested is None:
-            return commands
-        sequences: dict[str, list[VirtualSequence]] = {}
+            return
 
-        def lay_out(command: LoadCommand) -> LoadCommand:
-            laid_out = sequences_of(command, command.holes)
+        def lay_out(load: _Load) -> None:
+            laid_out = sequences_of(load.command, load.command.holes)
             if laid_out:
                 reach(FaultPoint.NESTED_PASS)
-            sequences[command.request_id] = laid_out
-            return command
+            sequences.extend(laid_out)
 
-        good = self._together(commands, lay_out, report)
+        good = self._together(loads, lay_out)
+        if not sequences:
+            return
         failure: LoadFailure | None = None
         try:
-            nested.run([item for command in good for item in sequences[command.request_id]])
+            nested.run(sequences)
         except Exception as error:
             logger.warning("SemBlend's nested pass failed", exc_info=True)
             failure = _failure(error)
-        if self._ranks.all_true([failure is None]) == [True]:
-            return good
-        for command in good:
-            self._fail(command, failure or _FAILED_ELSEWHERE, report)
-        return []
+        if self._ranks.all_true([failure is None]) != [True]:
+            for load in good:
+                load.failure = failure or _FAILED_ELSEWHERE
 
-    # -- failing -----------------------------------------------------------------------
+    # -- answering ---------------------------------------------------------------------
 
-    def _together(
-        self,
-        commands: Sequence[LoadCommand],
-        attempt: Callable[[LoadCommand], LoadCommand],
-        report: WorkerReport,
-    ) -> list[LoadCommand]:
-        """Attempt something with each load; what became of those with which all ranks succeeded.
+    def _together(self, loads: list[_Load], attempt: Callable[[_Load], None]) -> list[_Load]:
+        """Attempt something with each load; those with which all ranks succeeded.
 
         A pass has collectives and is run by all ranks or by none, so everything that may fail
         on one of them is agreed on first.
         """
-        if not commands:
+        if not loads:
             return []
-        results: list[LoadCommand] = []
-        failures: list[LoadFailure | None] = []
-        for command in commands:
+        for load in loads:
             try:
-                results.append(attempt(command))
-                failures.append(None)
+                attempt(load)
             except Exception as error:
                 logger.debug("SemBlend load failed", exc_info=True)
-                results.append(command)
-                failures.append(_failure(error))
-        fine = self._ranks.all_true([failure is None for failure in failures])
-        for command, failure, good in zip(results, failures, fine, strict=True):
-            if not good:
-                self._fail(command, failure or _FAILED_ELSEWHERE, report)
-        return [command for command, good in zip(results, fine, strict=True) if good]
+                load.failure = _failure(error)
+        fine = self._ranks.all_true([load.failure is None for load in loads])
+        for load, good in zip(loads, fine, strict=True):
+            if not good and load.failure is None:
+                load.failure = _FAILED_ELSEWHERE
+        return [load for load, good in zip(loads, fine, strict=True) if good]
 
-    def _fail_all(
-        self, commands: Sequence[LoadCommand], error: Exception, report: WorkerReport
-    ) -> None:
-        for command in commands:
-            if command.request_id not in self._received:
-                self._fail(command, _failure(error), report)
+    def _answer(self, loads: list[_Load], report: WorkerReport) -> None:
+        """Say how loads ended whose copies have, checked once more: they may have just failed."""
+        good = [load for load in loads if load.failure is None]
+        self._together(good, lambda load: load.copy.check())
+        for load in loads:
+            request_id = load.command.request_id
+            if load.failure is None:
+                report.loaded[request_id] += 1
+                report.load_ms += load.copy.copy_ms
+            else:
+                # Nobody else has these blocks, and no step counted on them yet.
+                self._bad_blocks.update(load.command.claimed_blocks(self._access.block_size))
+                report.failed[request_id] = load.failure
+            self._received.add(request_id)
+        self._loads = [load for load in self._loads if load not in loads]
 
-    def _fail(self, command: LoadCommand, failure: LoadFailure, report: WorkerReport) -> None:
-        """Report the claimed blocks: nobody else has them, and no step counted on them yet."""
-        self._bad_blocks.update(command.claimed_blocks(self._access.block_size))
-        report.failed[command.request_id] = failure
-        self._received.add(command.request_id)
+    def _give_up(self, error: Exception, report: WorkerReport) -> None:
+        """Something broke that is no load's own fault: all fail whose copies have ended."""
+        for load in self._loads:
+            load.computed, load.failure = True, load.failure or _failure(error)
+        for load in [load for load in self._loads if load.copy.ended.done()]:
+            self._bad_blocks.update(load.command.claimed_blocks(self._access.block_size))
+            report.failed[load.command.request_id] = load.failure or _failure(error)
+            self._received.add(load.command.request_id)
+            self._loads.remove(load)
 
 
 _FAILED_ELSEWHERE = LoadFailure(
