@@ -199,7 +199,7 @@ def test_a_missing_package_is_named_with_its_extra_and_jaccard_steps_in(
     kind, package, extra, monkeypatch, caplog
 ):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtraError, match=rf"semblend\[{extra}\]"):
+    with pytest.raises(MissingExtraError, match=rf"pip install '\.\[{extra}\]'"):
         make_embedder(kind)
     with caplog.at_level(logging.WARNING, logger="semblend.embedders"):
         stand_in = embedder_or_fallback(kind)
