@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from benchmarks.vllm_runners import Runner, Scheduling, prepare
 
+ROOT = Path(__file__).parents[3]
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 
 # Read when vLLM is imported, and inherited by the processes it starts.
@@ -31,8 +32,8 @@ os.environ.update(
         "TOKENIZERS_PARALLELISM": "false",
         # Samples are taken by chance; the tests of them say so.
         "SEMBLEND_SHADOW_RATE": os.environ.get("SEMBLEND_SHADOW_RATE", "0"),
-        # Workers in processes of their own load the tests' connector by its name.
-        "PYTHONPATH": str(Path(__file__).parents[3]),
+        # Workers in processes of their own load this tree, and the tests' connector by its name.
+        "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
     }
 )
 

@@ -1,4 +1,4 @@
-"""The capture thread works on its worker's device. A stand-in for CUDA: there is none here."""
+"""Capture's threads work on their worker's device. A stand-in for CUDA: there is none here."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import torch
 
+from semblend.integration.vllm import capture
 from semblend.integration.vllm.capture import CaptureThread
 from semblend.integration.vllm.donors import WorkerDonors
 from semblend.integration.vllm.metadata import CaptureCommand
@@ -16,38 +17,45 @@ from semblend.kv.tiers import MemoryTier, TierStack
 from tests.integration.models import random_tokens
 
 DEVICE = torch.device("cuda", 3)
+ACCESS = SimpleNamespace(device=DEVICE, token_bytes=64, layers=("layer",))
 TOKENS = random_tokens(64, seed=261)
 
 
-class Access:
-    """K/V in host memory that says it lies on a GPU."""
-
-    device, token_bytes, layers = DEVICE, 64, ("layer",)
+class Reader:
+    """Host memory that says it was read on a GPU."""
 
     def __init__(self, calls):
         self.calls = calls
 
     def read(self, block_ids, start, end):
-        self.calls.append(("read", threading.current_thread().name))
-        return torch.zeros(1, 2, end - start, 1, 8)
+        self.calls.append((threading.current_thread().name, "read"))
+        return [torch.zeros(1, 2, end - start, 1, 8)]
 
 
-def test_the_capture_thread_sets_its_device_before_it_reads():
-    calls: list[tuple[str, object]] = []
+def test_every_thread_of_capture_sets_its_device_before_anything_else():
+    calls: list[tuple[str, str]] = []
     stream = SimpleNamespace(wait_event=lambda event: None, synchronize=lambda: None)
 
     def set_device(device):
         assert device == DEVICE
-        calls.append(("set_device", threading.current_thread().name))
+        calls.append((threading.current_thread().name, "set_device"))
 
     donors = WorkerDonors(TierStack([MemoryTier.on_host(capacity_bytes=1 << 20)], None))
+    put = CaptureThread._put
+
+    def watched_put(*arguments):
+        calls.append((threading.current_thread().name, "put"))
+        return put(*arguments)
+
     with (
         patch("torch.cuda.set_device", set_device),
         patch("torch.cuda.Event", lambda: SimpleNamespace(record=lambda: None)),
         patch("torch.cuda.Stream", lambda device: stream),
         patch("torch.cuda.stream", lambda stream: nullcontext()),
+        patch.object(capture, "SegmentReader", lambda access, tokens: Reader(calls)),
+        patch.object(CaptureThread, "_put", watched_put),
     ):
-        captures = CaptureThread(Access(calls), donors)
+        captures = CaptureThread(ACCESS, donors)
         for name in ("one", "two"):
             captures.submit(
                 CaptureCommand(
@@ -63,8 +71,12 @@ def test_the_capture_thread_sets_its_device_before_it_reads():
         captures.close()
     assert not report.rejected
     assert set(report.captured) == {"one", "two"}
-    assert calls == [
-        ("set_device", "semblend-capture"),
-        ("read", "semblend-capture"),
-        ("read", "semblend-capture"),
-    ]
+    by_thread: dict[str, list[str]] = {}
+    for thread, call in calls:
+        by_thread.setdefault(thread, []).append(call)
+    assert by_thread.pop("semblend-capture") == ["set_device", "read", "read"]
+    assert sum(made.count("put") for made in by_thread.values()) == 2
+    for thread, made in by_thread.items():
+        assert thread.startswith("semblend-store")
+        assert made[0] == "set_device"
+        assert made.count("set_device") == 1

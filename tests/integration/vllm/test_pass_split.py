@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from semblend.integration.vllm import probing
 from semblend.integration.vllm.nested_pass import NestedPass, _Layout
 from semblend.integration.vllm.pass_split import PassLimits, VirtualSequence, block_table
+from semblend.integration.vllm.probing import LoadProbe
 from tests.integration.models import joined, random_tokens
 from tests.integration.vllm.probe import chopped
 
@@ -147,16 +147,16 @@ def test_a_probe_sees_the_same_attention_in_several_forwards(engine, limits):
     """The tail, whose attention is read off, is in the last; the other forwards are not watched."""
     nested = engine.worker.nested
     seen, answers = [], []
-    look = probing.LoadProbe._tail_attention
+    look = LoadProbe._tail_attention
 
-    def recording(*command, **options):
-        seen.append(look(*command, **options))
+    def recording(*arguments):
+        seen.append(look(*arguments))
         return seen[-1]
 
     for use in (ROOMY, limits):
         with (
             patch.object(nested, "limits", use),
-            patch.object(probing.LoadProbe, "_tail_attention", recording),
+            patch.object(LoadProbe, "_tail_attention", recording),
         ):
             answers.append(
                 engine.run(TARGET, hints={"capture": False, "policy": "query_attention(0.2)"})

@@ -50,12 +50,17 @@ def test_few_samples_are_loaded_each_for_itself(engine):
     assert output.kv_transfer_params["semblend"]["reused_tokens"] > 400
     loads = engine.scheduler_connector.loads
     assert [load.reused_tokens for load in loads] == [420, 420]
-    # The exact head is shared, though.
-    assert [load.start for load in loads] == [0, 96]
+    assert [load.start for load in loads] == [0, 0]
     blocks = engine.scheduler_connector.blocks
     first, second = (blocks[load.request_id] for load in loads)
-    assert first[:3] == second[:3]
-    assert not set(first[3:]) & set(second[3:])
+    assert not set(first) & set(second)
+    # Once a load has ended its exact head is everybody's.
+    sampled(engine, 2)
+    assert [load.start for load in loads[2:]] == [96, 96]
+    third, fourth = (blocks[load.request_id] for load in loads[2:])
+    assert third[:3] == fourth[:3]
+    assert third[:3] in (first[:3], second[:3])
+    assert not set(third[3:]) & set(fourth[3:])
 
 
 def test_many_samples_are_computed_once_and_share_the_prefix_cache(engine):

@@ -143,7 +143,10 @@ class CaptureThread:
             self._storers.shutdown()
 
     def _on_device(self) -> None:
-        """A new thread's device is the first one, whichever this rank's is."""
+        """A thread starts out on device 0, whichever its worker's is.
+
+        What it pins or launches without naming a device would make a context there.
+        """
         if self._access.device.type == "cuda":
             torch.cuda.set_device(self._access.device)
 
@@ -269,9 +272,6 @@ class CaptureThread:
 
     def _side(self) -> Any:
         if self._stream is None:
-            # A thread starts out on device 0, whichever its worker's is; what it pins or launches
-            # without naming a device would make a context there.
-            torch.cuda.set_device(self._access.device)
             self._stream = torch.cuda.Stream(  # type: ignore[no-untyped-call]
                 self._access.device
             )
