@@ -234,6 +234,7 @@ def faults(harness: Harness) -> list[str]:
     found = []
     others = [harness.item(100 + number, 512).tokens for number in range(3)]
     expected = [harness.cold(tokens) for tokens in others]
+    tiers = harness.engine.worker.donors.tiers
     for fault, number in itertools.product(FAULTS, range(len(WORKLOADS))):
         item, salt = harness.item(20 + number), harness.salt()
         cold = harness.cold(item.tokens)
@@ -245,6 +246,8 @@ def faults(harness: Harness) -> list[str]:
             *beside, answer = harness.ask([*others, item.tokens], hints, salt)
         if not fired.fired:
             found.append(f"{fault} was never reached")
+        if leased := sum(tier.leased for tier in tiers.stats()):
+            found.append(f"{leased} leases are left behind {fault}")
         found += harness.unlike(answer, cold, f"{fault}, {item.case.workload}")
         for other, reference in zip(beside, expected, strict=True):
             found += harness.unlike(other, reference, f"beside {fault}")

@@ -21,6 +21,7 @@ import torch
 
 from semblend.core.errors import DonorError
 from semblend.integration.vllm.metadata import LoadCommand
+from semblend.kv.in_flight import IN_FLIGHT
 
 IDLE_WAIT_S = 0.005
 """A new request that arrives meanwhile waits no longer than this."""
@@ -104,18 +105,24 @@ class LoadsInFlight:
 
     def _make(self, load: InFlight) -> None:
         started = time.perf_counter()
+        failure: BaseException | None = None
         try:
             self._copy(load.command, lambda: self._placed(load))
-            if load.placed is not None:
-                load.placed.synchronize()
-            load.ended.set_result((time.perf_counter() - started) * 1e3)
         except BaseException as error:
+            failure = error
+        try:
             if self._device.type == "cuda":
-                # What was queued before it failed still writes into the request's blocks.
+                # Also what was queued before it failed writes into the request's blocks.
                 torch.cuda.current_stream(self._device).synchronize()
-            load.ended.set_exception(
-                error if isinstance(error, Exception) else RuntimeError(repr(error))
-            )
+            IN_FLIGHT.sweep()  # the donors are no longer read: let others take their memory
+        except BaseException as error:
+            failure = failure or error
+        if failure is None:
+            load.ended.set_result((time.perf_counter() - started) * 1e3)
+        elif isinstance(failure, Exception):
+            load.ended.set_exception(failure)
+        else:
+            load.ended.set_exception(RuntimeError(repr(failure)))
         self._changed.set()
 
     def _placed(self, load: InFlight) -> None:
