@@ -94,6 +94,24 @@ def test_a_pool_may_be_its_own_source_unless_a_slot_is_read_and_written() -> Non
             copy_spans(pool, _run(wide, source=0, target=11, tokens=12), narrow)
 
 
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+def test_a_run_of_the_pool_itself_goes_to_scattered_slots(layout, layers) -> None:
+    pool = layout(torch.randn, layers, 8, 4, 2, 16)
+    before, scattered = contents(pool), np.array([31, 12, 20, 13, 27, 16])
+    case = next(case for case in map(layout_case, range(99)) if case.table.rotary_dim == 16)
+    run = _run(replace(case.batch, sources=(pool,)), source=3, target=0, tokens=6)
+    for moved in (0, 50):
+        positions = run.source_positions + moved
+        copy_spans(
+            pool, replace(run, target_slots=scattered, target_positions=positions), case.table
+        )
+        got, steps = contents(pool)[:, :, scattered], torch.arange(6)
+        want = case.table.rerotate(before[:, 0, 3:9], steps, steps + moved)
+        torch.testing.assert_close(got[:, 0], want)
+        assert torch.equal(got[:, 1], before[:, 1, 3:9])
+
+
 def _run(batch, *, source: int, target: int, tokens: int):
     offsets = np.arange(tokens)
     return replace(

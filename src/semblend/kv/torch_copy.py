@@ -193,8 +193,12 @@ def _split(selector: Selector, view: torch.Tensor) -> tuple[torch.Tensor, torch.
 def _store(slots: torch.Tensor, target: Selector, values: torch.Tensor, *, dim: int) -> None:
     if isinstance(target, slice):
         slots.narrow(dim, target.start, target.stop - target.start).copy_(values)
-    else:
-        slots.index_copy_(dim, target, values)
+        return
+    if values.untyped_storage().data_ptr() == slots.untyped_storage().data_ptr():
+        # A run of the pool itself is a view. No slot is both read and written, but torch
+        # compares whole tensors and refuses.
+        values = values.clone()
+    slots.index_copy_(dim, target, values)
 
 
 def _tiles(batch: CopyBatch) -> Iterator[tuple[int, int]]:
