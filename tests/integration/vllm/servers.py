@@ -77,9 +77,9 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     until = time.monotonic() + START_S
     while time.monotonic() < until:
         if process.poll() is not None:
-            raise RuntimeError(f"vllm serve ended:\n{log.read_text()[-4000:]}")
+            raise RuntimeError(f"vllm serve ended:\n{log.read_text()[-20_000:]}")
         with contextlib.suppress(httpx.HTTPError):
             if httpx.get(f"{url}/health", timeout=2.0).status_code == 200:
                 return
         time.sleep(0.5)
-    raise RuntimeError(f"vllm serve was not ready in {START_S} s:\n{log.read_text()[-4000:]}")
+    raise RuntimeError(f"vllm serve was not ready in {START_S} s:\n{log.read_text()[-20_000:]}")

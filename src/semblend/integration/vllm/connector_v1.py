@@ -1,13 +1,14 @@
 """`SemBlendConnectorV1`: the class vLLM loads, and nothing but its interface.
 
 vLLM makes one for the scheduler and one for each worker; they share no state. Calls in
-a step, in vLLM's order (0.32):
+a step, in vLLM's order (0.30 to 0.32):
 
 scheduler: on_new_request, get_num_new_matched_tokens, update_state_after_alloc,
            get_external_cache_hit_sources, build_connector_meta
 worker:    handle_preemptions, bind_connector_metadata, the forward, start_load_kv (before
-           the forward up to vLLM 0.31), wait_for_save, get_finished,
-           get_block_ids_with_load_errors, build_connector_worker_meta
+           the forward only where a load is synchronous, which none of ours is),
+           wait_for_save, get_finished, get_block_ids_with_load_errors,
+           build_connector_worker_meta
 scheduler: request_finished_all_groups, update_connector_output, get_kv_connector_stats
 
 Claims are asynchronous (see `claims`): a request is scheduled in a step after the one in
