@@ -73,7 +73,7 @@ def test_fleet_lists_the_workers_and_what_they_hold(nats_server):
     ],
 )
 def test_commands_say_what_is_missing(arguments, env, word):
-    model = [str(MODEL)] if arguments[0] == "route" else []
+    model = [str(MODEL), "--port", "0"] if arguments[0] == "route" else []
     clean = {"SEMBLEND_NATS_URL": "", "SEMBLEND_NAMESPACE_SECRET": "", **env}
     refused = CliRunner().invoke(app, [arguments[0], *model, *arguments[1:]], env=clean)
     assert refused.exit_code == 2, refused.output

@@ -154,15 +154,17 @@ def _run(settings: Settings, tokenizer: str, flags: dict[str, Any], console: Con
         ),
     )
     configure(flags["log_level"])
-    sockets = take_port(options.host, options.port)
-    directory = Directory(
-        SketchIndex.within(flags["max_bytes"], postings_per_donor=DEFAULT_POSTINGS_PER_DONOR)
-    )
-    path: Path | None = flags["snapshot"]
-    position = _restored(directory, path, console)
-    log = LogOptions(url=settings.nats_url, subject=settings.nats_subject)
-    spoken = AutoTokenizer.from_pretrained(tokenizer)
     with ExitStack() as leaving:
+        sockets = take_port(options.host, options.port)
+        for each in sockets:
+            leaving.callback(each.close)
+        directory = Directory(
+            SketchIndex.within(flags["max_bytes"], postings_per_donor=DEFAULT_POSTINGS_PER_DONOR)
+        )
+        path: Path | None = flags["snapshot"]
+        position = _restored(directory, path, console)
+        log = LogOptions(url=settings.nats_url, subject=settings.nats_subject)
+        spoken = AutoTokenizer.from_pretrained(tokenizer)
         secret = fleet_secret(settings.namespace_secret)
         caches = FollowedCaches(directory, options.feeds, secret=secret)
         leaving.callback(caches.close)
