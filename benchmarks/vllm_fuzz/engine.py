@@ -244,7 +244,8 @@ class FuzzEngine:
             return False
         (blocks,) = self.core.scheduler.kv_cache_manager.get_block_ids(state.request_id)
         access = self.worker.access
-        slots = access.slots(blocks, 0, len(record.asked.tokens))
+        slots = torch.from_numpy(access.host_slots(blocks, 0, len(record.asked.tokens)))
+        slots = slots.to(access.device)
         with torch.inference_mode():
             kv = access.read(blocks, 0, len(record.asked.tokens))
             for layer in range(len(access.layers)):

@@ -181,7 +181,6 @@ class Claims:
             state.decline(DeclineReason.NO_CAPACITY, "more tokens than one pass may compute")
             return NOTHING
         if holes > self._holes_left:
-            state.waited += 1
             self._stats.count("deferred_steps")
             return ASK_AGAIN
         if cut is not plan:

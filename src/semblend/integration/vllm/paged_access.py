@@ -89,12 +89,8 @@ class PagedAccess:
         """Blocks in the cache."""
         return int(self.layers[0].kv_cache.shape[0])
 
-    def slots(self, block_ids: Sequence[int], start: int, end: int) -> torch.Tensor:
-        """Slots of positions [start, end) of a request with these blocks; int64."""
-        return torch.from_numpy(self.host_slots(block_ids, start, end)).to(self.device)
-
     def host_slots(self, block_ids: Sequence[int], start: int, end: int) -> SlotArray:
-        """The same on the host, where copies are planned."""
+        """Slots of positions [start, end) of a request with these blocks, on the host."""
         table = np.asarray(block_ids, dtype=np.int64)
         positions = np.arange(start, end, dtype=np.int64)
         return table[positions // self.block_size] * self.block_size + positions % self.block_size

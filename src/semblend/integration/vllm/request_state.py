@@ -57,8 +57,6 @@ class RequestState:
     claimed_blocks: int = 0
     tainted: bool = False
     """Whether any of its K/V is approximate: then it is never captured."""
-    waited: int = 0
-    """Steps it was asked to wait for the hole budget."""
     advertised: bool = False
     capture_issued: bool = False
     supplied_tokens: int = 0
@@ -172,14 +170,9 @@ class RequestState:
 
 def probes(plan: Plan) -> bool:
     """Whether a plan's policy looks at the tail before it chooses; exact copies need no look."""
-    return is_dynamic(plan.policy) and first_approximate_token(plan) is not None
+    return is_dynamic(plan.policy) and plan.first_approximate_token is not None
 
 
 def tokens_to_compute(plan: Plan) -> int:
     """Tokens a plan computes in one nested pass; the tail among them where a policy looks."""
     return pass_tokens(plan) if probes(plan) else sum(map(len, plan.holes))
-
-
-def first_approximate_token(plan: Plan) -> int | None:
-    """Where a plan's K/V stops being exact, or None where all of it is exact."""
-    return plan.first_approximate_token

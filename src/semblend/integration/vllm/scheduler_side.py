@@ -31,7 +31,6 @@ from semblend.integration.vllm.prefill_clock import PrefillClock
 from semblend.integration.vllm.request_state import (
     Progress,
     RequestState,
-    first_approximate_token,
     probes,
 )
 from semblend.integration.vllm.settlement import Settlements
@@ -185,7 +184,7 @@ class SchedulerSide:
 
     def _make_private(self, state: RequestState, plan: Plan) -> None:
         """Before any block of an approximate load can be published: that is when it has ended."""
-        approximate = first_approximate_token(plan)
+        approximate = plan.first_approximate_token
         if approximate is not None and state.ladder_id is None and state.chain is None:
             # A ladder's blocks are private already: nobody else has its salt.
             state.chain = PrivateChain(

@@ -79,7 +79,7 @@ class WorkerLoads:
         if not self._loads:
             return
         try:
-            if idle and not self._moves_on(idle=True):
+            if idle and not self._anything_to_do():
                 self._copies.wait_a_little()
             ended, due = self._states(idle=idle)
             started = time.perf_counter()
@@ -129,10 +129,10 @@ class WorkerLoads:
         finally:
             load.close()
 
-    def _moves_on(self, *, idle: bool) -> bool:
-        """Whether any load has something to do now, as far as this rank knows."""
+    def _anything_to_do(self) -> bool:
+        """Whether an idle step can go on with any load, as far as this rank knows."""
         return any(
-            load.copy.ended.done() or (idle and not load.computed and load.copy.placed is not None)
+            load.copy.ended.done() or (not load.computed and load.copy.placed is not None)
             for load in self._loads
         )
 
