@@ -94,6 +94,10 @@ def access_to(name: str) -> PagedAccess:
     return PagedAccess(layers, block_size=SIZE)
 
 
+def slots_of(access: PagedAccess, blocks: tuple[int, ...], start: int, end: int) -> torch.Tensor:
+    return torch.from_numpy(access.host_slots(blocks, start, end))
+
+
 def kv_of(tokens: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(tokens)
     return torch.randn((LAYERS, 2, tokens, HEADS, DIM), generator=generator)
@@ -105,7 +109,7 @@ def test_strides_are_found_where_there_are_any_and_lead_where_the_backend_writes
     assert (access.pool is not None) is strided
     kv, blocks = kv_of(10), (5, 2, 7)
     for layer in range(LAYERS):
-        access.write(layer, kv[layer, 0], kv[layer, 1], access.slots(blocks, 1, 11))
+        access.write(layer, kv[layer, 0], kv[layer, 1], slots_of(access, blocks, 1, 11))
     assert torch.equal(access.read(blocks, 1, 11), kv)
     if access.pool is not None:
         slots = torch.from_numpy(access.host_slots(blocks, 1, 11))
@@ -135,7 +139,7 @@ def test_spans_copied_in_are_what_the_backend_reads(name):
 def test_prompts_are_read_as_the_segments_they_are_stored_in(name, start, end):
     access, kv, blocks = access_to(name), kv_of(12), (6, 2, 4)
     for layer in range(LAYERS):
-        access.write(layer, kv[layer, 0], kv[layer, 1], access.slots(blocks, 0, 12))
+        access.write(layer, kv[layer, 0], kv[layer, 1], slots_of(access, blocks, 0, 12))
     parts = SegmentReader(access, 5).read(blocks, start, end)
     assert [part.shape[2] for part in parts[:-1]] == [5] * (len(parts) - 1)
     assert all(part.is_contiguous() for part in parts)
