@@ -19,7 +19,7 @@ from semblend.engine.segmented import compute
 from semblend.planning.certificates import Certificate, certificate_folders, look_up
 from semblend.planning.policies.base import known_policies, policy_from_spec
 from semblend.quality.bound import Bound
-from semblend.quality.certifying import CANDIDATES, choice_cells
+from semblend.quality.certifying import candidates, choice_cells
 from semblend.quality.curves import curves
 from semblend.quality.drift import measure_drift
 from semblend.quality.issuing import issue, part_of, read_curves
@@ -34,7 +34,7 @@ from tests.quality.test_figures import GOOD, WRONG, rows
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "semblend-reference-27m"
-SAFE = CANDIDATES[0]
+SAFE = candidates()[0]
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +229,7 @@ def test_the_shipped_certificate_holds_for_the_bundled_model(lab):
         now=datetime(2026, 12, 1, tzinfo=UTC),
     )
     assert standing.policy is not None, standing.detail
-    assert standing.policy in CANDIDATES
+    assert standing.policy in candidates()
     assert standing.certificate.bound == Bound().to_dict()
     chosen_on, confirmed_on = (
         standing.certificate.data[key] for key in ("chosen_on", "confirmed_on")
