@@ -125,7 +125,7 @@ def check_passes(rng: np.random.Generator) -> list[Figure]:
         table = PageTable(pages=np.arange(pool.pages_for(1500), dtype=np.int32), page_size=16)
         edges = [0, *cuts, 1500]
         runs = [
-            ComputeRun(tokens=tokens[a:b], start=a, table=table, wants_logits=b == 1500)
+            ComputeRun(tokens=tokens[a:b], start=a, table=table, logit_rows=int(b == 1500))
             for a, b in pairwise(edges)
         ]
         error = _error(compute(model, pool, runs)[0], want)
@@ -181,9 +181,7 @@ def _check_decode(
                 compute(model, pool, cold_run(tokens[: 900 + number], table))
             start = 900 + number + step
             runs.append(
-                ComputeRun(
-                    tokens=tokens[start : start + 1], start=start, table=table, wants_logits=True
-                )
+                ComputeRun(tokens=tokens[start : start + 1], start=start, table=table, logit_rows=1)
             )
         for run, logits in zip(runs, compute(model, pool, runs), strict=True):
             ids = torch.from_numpy(tokens[: run.start + 1].astype(np.int64)).cuda()[None]

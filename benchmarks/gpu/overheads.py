@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import torch
 from benchmarks.gpu.machine import Figure, at_most, info, wall_s
-from benchmarks.gpu.scenarios import Bench, launched
+from benchmarks.gpu.scenarios import Bench
 from benchmarks.gpu.seven_b import SEGMENT_TOKENS, hit_plan, random_donor
 
 from semblend.core.tokens import TokenArray
@@ -118,10 +118,10 @@ def miss_overhead(bench: Bench, lengths: tuple[int, ...]) -> list[Figure]:
 def host_work(bench: Bench, repeats: int = 12) -> list[Figure]:
     """What the host does for a short pass, launched and replayed, and for a hit before it."""
     tokens, table = bench.tokens(64), bench.table(64)
-    run = [ComputeRun(tokens=tokens, start=0, table=table, wants_logits=True)]
+    run = [ComputeRun(tokens=tokens, start=0, table=table, logit_rows=1)]
     short = partial(compute, bench.model, bench.pool, run)
-    with launched(bench.model):
-        figures = [_host_time("pass of 64 rows, launched", short, repeats)]
+    launched = partial(short, replay=False)
+    figures = [_host_time("pass of 64 rows, launched", launched, repeats)]
     figures.append(_host_time("pass of 64 rows, replayed", short, repeats))
     plan, prompt, donor_tokens = hit_plan(8192, 4, 0.05, bench.rng)
     donor, table = random_donor(bench.model, donor_tokens, on_host=False), bench.table(8192)

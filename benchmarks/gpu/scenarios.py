@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -235,8 +235,7 @@ class Bench:
                             self.hit_call(plan, tokens, table, donor, on_host=False)()
                     measured.append(self._decode_s(tables, context))
             seconds = {kind: float(np.median(measured)) for kind, measured in times.items()}
-            with launched(self.model):
-                eager = self._decode_s(tables, context)
+            eager = self._decode_s(tables, context, replay=False)
             for table in tables:
                 self.pool.allocator.release(table.pages)
             case = f"decode {count} x {context}"
@@ -248,7 +247,7 @@ class Bench:
             ]
         return figures
 
-    def _decode_s(self, tables: list[PageTable], context: int) -> float:
+    def _decode_s(self, tables: list[PageTable], context: int, *, replay: bool = True) -> float:
         """Seconds a step, over 48 steps."""
 
         def steps() -> None:
@@ -256,27 +255,14 @@ class Bench:
             for step in range(48):
                 runs = [
                     ComputeRun(
-                        tokens=ids[n : n + 1], start=context + step, table=table, wants_logits=True
+                        tokens=ids[n : n + 1], start=context + step, table=table, logit_rows=1
                     )
                     for n, table in enumerate(tables)
                 ]
-                logits = compute(self.model, self.pool, runs)
+                logits = compute(self.model, self.pool, runs, replay=replay)
                 ids = logits.argmax(-1).int().cpu().numpy()
 
         return wall_s(steps, repeats=3) / 48
-
-
-@contextmanager
-def launched(model: LoadedModel) -> Iterator[None]:
-    """Passes kernel by kernel, none replayed from a graph."""
-    passes = model.passes
-    if passes is None:
-        raise ValueError("launched: a model on a GPU expected")
-    passes.replays = False
-    try:
-        yield
-    finally:
-        passes.replays = True
 
 
 def _repeats(size: int) -> int:

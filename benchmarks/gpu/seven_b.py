@@ -68,7 +68,7 @@ def make_table(pool: PagedPool, tokens: int) -> PageTable:
 
 def cold_run(tokens: TokenArray, table: PageTable) -> list[ComputeRun]:
     """A whole prompt as one hole."""
-    return [ComputeRun(tokens=tokens, start=0, table=table, wants_logits=True)]
+    return [ComputeRun(tokens=tokens, start=0, table=table, logit_rows=1)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

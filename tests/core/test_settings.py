@@ -58,6 +58,10 @@ def test_an_unknown_variable_warns_with_the_nearest_real_one(caplog):
         ({"SEMBLEND_ENABLED": "perhaps"}, "SEMBLEND_ENABLED = 'perhaps'"),
         ({"SEMBLEND_EMBEDDER": "bert"}, "SEMBLEND_EMBEDDER = 'bert'"),
         ({"SEMBLEND_MAX_DONOR_BYTES": "12"}, "SEMBLEND_MAX_DONOR_BYTES = '12'"),
+        (
+            {"SEMBLEND_MIN_SIMILARITY": "1.5", "SEMBLEND_EMBEDDER": "bert"},
+            "; SEMBLEND_EMBEDDER = 'bert'|; SEMBLEND_MIN_SIMILARITY = '1.5'",
+        ),
     ],
 )
 def test_a_bad_value_is_an_error_that_names_the_variable(environ, named):

@@ -97,8 +97,14 @@ def reference() -> tuple[LoadedModel, Any]:
 @torch.no_grad()
 def plain_logits(model: Any, tokens: TokenArray) -> torch.Tensor:
     """Last-token logits of an ordinary prefill, [vocabulary]."""
+    return plain_rows(model, tokens, 1)[0]
+
+
+@torch.no_grad()
+def plain_rows(model: Any, tokens: TokenArray, rows: int) -> torch.Tensor:
+    """Logits of the last tokens of an ordinary prefill, [rows, vocabulary]."""
     ids = torch.from_numpy(tokens.astype(np.int64))[None]
-    return model(ids, use_cache=False, logits_to_keep=1).logits[0, -1].float()
+    return model(ids, use_cache=False, logits_to_keep=rows).logits[0].float()
 
 
 @torch.no_grad()

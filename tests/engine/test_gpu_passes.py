@@ -16,11 +16,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
-from semblend.engine.cuda_forward import fits
+from semblend.engine.cuda_fit import FUSED, fits
 from semblend.engine.graphs import MOST_ROWS, decode_size, padded_rows
 from semblend.kv.rotary import Pairing
-from tests.engine.models import plain_model
+from tests.engine.gpu_interpreter import COMPARED
+from tests.engine.models import ARCHITECTURES, plain_model, tiny
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,7 +43,7 @@ def report() -> dict[str, Any]:
 
 
 def test_passes_equal_transformers_and_touch_no_other_slot(report) -> None:
-    assert len(report["passes"]) == 3
+    assert len(report["passes"]) == len(COMPARED)
     for name, result in report["passes"].items():
         assert result["logits"] <= 1e-4, name
         assert result["kv"] <= 1e-4, name
@@ -68,6 +70,47 @@ def test_heads_too_wide_for_the_tiles_are_left_to_transformers(dtype, head_dim, 
     model = plain_model("llama-gqa", head_dim=head_dim).to(dtype)
     rotary = SimpleNamespace(pairing=Pairing.NEOX, rotary_dim=head_dim)
     assert fits(model, rotary) is fused
+
+
+def name_of(model: Any) -> str:
+    return f"{type(model).__module__}.{type(model).__qualname__}"
+
+
+def test_the_table_holds_what_is_compared_with_transformers_and_nothing_else() -> None:
+    compared = {name_of(plain_model(architecture)) for architecture, _, _ in COMPARED}
+    assert {one.model_class for one in FUSED} == compared
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_of_the_matrix_gets_passes_of_its_own(architecture) -> None:
+    loaded, plain = tiny(architecture)
+    assert fits(plain, loaded.rotary)
+
+
+class Louder(transformers.LlamaForCausalLM):
+    """The same weights and another computation."""
+
+
+def test_a_model_with_the_same_modules_and_another_computation_is_left_to_transformers() -> None:
+    rotary = tiny("llama-gqa")[0].rotary
+    config = plain_model("llama-gqa").config.to_dict()
+    granite = transformers.GraniteConfig(
+        **{**config, "model_type": "granite", "residual_multiplier": 0.2, "logits_scaling": 4.0}
+    )
+    assert not fits(transformers.GraniteForCausalLM(granite), rotary)
+    assert not fits(Louder(plain_model("llama-gqa").config), rotary)
+
+
+def test_a_parameter_that_the_passes_would_not_use_is_left_to_transformers() -> None:
+    rotary = tiny("llama-gqa")[0].rotary
+    for where in ("self_attn.q_proj", "mlp", "self_attn"):
+        model = plain_model("llama-gqa")
+        inside = model.model.layers[-1].get_submodule(where)
+        inside.register_parameter("adapter", torch.nn.Parameter(torch.zeros(2)))
+        assert not fits(model, rotary), where
+    quantised = plain_model("llama-gqa")
+    quantised.model.layers[0].mlp.to(torch.bfloat16)
+    assert not fits(quantised, rotary)
 
 
 def test_recorded_sizes_hold_what_they_are_chosen_for() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 
 import numpy as np
@@ -55,7 +53,7 @@ def test_holes_on_the_gpu_are_a_plain_prefill(architecture, cuts, scatter, dtype
     table = make_table(pool, 90, scatter)
     edges = [0, *cuts, 90]
     runs = [
-        ComputeRun(tokens=tokens[a:b], start=a, table=table, wants_logits=b == 90)
+        ComputeRun(tokens=tokens[a:b], start=a, table=table, logit_rows=int(b == 90))
         for a, b in pairwise(edges)
     ]
     ids = torch.from_numpy(tokens.astype(np.int64)).cuda()[None]
@@ -66,17 +64,6 @@ def test_holes_on_the_gpu_are_a_plain_prefill(architecture, cuts, scatter, dtype
         assert error_of(compute(model, pool, runs)[0], want) <= bound
 
 
-@contextmanager
-def launched(model: LoadedModel) -> Iterator[None]:
-    """Passes kernel by kernel, none replayed."""
-    assert model.passes is not None
-    model.passes.replays = False
-    try:
-        yield
-    finally:
-        model.passes.replays = True
-
-
 def test_decoding_by_graph_is_decoding_by_pass() -> None:
     model, _ = on_gpu("qwen2")
     pool, tokens = make_pool(model), random_tokens(60, 2)
@@ -85,12 +72,12 @@ def test_decoding_by_graph_is_decoding_by_pass() -> None:
         compute(model, pool, [ComputeRun(tokens=tokens[:40], start=0, table=table)])
     for step in range(40, 46):
         runs = [
-            ComputeRun(tokens=tokens[step : step + 1], start=step, table=table, wants_logits=True)
+            ComputeRun(tokens=tokens[step : step + 1], start=step, table=table, logit_rows=1)
             for table in tables
         ]
         replayed = compute(model, pool, runs)
-        with launched(model):
-            assert error_of(replayed, compute(model, pool, runs)) <= 2e-2
+        launched = compute(model, pool, runs, replay=False)
+        assert error_of(replayed, launched) <= 2e-2
 
 
 def test_layers_from_pinned_memory_are_those_of_the_device() -> None:
@@ -120,8 +107,7 @@ def test_layers_from_pinned_memory_are_those_of_the_device() -> None:
                     compute(model, pool, runs, before_layer=load)
         else:
             load_spans(plan, tokens, **together)
-            with launched(model):
-                compute(model, pool, runs)
+            compute(model, pool, runs, replay=False)
         pools.append(pool.read(table, 0, 80))
     assert torch.equal(pools[0], pools[1])
 

@@ -35,7 +35,7 @@ CUTS = {
 def holes(tokens: TokenArray, cuts: list[int], table: PageTable) -> list[ComputeRun]:
     edges = [0, *cuts, len(tokens)]
     return [
-        ComputeRun(tokens=tokens[a:b], start=a, table=table, wants_logits=b == len(tokens))
+        ComputeRun(tokens=tokens[a:b], start=a, table=table, logit_rows=int(b == len(tokens)))
         for a, b in itertools.pairwise(edges)
     ]
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from semblend.core.outcomes import DeclineReason, Outcome
 from semblend.core.settings import Settings
 from semblend.engine.api import RequestReport
+from semblend.engine.engine import EmbeddedEngine
+from semblend.engine.options import EngineOptions
+from semblend.engine.segmented import compute
 from tests.engine.conftest import REUSING, Driver, EngineMaker
 from tests.engine.models import random_tokens, tiny
 
@@ -86,6 +92,29 @@ def test_samples_agree_with_what_a_cold_engine_says(make_engine: EngineMaker) ->
     cold = driver.cold(prompt, max_tokens=1, top_logprobs=20)
     differs = warm.token_ids != cold.token_ids
     assert driver.engine.stats().shadow_disagreement == pytest.approx(float(differs))
+
+
+class Passes:
+    """Stands where a GPU's passes stand, computes with transformers and notes what was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, bool]] = []
+
+    def compute(self, pool: Any, runs: Any, *, replay: bool = True, **hooks: Any) -> torch.Tensor:
+        self.asked.append((sum(run.logit_rows for run in runs), replay))
+        return compute(tiny("llama-gqa")[0], pool, runs, **hooks)
+
+
+def test_a_sample_goes_through_the_passes_that_serve_and_takes_no_recorded_ones_place() -> None:
+    passes = Passes()
+    model = replace(tiny("llama-gqa")[0], passes=passes)
+    options = EngineOptions(page_size=8, pool_bytes=model.kv_shape.token_bytes * 2048)
+    with EmbeddedEngine(model, options=options, settings=WATCHED) as engine:
+        driver = Driver(engine)
+        donate(driver)
+        assert ask(driver, 1).outcome is Outcome.MATERIALISED
+        settle(driver, 1)
+    assert [asked for asked in passes.asked if not asked[1]] == [(4, False)]
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from semblend.core.errors import PlanError, SettingsError
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Hole, Plan, Span, SpanKind
+from semblend.integration.probing import can_probe
 from semblend.planning.boundaries import Boundaries
 from semblend.planning.depth import declined_without_table, drift_for, shifts_depth, table_for
 from semblend.planning.policies.base import (
@@ -57,18 +58,22 @@ def requests(draw):
 
 
 class FakeProbe:
-    """Scores without a model, the same for the same prompt."""
+    """Scores without a model, the same for the same prompt. Notes what it was asked."""
 
     def __init__(self, request):
         self._scores = np.random.default_rng(len(request.tokens)).random(len(request.tokens))
+        self.asked = set()
 
     def tail_attention(self):
+        self.asked.add("tail_attention")
         return self._scores
 
     def deviation(self, layers):
+        self.asked.add("deviation")
         return self._scores[::-1]
 
     def edit_attention(self, layers):
+        self.asked.add("edit_attention")
         return self._scores**2
 
 
@@ -96,6 +101,38 @@ def test_runs_lie_inside_spans_and_repeat_exactly(spec, request):
     inside = {at for span in request.spans for at in range(span.target_start, span.target_end)}
     assert positions(all_runs(policy, request)) <= inside
     assert all_runs(policy, request) == all_runs(policy, request)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_policy_asks_for_what_it_declares_and_nothing_else(spec):
+    # Long and far from where they stood, so that everything that may be asked is.
+    spans = tuple(
+        Span(donor_id="d", donor_start=0, target_start=start, length=1000, kind=kind)
+        for start, kind in ((500, SpanKind.MOVED), (2000, SpanKind.BEHIND_EDIT))
+    )
+    request = RecomputeRequest(tokens=np.zeros(3100, dtype=np.int32), spans=spans, end=3000)
+    policy, probe = policy_from_spec(spec), FakeProbe(request)
+    policy.probed_runs(request, probe)
+    assert probe.asked <= policy.probes
+    assert policy.dynamic is bool(policy.probes) is bool(probe.asked)
+    assert can_probe(spec) is (policy.probes <= {"tail_attention"})
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_text_is_read_once_and_everybody_gets_the_same_policy(spec):
+    assert policy_from_spec(spec) is policy_from_spec(spec)
+
+
+def test_a_text_too_long_to_keep_is_read_each_time():
+    spec = " + ".join(["none"] * 200)
+    assert policy_from_spec(spec) == policy_from_spec(spec)
+    assert policy_from_spec(spec) is not policy_from_spec(spec)
+
+
+def test_candidates_can_be_read_and_are_on_the_leaderboard():
+    for cls in known_policies().values():
+        assert set(cls.candidates) <= set(cls.grid)
+    assert any(cls.candidates for cls in known_policies().values())
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -40,6 +40,11 @@ BROKEN = {
     "removes a policy": POLICY
     + "\nfrom semblend.planning.policies.base import POLICIES\ndel POLICIES['none']\n",
     "is no dataclass": POLICY.replace("@dataclass(frozen=True, slots=True)\n", ""),
+    "is not frozen": POLICY.replace("frozen=True, ", ""),
+    "decides itself whether it is probed": POLICY + "\nSpanMiddle.dynamic = True\n",
+    "names a candidate nobody can read": POLICY.replace(
+        "    tokens: int", '    candidates = ("span_muddle(4)",)\n    tokens: int'
+    ),
     "has no runs": POLICY.split("    def runs")[0],
     "registers something else": (
         "from semblend.planning.policies.base import register_policy\n"
@@ -111,6 +116,21 @@ def test_a_broken_plug_in_is_one_warning_and_its_policies_are_unknown(tmp_path, 
     assert json.loads(said) == ours
     assert len(warned) == 1
     assert "their-policies 1.0" in warned[0]
+
+
+def test_what_a_refused_plug_in_had_read_is_not_kept(tmp_path):
+    used = "\nfrom semblend.planning.policies.base import policy_from_spec\n"
+    used += "assert policy_from_spec('span_middle(6)')\nraise RuntimeError('half way')\n"
+    install(tmp_path, text=POLICY + used)
+    code = """
+from semblend.core.errors import SettingsError
+from semblend.planning.policies.base import policy_from_spec
+try:
+    print(policy_from_spec("span_middle(6)"))
+except SettingsError:
+    print("unknown")
+"""
+    assert run(tmp_path, code)[0] == "unknown"
 
 
 def test_a_broken_plug_in_does_not_take_another_with_it(tmp_path):

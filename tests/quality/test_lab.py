@@ -15,16 +15,15 @@ from typer.testing import CliRunner
 from semblend.cli.main import app
 from semblend.core.errors import StorageError
 from semblend.engine.model import load_model
-from semblend.engine.segmented import compute
 from semblend.planning.certificates import Certificate, certificate_folders, look_up
 from semblend.planning.policies.base import known_policies, policy_from_spec
 from semblend.quality.bound import Bound
-from semblend.quality.certifying import CANDIDATES, choice_cells
+from semblend.quality.certifying import candidates, choice_cells
 from semblend.quality.curves import curves
 from semblend.quality.drift import measure_drift
 from semblend.quality.issuing import issue, part_of, read_curves
 from semblend.quality.items import data_fingerprint, to_item
-from semblend.quality.lab import Lab, Loaded, asking_runs
+from semblend.quality.lab import Lab, Loaded
 from semblend.quality.measure import measure
 from semblend.quality.shards import Job, measure_here, measure_in_processes, record_files
 from semblend.quality.suite import Cell, Records, read_records, run_cells
@@ -34,7 +33,7 @@ from tests.quality.test_figures import GOOD, WRONG, rows
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "semblend-reference-27m"
-SAFE = CANDIDATES[0]
+SAFE = candidates()[0]
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +61,19 @@ def test_all_equals_cold_for_every_workload(lab):
 
 @pytest.mark.parametrize("policy", ["none", "span_head(8)"])
 def test_rows_asked_for_one_by_one_are_those_of_one_run(lab, policy):
-    """What a GPU is asked: its passes give the logits of a run's last row only."""
     one, take = item(lab, "composed", 1), []
     spans, chosen = lab.spans_of(one), policy_from_spec(policy)
     loaded = Loaded(lab, one, spans, [chosen], take)
     forced = np.concatenate((one.answer_ids, one.answer_ids)).astype(np.int32)
     trial = lab.trial(one, spans, loaded.under(chosen), chosen, forced, take)
     want = lab.logits([trial])[0]
-    got = compute(lab.model, lab.pool, asking_runs(trial.runs(), len(forced)))
+    *before, last = trial.runs()
+    first = len(last.tokens) - len(forced)
+    alone = [
+        replace(last, tokens=last.tokens[at : at + 1], start=last.start + at, logit_rows=1)
+        for at in range(first, len(last.tokens))
+    ]
+    got = lab.compute([*before, replace(last, tokens=last.tokens[:first], logit_rows=0), *alone])
     for pages in take:
         lab.pool.allocator.release(pages)
     assert got.shape == want.shape == (len(forced), lab.model.vocab_size)
@@ -229,7 +233,7 @@ def test_the_shipped_certificate_holds_for_the_bundled_model(lab):
         now=datetime(2026, 12, 1, tzinfo=UTC),
     )
     assert standing.policy is not None, standing.detail
-    assert standing.policy in CANDIDATES
+    assert standing.policy in candidates()
     assert standing.certificate.bound == Bound().to_dict()
     chosen_on, confirmed_on = (
         standing.certificate.data[key] for key in ("chosen_on", "confirmed_on")

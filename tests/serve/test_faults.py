@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from semblend.core.errors import CapacityError, RequestError
+from semblend.core.errors import CapacityError, EngineBusyError, RequestError, RequestFieldError
 from semblend.engine.engine import EmbeddedEngine
 from semblend.engine.model import wrap_model
 from tests.engine.models import plain_model
@@ -70,8 +70,10 @@ def test_an_engine_that_fails_midway_ends_the_stream_with_an_error(
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (RequestError("tokens: a prompt of 1 to 9 tokens expected, got 12"), 400),
-        (RequestError("1024 requests are waiting already; try later"), 503),
+        (RequestFieldError("tokens", "a prompt of 1 to 9 tokens expected, got 12"), 400),
+        (RequestError("it cannot be served, whatever the words"), 400),
+        (EngineBusyError("1024 requests are waiting already; try later"), 503),
+        (EngineBusyError("tokens: the words decide nothing"), 503),
         (CapacityError("full"), 503),
         (ValueError("SECRET-PROMPT"), 500),
     ],

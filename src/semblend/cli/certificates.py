@@ -183,6 +183,8 @@ def _row(each: Examined) -> dict[str, Any]:
 
 
 def _show(each: Examined, certificate: Certificate) -> None:
+    from semblend.quality.redteam.pages import said_of
+
     page = each.path.with_suffix(".html")
     for name, value in (
         ("file", each.path),
@@ -190,6 +192,7 @@ def _show(each: Examined, certificate: Certificate) -> None:
         ("policy", certificate.policy),
         ("holds", each.detail or f"until {certificate.expires}"),
         ("measured", f"{certificate.created} on {certificate.versions.get('measured_on', '?')}"),
+        ("attacked", said_of(certificate.figures.get("redteam"))),
         ("report", page if page.is_file() else "none beside it"),
     ):
         typer.echo(f"{name:9}{value}")

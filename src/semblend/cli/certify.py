@@ -99,6 +99,13 @@ def certify(
     least_items: Annotated[
         int, typer.Option(min=1, help="Least items of a workload that a certificate rests on.")
     ] = 200,
+    redteam_items: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Items of the red team that must count, without a leak; 5000 on a GPU, else 300.",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")] = "auto",
     processes: Annotated[
@@ -131,7 +138,12 @@ def certify(
             items=items,
             seed=seed,
             confirm_seed=confirm_seed,
-            bound=Bound(kl_epsilon=kl_epsilon, answers=answers, items=least_items),
+            bound=Bound(
+                kl_epsilon=kl_epsilon,
+                answers=answers,
+                items=least_items,
+                redteam_items=_redteam_items(redteam_items, loaded.device.type),
+            ),
             policies=tuple(policy_from_spec(spec).spec for spec in policy or ()),
             lengths=tuple(length or ()),
             data=data,
@@ -149,12 +161,21 @@ def certify(
         raise typer.Exit(1)
 
 
+def _redteam_items(told: int | None, device: str) -> int:
+    """So many that a GPU takes minutes for; a CPU takes an hour for the 300 that bound 1 %."""
+    if told is not None:
+        return told
+    return 5000 if device == "cuda" else 300
+
+
 def _run(
     campaign: Campaign, console: Console, *, output: Path, page: Path | None, measure: bool
 ) -> Issue:
+    from semblend.kv.depth_drift import read_table
     from semblend.quality import sections
     from semblend.quality.drift import bring_drift
     from semblend.quality.lab import Lab
+    from semblend.quality.redteam.jobs import RedTeamJob, attack, attack_in_processes
     from semblend.quality.report import report
 
     def carry_out(job: Job) -> None:
@@ -171,7 +192,21 @@ def _run(
         finally:
             lab.close()
 
-    found, curves = campaign.run(carry_out)
+    def send_out(job: RedTeamJob) -> None:
+        if not measure:
+            return
+        with console.status("red team") as status:
+            if job.processes > 1:
+                attack_in_processes(job, lambda job: status.update(job.findings.sentence))
+                return
+            shifts = policy_from_spec(job.policy).shifts_depth
+            lab = Lab(campaign.model, drift=read_table(campaign.drift) if shifts else None)
+            try:
+                attack(lab, job)
+            finally:
+                lab.close()
+
+    found, curves = campaign.run(carry_out, send_out)
     name = Path(campaign.path).name
     stem = f"{name}-{campaign.model.fingerprint}"
     output.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ from semblend.cli.doctor import doctor
 from semblend.cli.explain import explain
 from semblend.cli.fleet import fleet
 from semblend.cli.leaderboard import leaderboard
+from semblend.cli.redteam import redteam
 from semblend.cli.route import route
 from semblend.cli.serve import serve
 from semblend.cli.settings import settings
@@ -54,6 +55,7 @@ app.command()(explain)
 app.command()(settings)
 app.command()(certify)
 app.command()(leaderboard)
+app.command()(redteam)
 bench = typer.Typer(help="Measure SemBlend on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.add_typer(doctor, name="doctor")

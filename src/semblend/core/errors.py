@@ -18,6 +18,10 @@ class SettingsError(SemBlendError, ValueError):
     """A setting has a value it cannot take; the message names it and what would be right."""
 
 
+class PolicySpecError(SettingsError):
+    """The text of a recompute policy cannot be read; the message quotes it."""
+
+
 class NamespaceError(SemBlendError, ValueError):
     """A namespace is missing a part, or two namespaces were mixed."""
 
@@ -83,4 +87,16 @@ class CapacityError(StorageError):
 
 
 class RequestError(SemBlendError, ValueError):
-    """A request to the embedded engine or server is malformed; the message says how."""
+    """A request to the embedded engine or server cannot be served; the message says why."""
+
+
+class RequestFieldError(RequestError):
+    """A field of a request has a value it cannot take."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+
+
+class EngineBusyError(RequestError):
+    """The engine cannot take the request now; the same request may be taken later."""

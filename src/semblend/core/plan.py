@@ -58,6 +58,8 @@ class Span:
     kind: SpanKind = SpanKind.MOVED
     edit_tokens: int = 0
     """For BEHIND_EDIT: size of the difference just before the span (the larger side)."""
+    opens: bool = False
+    """For MOVED: a paragraph or a turn begins with the span, in the donor as in the target."""
 
     def __post_init__(self) -> None:
         if self.length < 1 or self.donor_start < 0 or self.target_start < 0:
@@ -100,6 +102,7 @@ class Span:
             length=high - low,
             kind=self.kind,
             edit_tokens=self.edit_tokens,
+            opens=self.opens and low == self.target_start,
         )
 
 

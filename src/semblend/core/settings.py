@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
@@ -253,13 +253,7 @@ class Settings(BaseModel):
         SettingsError
             Naming the field and what would be right.
         """
-        for name in values:
-            if name not in cls.model_fields:
-                raise SettingsError(f"unknown setting {name!r}{nearest(name, cls.model_fields)}")
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            raise SettingsError(explain(error)) from error
+        return cls._checked(values, variables=())
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Self:
@@ -279,10 +273,18 @@ class Settings(BaseModel):
                 values[by_variable[key]] = raw.strip()
             else:
                 logger.warning("unknown variable %s%s", key, nearest(key.upper(), by_variable))
+        return cls._checked({**values, **overrides}, variables=values.keys() - overrides.keys())
+
+    @classmethod
+    def _checked(cls, values: Mapping[str, Any], *, variables: Collection[str]) -> Self:
+        """Settings of these values; a fault is named as it was written, `variables` as such."""
+        for name in values:
+            if name not in cls.model_fields:
+                raise SettingsError(f"unknown setting {name!r}{nearest(name, cls.model_fields)}")
         try:
-            return cls.from_mapping({**values, **overrides})
-        except SettingsError as error:
-            raise SettingsError(_name_variables(str(error), values)) from error
+            return cls(**values)
+        except ValidationError as error:
+            raise SettingsError(explain(error, variables=variables)) from error
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
@@ -311,16 +313,14 @@ def nearest(name: str, known: Mapping[str, Any]) -> str:
     return f"; did you mean {match[0]}?" if match else f"; known are {', '.join(known)}"
 
 
-def explain(error: ValidationError) -> str:
-    """Every field that is wrong, what it was and what would be right."""
-    return "; ".join(
-        f"{'.'.join(map(str, item['loc']))} = {item['input']!r}: {item['msg']}"
-        for item in error.errors()
-    )
+def explain(error: ValidationError, *, variables: Collection[str] = ()) -> str:
+    """Every field that is wrong, what it was and what would be right.
 
-
-def _name_variables(message: str, values: Mapping[str, Any]) -> str:
-    for name in values:
-        if message.startswith(f"{name} = "):
-            return variable(name) + message[len(name) :]
-    return message
+    Those among `variables` are named as the variables of the environment they came from.
+    """
+    faults = []
+    for item in error.errors():
+        first, *rest = (str(part) for part in item["loc"]) if item["loc"] else ("",)
+        name = ".".join((variable(first) if first in variables else first, *rest))
+        faults.append(f"{name} = {item['input']!r}: {item['msg']}")
+    return "; ".join(faults)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from semblend.core.errors import RequestError
+from semblend.core.errors import RequestFieldError
 from semblend.core.namespace import Namespace
 from semblend.core.outcomes import DeclineReason, Outcome
 from semblend.core.tokens import TokenArray
@@ -49,15 +49,15 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
-            raise RequestError(f"max_tokens: at least 1 expected, got {self.max_tokens}")
+            raise RequestFieldError("max_tokens", f"at least 1 expected, got {self.max_tokens}")
         if not 0.0 <= self.temperature <= 10.0:
-            raise RequestError(f"temperature: 0 to 10 expected, got {self.temperature}")
+            raise RequestFieldError("temperature", f"0 to 10 expected, got {self.temperature}")
         if not 0.0 < self.top_p <= 1.0:
-            raise RequestError(f"top_p: above 0 and at most 1 expected, got {self.top_p}")
+            raise RequestFieldError("top_p", f"above 0 and at most 1 expected, got {self.top_p}")
         if self.top_k < 0:
-            raise RequestError(f"top_k: 0 or more expected, got {self.top_k}")
+            raise RequestFieldError("top_k", f"0 or more expected, got {self.top_k}")
         if not 0 <= self.top_logprobs <= 20:
-            raise RequestError(f"top_logprobs: 0 to 20 expected, got {self.top_logprobs}")
+            raise RequestFieldError("top_logprobs", f"0 to 20 expected, got {self.top_logprobs}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,8 +32,8 @@ class ComputeRun:
     tokens: TokenArray
     start: int
     table: PageTable
-    wants_logits: bool = False
-    """Whether the last token's logits are wanted."""
+    logit_rows: int = 0
+    """How many of the last tokens' logits are wanted."""
 
     @property
     def end(self) -> int:
@@ -100,8 +100,7 @@ def build_batch(
             writes.append((offset, slot, length))
             offset += length
         row += len(run.tokens)
-        if run.wants_logits:
-            logit_rows.append(row - 1)
+        logit_rows.extend(range(row - run.logit_rows, row))
     tokens = np.concatenate([run.tokens for run in runs]).astype(np.int64)
     positions = np.concatenate([np.arange(run.start, run.end, dtype=np.int64) for run in runs])
     return SegmentBatch(

@@ -1,6 +1,6 @@
 """A pass through a supported model on a GPU, with as few launches as it takes.
 
-The architectures of `engine.support` are one computation: norm, projections, rotary
+The architectures of `engine.cuda_fit` are one computation: norm, projections, rotary
 attention, norm, gated products. On a GPU the time between the matrix products is
 launches and passes over memory, so here a layer is four matrix products and five
 kernels of ours. The weights are the model's own: its projections become views of
@@ -23,11 +23,8 @@ from torch.nn import functional
 from semblend.engine.cuda_attention import LayerKv, RowMap, attend_tiles
 from semblend.engine.cuda_kernels import add_norm, rotate_and_write, silu_product
 from semblend.engine.pool import PagedPool
-from semblend.kv.rotary_spec import Pairing
 from semblend.kv.rotary_table import RotaryTable
 
-WIDEST_HEADS = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 64}
-"""Numbers of a head up to which tiles were run: wider ones may not fit into a processor."""
 LayerCall = Callable[[int], None]
 State = tuple[torch.Tensor, torch.Tensor | None]
 """What one layer leaves to the next: its output and the sum so far, [rows, hidden]."""
@@ -137,19 +134,6 @@ class FusedForward:
             kvs = [LayerKv(keys=pool.keys(n), values=pool.values(n)) for n in layers]
             self._kvs[pool] = kvs
         return kvs
-
-
-def fits(model: Any, rotary: RotaryTable) -> bool:
-    """Whether a supported model is one that :class:`FusedForward` computes."""
-    config = model.config
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return (
-        getattr(config, "hidden_act", None) == "silu"
-        and rotary.pairing is Pairing.NEOX
-        and rotary.rotary_dim == head_dim
-        and head_dim <= WIDEST_HEADS.get(next(model.parameters()).dtype, 0)
-        and getattr(model.lm_head, "bias", None) is None
-    )
 
 
 def _layer(layer: Any) -> _Layer:

@@ -52,8 +52,6 @@ class CudaPasses:
         self._kv_heads = kv_heads
         self._processors = _processors(rotary.cos.device)
         self._graphs = PassGraphs(self._forward) if rotary.cos.is_cuda else None
-        self.replays = True
-        """False launches every kernel: what replaying is held to."""
 
     def compute(
         self,
@@ -62,9 +60,10 @@ class CudaPasses:
         *,
         hook: LayerHook | None = None,
         before_layer: LayerCall | None = None,
+        replay: bool = True,
     ) -> torch.Tensor:
         """Compute all runs in one pass; returns the wanted logits, [wanted, vocabulary], fp32."""
-        if hook is None and self.replays and self._graphs is not None:
+        if hook is None and replay and self._graphs is not None:
             layout = self.recordable(pool, runs)
             if layout is not None:
                 logits = self._graphs.run(pool, layout, before_layer=before_layer)
@@ -79,7 +78,7 @@ class CudaPasses:
         Decodes are filled up with their first request: its K/V is then written more than
         once with the same numbers, and its further logits are not looked at.
         """
-        if all(len(run.tokens) == 1 and run.wants_logits for run in runs):
+        if all(len(run.tokens) == run.logit_rows == 1 for run in runs):
             size = decode_size(len(runs))
             if size is None:
                 return None
@@ -115,8 +114,7 @@ class CudaPasses:
             for run in parts:
                 breaks.append(row - first)
                 row += len(run.tokens)
-                if run.wants_logits:
-                    wanted.append(row - 1)
+                wanted.extend(range(row - run.logit_rows, row))
             mine = positions[first:row]
             rows = RowRun(row=first, positions=mine, base=base, breaks=np.array(breaks))
             slots.append(parts[0].table.slots_of(mine))
@@ -175,7 +173,7 @@ def _items_each(shape: TileShape) -> int:
 
 
 def _wanted(runs: Sequence[ComputeRun]) -> int:
-    return sum(run.wants_logits for run in runs)
+    return sum(run.logit_rows for run in runs)
 
 
 def _by_request(runs: Sequence[ComputeRun]) -> list[list[ComputeRun]]:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from semblend.core.account import Accounts
-from semblend.core.errors import RequestError, SerialisationError
+from semblend.core.errors import RequestFieldError, SerialisationError
 from semblend.core.namespace import NONE, Namespace, salt_part
 from semblend.core.settings import Settings
 from semblend.core.tokens import as_token_array
@@ -213,10 +213,12 @@ class EmbeddedEngine:
         tokens = as_token_array(request.tokens)
         size, limit = len(tokens), self.max_prompt_tokens
         if not 1 <= size <= limit:
-            raise RequestError(f"tokens: a prompt of 1 to {limit} tokens expected, got {size}")
+            raise RequestFieldError(
+                "tokens", f"a prompt of 1 to {limit} tokens expected, got {size}"
+            )
         if int(tokens.max()) >= self.model.vocab_size:
-            raise RequestError(
-                f"tokens: ids below {self.model.vocab_size} expected, got {int(tokens.max())}"
+            raise RequestFieldError(
+                "tokens", f"ids below {self.model.vocab_size} expected, got {int(tokens.max())}"
             )
         namespace, sampling = request.namespace, request.sampling
         sequence = Sequence(

@@ -156,7 +156,7 @@ def _gpu_passes(model: Any, rotary: RotaryTable, groups: int, kv_heads: int) -> 
     """Passes of our own kernels where they can be had: on a GPU, with Triton."""
     if not rotary.cos.is_cuda or find_spec("triton") is None:
         return None
-    from semblend.engine.cuda_forward import fits
+    from semblend.engine.cuda_fit import fits
     from semblend.engine.cuda_pass import CudaPasses
 
     if not fits(model, rotary):

@@ -44,7 +44,7 @@ class _Share:
 
     @property
     def wants_logits(self) -> bool:
-        return self.runs[-1].wants_logits
+        return self.runs[-1].logit_rows > 0
 
 
 class Scheduler:
@@ -218,7 +218,7 @@ def _decode_share(sequence: Sequence) -> _Share:
         tokens=np.asarray(sequence.output_ids[-1:], dtype=np.int32),
         start=sequence.length - 1,
         table=sequence.table,
-        wants_logits=True,
+        logit_rows=1,
     )
     return _Share(sequence=sequence, runs=[run], taken=0)
 
@@ -236,7 +236,7 @@ def _prefill_share(sequence: Sequence, budget: int) -> _Share:
                 tokens=sequence.tokens_between(hole.start, end),
                 start=hole.start,
                 table=sequence.table,
-                wants_logits=end == sequence.length,
+                logit_rows=int(end == sequence.length),
             )
         )
         left -= end - hole.start

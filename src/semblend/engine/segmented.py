@@ -21,6 +21,7 @@ def compute(
     *,
     hook: LayerHook | None = None,
     before_layer: Callable[[int], None] | None = None,
+    replay: bool = True,
 ) -> torch.Tensor:
     """Compute all runs in one pass; their K/V is in the pool afterwards.
 
@@ -29,14 +30,17 @@ def compute(
     before_layer
         Called with each layer once its rows are written and before they attend: the last
         moment to put that layer's copied K/V in place.
+    replay
+        False launches every kernel: for passes hardly two of which are alike, which would
+        take the place of serving's recorded ones, and what replaying is held to.
 
     Returns
     -------
     torch.Tensor
-        Logits [wanted, vocabulary] of the last token of each run that wants them.
+        Logits [wanted, vocabulary] of the last `logit_rows` tokens of each run, in their order.
     """
     if model.passes is not None:
-        return model.passes.compute(pool, runs, hook=hook, before_layer=before_layer)
+        return model.passes.compute(pool, runs, hook=hook, before_layer=before_layer, replay=replay)
     return model.forward(build_batch(pool, runs, hook=_both(before_layer, hook)))
 
 
@@ -65,7 +69,7 @@ def runs_of_plan(plan: Plan, tokens: TokenArray, table: PageTable) -> list[Compu
             tokens=tokens[run.start : run.end],
             start=run.start,
             table=table,
-            wants_logits=run.end == plan.prompt_tokens,
+            logit_rows=int(run.end == plan.prompt_tokens),
         )
         for run in plan_runs(plan)
     ]

@@ -12,17 +12,18 @@ import logging
 import random
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from semblend.core.tokens import TokenArray
-from semblend.engine.batch import ComputeRun, build_batch
+from semblend.engine.batch import ComputeRun
 from semblend.engine.model import LoadedModel
 from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
 from semblend.engine.prefix_cache import PrefixCache, take_pages
+from semblend.engine.segmented import compute
 from semblend.engine.sequence import Sequence
 from semblend.planning.shadow_watch import (
     COMPARED_TOKENS,
@@ -134,12 +135,12 @@ class Shadow:
             # The compared tokens stay together, in the last pass.
             end = max(sample.done + 1, min(end, size - compared))
         run = ComputeRun(
-            tokens=sample.tokens[sample.done : end], start=sample.done, table=sample.table
+            tokens=sample.tokens[sample.done : end],
+            start=sample.done,
+            table=sample.table,
+            logit_rows=compared if end == size else 0,
         )
-        batch = build_batch(self._pool, [run])
-        rows = range(len(run.tokens) - compared, len(run.tokens)) if end == size else ()
-        wanted = torch.tensor(list(rows), dtype=torch.int64, device=self._model.device)
-        logits = self._model.forward(replace(batch, logit_rows=wanted))
+        logits = compute(self._model, self._pool, [run], replay=False)
         sample.done = end
         if end == size:
             self._drop(sample)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from semblend.core.errors import RequestError
+from semblend.core.errors import EngineBusyError
 from semblend.engine.api import FinishReason
 from semblend.engine.scheduler import Scheduler
 from semblend.engine.sequence import Sequence
@@ -69,17 +69,19 @@ class Worker:
 
         Raises
         ------
-        RequestError
+        EngineBusyError
             If its id is in use, the queue is full or the engine is closing.
         """
         request_id = sequence.request.request_id
         with self._wake:
             if self._closing:
-                raise RequestError("the engine is closing and takes no more requests")
+                raise EngineBusyError("the engine is closing and takes no more requests")
             if request_id in self._live:
-                raise RequestError(f"request_id {request_id!r}: a request of this id is running")
+                raise EngineBusyError(f"request_id {request_id!r}: a request of this id is running")
             if self.waiting >= self._max_waiting:
-                raise RequestError(f"{self._max_waiting} requests are waiting already; try later")
+                raise EngineBusyError(
+                    f"{self._max_waiting} requests are waiting already; try later"
+                )
             self._live.add(request_id)
             self._inbox.append(sequence)
         self.wake()

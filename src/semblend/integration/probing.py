@@ -10,21 +10,19 @@ to be computed there, and policies that ask for it are declined when planning.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from semblend.core.errors import SemBlendError
 from semblend.core.outcomes import DeclineReason
-from semblend.core.plan import Plan, Span, SpanKind
+from semblend.core.plan import Plan
 from semblend.planning.depth import shifts_depth
-from semblend.planning.policies.base import RecomputeRequest, Scores, policy_from_spec
+from semblend.planning.policies.base import ProbeKind, Scores, policy_from_spec
 
 if TYPE_CHECKING:
     import torch
 
 
+TAIL_PROBES = frozenset({ProbeKind.TAIL_ATTENTION})
 UNPROBED = "needs a probe that is not made here"
 
 
@@ -52,7 +50,6 @@ class TailProbe:
         raise ProbeUnavailableError("attention to edits needs every token computed cold")
 
 
-@lru_cache(maxsize=256)
 def is_dynamic(spec: str) -> bool:
     """Whether a policy wants a probe."""
     return policy_from_spec(spec).dynamic
@@ -63,20 +60,9 @@ def is_static(spec: str) -> bool:
     return not is_dynamic(spec) and not shifts_depth(spec)
 
 
-@lru_cache(maxsize=256)
 def can_probe(spec: str) -> bool:
-    """Whether all a policy asks of a probe is the tail's attention; found out by asking it."""
-    tokens = np.zeros(512, dtype=np.int32)
-    spans = tuple(
-        Span(donor_id="d", donor_start=0, target_start=start, length=200, kind=kind)
-        for start, kind in ((0, SpanKind.MOVED), (250, SpanKind.BEHIND_EDIT))
-    )
-    request = RecomputeRequest(tokens=tokens, spans=spans, end=450)
-    try:
-        policy_from_spec(spec).probed_runs(request, TailProbe(lambda: np.zeros(len(tokens))))
-    except ProbeUnavailableError:
-        return False
-    return True
+    """Whether all a policy asks of a probe is what a :class:`TailProbe` can tell."""
+    return policy_from_spec(spec).probes <= TAIL_PROBES
 
 
 def declined_unprobed(plan: Plan) -> Plan:

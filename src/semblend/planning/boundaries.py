@@ -13,11 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from semblend.core.tokens import TokenArray
+from semblend.planning.sure_ends import MARKS, TURN, ends_block, is_sure_end
 
 Flags = npt.NDArray[np.bool_]
 
 _STOPS = (".", "?", "!", "…", "。", "！", "？")
 _CLOSERS = "\"'”’)]»"
+_TOKENS_BEFORE, _TOKENS_AFTER = 8, 4
+"""Tokens that are read on each side of what may be an end."""
+_ROLE_TOKENS = 2
+"""Between a turn's token and its text: who speaks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,6 +37,11 @@ class Boundaries:
     """Its text holds a line break: the end of a sentence by itself."""
     blanks: Flags
     """Its text holds an empty line: the end of a paragraph."""
+    marks: Flags
+    """Its text holds a mark that may end a sentence."""
+    turns: Flags
+    """It ends or begins a turn of a chat."""
+    texts: tuple[str, ...]
 
     @classmethod
     def from_texts(cls, texts: Sequence[str]) -> Boundaries:
@@ -45,6 +55,9 @@ class Boundaries:
             opens=flags([text[:1].isspace() for text in texts]),
             breaks=flags(["\n" in text for text in texts]),
             blanks=flags(["\n\n" in text for text in texts]),
+            marks=flags([any(mark in text for mark in MARKS) for text in texts]),
+            turns=flags([bool(TURN.fullmatch(text)) for text in texts]),
+            texts=tuple(texts),
         )
 
     def sentence_ends(self, tokens: TokenArray) -> Flags:
@@ -60,6 +73,62 @@ class Boundaries:
         line = self.breaks[known]
         ends: Flags = self.blanks[known] | (line & np.append(False, line[:-1]))
         return ends
+
+    def sure_ends(self, tokens: TokenArray, start: int, end: int, *, wanted: int) -> list[int]:
+        """The first positions in [start, end) behind what ends a sentence in every reading.
+
+        At most `wanted`. A token that holds an end and more (". The") is doubtful.
+        """
+        known = self._known(tokens)
+        found: list[int] = []
+        for at in self._marked(known, start, end):
+            if is_sure_end(*self._around(known, at)):
+                found.append(at + 1)
+                if len(found) == wanted:
+                    break
+        return found
+
+    def opening(self, tokens: TokenArray, start: int, end: int) -> int | None:
+        """Where the last paragraph or turn that begins in [start, end) begins, if one does.
+
+        Only what begins in every reading: behind a turn's token, or a full sentence and an
+        empty line. The token that says so stands inside [start, end).
+        """
+        known = self._known(tokens)
+        turns = (np.flatnonzero(self.turns[known[start:end]]) + start).tolist()
+        marked = self._marked(known, start, end)
+        blocks = [at for at in marked if ends_block(*self._around(known, at))]
+        if not turns and not blocks:
+            return None
+        last = max(turns + blocks)
+        # A turn's token is followed by who speaks; then come empty lines.
+        at = last + 1
+        words = _ROLE_TOKENS if last in turns else 0
+        line = next((i for i in range(at, min(end, at + words + 1)) if self._is_line(known[i])), at)
+        while line < end and self._is_line(known[line]):
+            line += 1
+        return line
+
+    def begins(self, tokens: TokenArray, at: int) -> bool:
+        """Whether a paragraph or a turn begins at a position, in every reading."""
+        return at == 0 or self.opening(tokens, max(0, at - _TOKENS_BEFORE), at) == at
+
+    def has_blank_line(self, tokens: TokenArray, start: int, end: int) -> bool:
+        """Whether an empty line stands in [start, end), or ends there."""
+        return bool(self.paragraph_ends(tokens[start:end]).any())
+
+    def _is_line(self, token: int) -> bool:
+        return bool(self.breaks[token]) and not self.texts[token].strip()
+
+    def _marked(self, known: TokenArray, start: int, end: int) -> list[int]:
+        found: list[int] = (np.flatnonzero(self.marks[known[start:end]]) + start).tolist()
+        return found
+
+    def _around(self, known: TokenArray, at: int) -> tuple[str, str]:
+        """The text up to the end of a token, and what follows."""
+        before = known[max(0, at - _TOKENS_BEFORE) : at + 1]
+        after = known[at + 1 : at + 1 + _TOKENS_AFTER]
+        return "".join(self.texts[t] for t in before), "".join(self.texts[t] for t in after)
 
     def _known(self, tokens: TokenArray) -> TokenArray:
         """Ids beyond the vocabulary (added without text) say nothing: taken as the last one."""

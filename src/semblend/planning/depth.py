@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,7 +31,6 @@ def drift_for(policy: RecomputePolicy, table: TableT | None) -> TableT | None:
     return table
 
 
-@lru_cache(maxsize=256)
 def shifts_depth(spec: str) -> bool:
     """Whether a policy's copies are shifted."""
     return policy_from_spec(spec).shifts_depth

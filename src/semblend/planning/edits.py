@@ -14,6 +14,7 @@ from semblend.core.plan import Span, SpanKind
 from semblend.core.tokens import TokenArray
 from semblend.discovery.alignment import edit_similarity
 from semblend.discovery.runs import DonorRun
+from semblend.planning.boundaries import Boundaries
 
 SAME_TEXT = 0.5
 """Similarity of the text before a span above which it is the same text, edited. An
@@ -32,6 +33,7 @@ def classify(
     donor_tokens: Callable[[str], TokenArray | None],
     window: int,
     prefixes: Mapping[str, int],
+    boundaries: Boundaries | None = None,
 ) -> list[Span]:
     """Mark each chosen run as prefix, moved or behind an edit.
 
@@ -47,6 +49,8 @@ def classify(
     prefixes
         By donor, how many tokens it shares with the target from position 0 on: K/V
         inside those is exact wherever the engine's own prefix cache ends.
+    boundaries
+        To tell moved passages that begin where a paragraph does; None: none is told.
     """
     texts: dict[str, TokenArray | None] = {}
 
@@ -58,12 +62,15 @@ def classify(
     spans: list[Span] = []
     previous: DonorRun | None = None
     for run in runs:
+        opens = False
         stays = run.donor_start == run.target_start
         if stays and run.target_end <= prefixes.get(run.donor_id, 0):
             kind, edit = SpanKind.PREFIX, None
         else:
             edit = _edit_before(run, previous, target, text_of, window)
             kind = SpanKind.MOVED if edit is None else SpanKind.BEHIND_EDIT
+            if edit is None:
+                opens = _opens(run, target, text_of(run.donor_id), boundaries)
         spans.append(
             Span(
                 donor_id=run.donor_id,
@@ -72,6 +79,7 @@ def classify(
                 length=run.length,
                 kind=kind,
                 edit_tokens=edit or 0,
+                opens=opens,
             )
         )
         previous = run
@@ -125,6 +133,15 @@ def _edit_between(previous: DonorRun, run: DonorRun, window: int) -> int | None:
     if -window <= behind <= window and max(run.length, previous.length) <= window:
         return max(new, abs(behind), 1)
     return None
+
+
+def _opens(
+    run: DonorRun, target: TokenArray, text: TokenArray | None, boundaries: Boundaries | None
+) -> bool:
+    """Whether a paragraph or a turn begins with a run, in both texts."""
+    if text is None or boundaries is None:
+        return False
+    return boundaries.begins(target, run.target_start) and boundaries.begins(text, run.donor_start)
 
 
 def _common_suffix(a: TokenArray, b: TokenArray) -> int:

@@ -81,6 +81,7 @@ class Planner:
                 for run in request.runs
                 if run.donor_start == run.target_start == 0
             },
+            boundaries=self.boundaries,
         )
         block = request.block_size if self.settings.strict_prefix_boundary else 1
         end = region_end(spans[-1].target_end, prompt_tokens=size, block_size=block) if spans else 0

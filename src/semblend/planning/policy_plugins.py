@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 
 from semblend.core.errors import SettingsError
@@ -56,10 +56,8 @@ def plugin_versions(policy: RecomputePolicy) -> dict[str, str]:
 
 def _parts(policy: RecomputePolicy) -> Iterator[RecomputePolicy]:
     yield policy
-    for field in fields(policy):  # type: ignore[arg-type]
-        inside = getattr(policy, field.name)
-        if isinstance(inside, RecomputePolicy):
-            yield from _parts(inside)
+    for one in policy.inside:
+        yield from _parts(one)
 
 
 def _check(loaded: object, before: dict[str, type[RecomputePolicy]]) -> None:
@@ -73,12 +71,16 @@ def _check(loaded: object, before: dict[str, type[RecomputePolicy]]) -> None:
     for name, cls in new.items():
         if not (isinstance(cls, type) and issubclass(cls, RecomputePolicy) and is_dataclass(cls)):
             raise SettingsError(f"{name!r} is not a dataclass and RecomputePolicy")
+        if not cls.__dataclass_params__.frozen:
+            raise SettingsError(f"{name!r} is not frozen; one object of a policy serves all")
+        if cls.dynamic is not RecomputePolicy.dynamic:
+            raise SettingsError(f"{name!r} sets `dynamic`; `probes` says what it asks for")
         if inspect.isabstract(cls):
             raise SettingsError(f"{name!r} has no method `runs`")
         if not name.isidentifier():
             raise SettingsError(f"{name!r} cannot be written in a policy's text")
     for cls in new.values():
-        for spec in cls.grid:
+        for spec in (*cls.grid, *cls.candidates):
             parse(spec, POLICIES)
     where = getattr(loaded, "__module__", None) or getattr(loaded, "__name__", "")
     if not new and not any(cls.__module__ == where for cls in POLICIES.values()):

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from semblend.quality.figures import CONTROL, PROSE, READING, Figures
+from semblend.quality.redteam.findings import Findings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,9 @@ class Bound:
     """Answers on adversarial controls that may change to a donor's fact."""
     items: int = 200
     """Least items a workload: fewer cannot tell 1 % from nothing. Real text has what it has."""
+    redteam_items: int = 5000
+    """Least items of the red team that count; none may go to the donor's fact, which bounds the
+    share of leaks by 0.06 % (95 %). 0: no red team."""
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -50,6 +54,21 @@ class Bound:
             if row.recompute > self.recompute:
                 found.append(f"{row.workload}: {row.recompute:.1%} recomputed")
         return found
+
+    def redteam_objections(self, found: Findings | None) -> list[str]:
+        """What speaks against a policy, given what the red team found."""
+        if not self.redteam_items:
+            return []
+        if found is None:
+            return ["no red team attacked it"]
+        said: list[str] = []
+        if found.items < self.redteam_items:
+            said.append(f"red team: {found.items} items, at least {self.redteam_items} expected")
+        if found.leaks > self.towards_donor:
+            said.append(f"red team: {found.leaks} of {found.items} answers towards the donor's")
+        if found.lost > self.answers * found.items:
+            said.append(f"red team: {found.lost} of {found.items} answers lost")
+        return said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,10 +17,13 @@ from semblend.quality.curves import Curve
 from semblend.quality.figures import cell_of
 from semblend.quality.issuing import Issue, Part, issue, part_of, read_curves
 from semblend.quality.items import data_fingerprint
+from semblend.quality.redteam.findings import Findings
+from semblend.quality.redteam.jobs import RedTeamJob
 from semblend.quality.shards import Job, drift_of, folder_of, record_files
 from semblend.quality.suite import Cell, read_records
 
 Measure = Callable[[Job], None]
+Attack = Callable[[RedTeamJob], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +64,8 @@ class Campaign:
         """The table of depth drift that all of it is measured with."""
         return drift_of(self.folder, self.number_format)
 
-    def run(self, measure: Measure) -> tuple[Issue, list[Curve]]:
-        """Everything; `measure` carries jobs out, or does nothing where records are there."""
+    def run(self, measure: Measure, attack: Attack) -> tuple[Issue, list[Curve]]:
+        """Everything; `measure` and `attack` carry jobs out, or do nothing where records are."""
         options: dict[str, Any] = {
             "data": self.data,
             "lengths": self.lengths or None,
@@ -70,12 +73,14 @@ class Campaign:
         }
         cells = choice_cells(self.items, **options)
         choice = self._part(cells, self.seed, measure)
-        confirmation, others, curves = None, [], []
-        if choose(choice.verdicts) is not None:
+        confirmation, others, curves, redteam = None, [], [], None
+        chosen = choose(choice.verdicts)
+        if chosen is not None:
             others = confirmation_cells(self.items, **options)
             confirmation = self._part(others, self.confirm_seed, measure, curved=CURVED)
             folder = folder_of(self.folder, self.confirm_seed, self.number_format)
             curves = read_curves(sorted(folder.glob("curves*.jsonl")))
+            redteam = self._redteam(chosen.policy, folder, attack)
         found = issue(
             choice,
             confirmation,
@@ -94,8 +99,27 @@ class Campaign:
                 else None,
             },
             measured_on=self.hardware,
+            redteam=redteam,
         )
         return found, curves
+
+    def _redteam(self, policy: str, folder: Path, attack: Attack) -> Findings | None:
+        """What the red team says of the chosen policy, on words of the seed to confirm by."""
+        if not self.bound.redteam_items:
+            return None
+        job = RedTeamJob(
+            model=self.path,
+            device=self.device,
+            dtype=self.dtype,
+            policy=policy,
+            seed=self.confirm_seed,
+            folder=folder,
+            drift=self.drift,
+            items=self.bound.redteam_items,
+            processes=self.processes,
+        )
+        attack(job)
+        return job.findings if job.files else None
 
     def _part(
         self, cells: Sequence[Cell], seed: int, measure: Measure, *, curved: tuple[str, ...] = ()

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from semblend.planning.policies.base import known_policies
-from semblend.planning.policies.depth_shift import DepthShift
 from semblend.quality.figures import READING
 from semblend.quality.suite import KINDS_OF_CONTROLS, KINDS_OF_EDITS, Cell
 from semblend.quality.workloads import LENGTHS
@@ -25,16 +24,19 @@ BASELINES = ("cold", "none")
 DRAWN = ("none", "depth_shift(none)")
 """Policies it is drawn under."""
 
-CANDIDATES = DepthShift.grid[-2:]
-"""What a certificate may name: policies that end edits, look at what the question looks at and
-correct depths. The others are measured beside them where it tells."""
+
+def candidates() -> tuple[str, ...]:
+    """What a certificate may name; the others are measured beside them where it tells."""
+    return tuple(
+        dict.fromkeys(spec for cls in known_policies().values() for spec in cls.candidates)
+    )
 
 
 def grid() -> tuple[str, ...]:
     """Every policy's own grid; a new policy joins by being registered."""
     specs: list[str] = []
-    for name, cls in known_policies().items():
-        specs.extend(cls.grid or (cls().spec if name != "none" else name,))
+    for cls in known_policies().values():
+        specs.extend(cls.grid or (cls().spec,))
     return tuple(dict.fromkeys(spec for spec in specs if spec not in BASELINES))
 
 
@@ -55,7 +57,7 @@ def choice_cells(
 
     Controls choose nothing; they refuse. `policies` are tried instead of the candidates.
     """
-    core = (*BASELINES, *(policies or CANDIDATES))
+    core = (*BASELINES, *(policies or candidates()))
     names = dict.fromkeys((*TELLING, *MOVED, *KINDS_OF_EDITS))
     cells = [Cell(workload=name, items=items, specs=core) for name in names]
     if data is not None:
@@ -80,5 +82,5 @@ def confirmation_cells(
             replace(cell, specs=(*BASELINES, *grid())) if cell.workload in TELLING else cell
             for cell in cells
         ]
-    specs = ("none", *(policies or CANDIDATES))
+    specs = ("none", *(policies or candidates()))
     return cells + [replace(cells[0], workload=name, specs=specs) for name in KINDS_OF_CONTROLS]

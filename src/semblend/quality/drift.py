@@ -8,7 +8,6 @@ import torch
 from semblend.core.tokens import TokenArray
 from semblend.engine.batch import ComputeRun
 from semblend.engine.pages import PageTable
-from semblend.engine.segmented import compute
 from semblend.kv.depth_drift import DepthDrift, read_table
 from semblend.quality.items import to_item
 from semblend.quality.lab import Lab
@@ -85,7 +84,7 @@ def _rows(lab: Lab, tokens: TokenArray) -> torch.Tensor:
     with lab.slots(len(tokens)) as pages:
         table = PageTable(pages=pages, page_size=1)
         run = ComputeRun(tokens=tokens, start=0, table=table)
-        compute(lab.model, lab.pool, [run])
+        lab.compute([run])
         kv = lab.pool.read(table, 0, len(tokens)).float()
     positions = torch.arange(len(tokens), device=kv.device)
     kv[:, 0] = lab.model.rotary.rerotate(kv[:, 0], positions, torch.zeros_like(positions))

@@ -85,3 +85,28 @@ def _bootstrap(
     draws = np.random.default_rng(seed).integers(0, data.size, size=(resamples, data.size))
     low, high = np.quantile(statistic(data[draws]), (0.025, 0.975))
     return float(low), float(high)
+
+
+def at_most(successes: int, trials: int, confidence: float = 0.95) -> float:
+    """Clopper and Pearson's one-sided upper bound of a proportion: exact, never too small.
+
+    >>> round(at_most(0, 5000), 6)
+    0.000599
+    """
+    if successes >= trials:
+        return 1.0
+    log_choose = [
+        math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1)
+        for k in range(successes + 1)
+    ]
+
+    def no_more(share: float) -> float:
+        """Chance of so few successes."""
+        hit, miss = math.log(share), math.log1p(-share)
+        return sum(math.exp(c + k * hit + (trials - k) * miss) for k, c in enumerate(log_choose))
+
+    low, high = successes / trials, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if no_more(middle) > 1 - confidence else (low, middle)
+    return high

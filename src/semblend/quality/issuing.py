@@ -20,6 +20,7 @@ from semblend.quality.bound import Bound, Verdict, choose, judge
 from semblend.quality.curves import Curve
 from semblend.quality.figures import Figures, figures_of, noise_floor
 from semblend.quality.measure import Record
+from semblend.quality.redteam.findings import Findings
 
 VALID_DAYS = 365
 
@@ -61,6 +62,10 @@ class Issue:
     confirmation: Part | None
     confirmed: Verdict | None
     """What other documents say about it."""
+    redteam: Findings | None
+    """What the red team found against it; None where none attacked."""
+    against: tuple[str, ...]
+    """What speaks against it after the confirmation and the red team."""
     certificate: Certificate | None
 
     @property
@@ -70,7 +75,7 @@ class Issue:
             return "no policy keeps the bound"
         if self.confirmed is None:
             return f"{self.chosen.policy} was not measured on the documents to confirm by"
-        return "; ".join(self.confirmed.objections)
+        return "; ".join(self.against)
 
 
 def issue(
@@ -82,9 +87,10 @@ def issue(
     bound: Bound,
     data: dict[str, Any],
     measured_on: str,
+    redteam: Findings | None = None,
     now: datetime | None = None,
 ) -> Issue:
-    """A certificate for the policy `choice` speaks for, if `confirmation` does too.
+    """A certificate for the policy `choice` speaks for, if `confirmation` and the red team do too.
 
     There is one try: had the next policy another, both would be documents to choose by.
     """
@@ -93,7 +99,10 @@ def issue(
     if chosen is not None and confirmation is not None:
         confirmed = confirmation.verdict_on(chosen.policy)
     certificate = None
-    if confirmation is not None and confirmed is not None and not confirmed.objections:
+    against: tuple[str, ...] = ()
+    if confirmed is not None:
+        against = (*confirmed.objections, *bound.redteam_objections(redteam))
+    if confirmation is not None and confirmed is not None and not against:
         certificate = _certificate(
             confirmed.policy,
             choice,
@@ -103,6 +112,7 @@ def issue(
             bound=bound,
             data=data,
             measured_on=measured_on,
+            redteam=redteam,
             now=datetime.now(UTC) if now is None else now,
         )
     return Issue(
@@ -110,6 +120,8 @@ def issue(
         chosen=chosen,
         confirmation=confirmation,
         confirmed=confirmed,
+        redteam=redteam,
+        against=against,
         certificate=certificate,
     )
 
@@ -124,6 +136,7 @@ def _certificate(
     bound: Bound,
     data: dict[str, Any],
     measured_on: str,
+    redteam: Findings | None,
     now: datetime,
 ) -> Certificate:
     figures = confirmation.figures
@@ -142,6 +155,7 @@ def _certificate(
             "choice": _plain(choice.verdicts),
             "confirmation": _plain(confirmation.verdicts),
             "deviation": _deviation(curves),
+            "redteam": None if redteam is None else redteam.to_dict(),
         },
         data=data,
         versions={

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from semblend.core.namespace import Namespace
 from semblend.core.plan import Hole, Plan
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.core.tokens import TokenArray
-from semblend.engine.batch import ComputeRun, build_batch
+from semblend.engine.batch import ComputeRun
 from semblend.engine.boundaries import boundaries_of
 from semblend.engine.materialise import load_spans, shift_spans
 from semblend.engine.model import LoadedModel
@@ -48,13 +48,19 @@ class Trial:
     """What the policy's probe cost, in tokens through all layers."""
 
     def runs(self) -> list[ComputeRun]:
-        """Everything this trial computes, the forced tokens behind its tail."""
+        """Everything this trial computes, the forced tokens behind its tail and their logits."""
         size = len(self.item.tokens)
         text = np.concatenate((self.item.tokens, self.forced[:-1])).astype(np.int32)
         holes = (Hole(0, size),) if self.plan is None else plan_runs(self.plan)
         holes = (*holes[:-1], Hole(holes[-1].start, len(text)))
         return [
-            ComputeRun(tokens=text[h.start : h.end], start=h.start, table=self.table) for h in holes
+            ComputeRun(
+                tokens=text[h.start : h.end],
+                start=h.start,
+                table=self.table,
+                logit_rows=len(self.forced) if h.end == len(text) else 0,
+            )
+            for h in holes
         ]
 
 
@@ -74,8 +80,6 @@ class Lab:
     ) -> None:
         """`drift` is needed by policies that shift depths."""
         self.model = model
-        if model.passes is not None:
-            model.passes.replays = False  # hardly two passes here are alike
         self.drift: DepthDrift | None = None
         if drift is not None:
             self.use_drift(drift)
@@ -175,35 +179,23 @@ class Lab:
 
     def logits(self, trials: Sequence[Trial]) -> list[torch.Tensor]:
         """One pass; for each trial the logits that predict its forced tokens, [forced, vocab]."""
-        sizes = [len(trial.forced) for trial in trials]
-        if self.model.passes is not None:
-            asking = [
-                run for trial in trials for run in asking_runs(trial.runs(), len(trial.forced))
-            ]
-            return list(torch.split(compute(self.model, self.pool, asking), sizes))
-        runs: list[ComputeRun] = []
-        rows: list[int] = []
-        row = 0
-        for trial in trials:
-            mine = trial.runs()
-            runs.extend(mine)
-            row += sum(len(run.tokens) for run in mine)
-            rows.extend(range(row - len(trial.forced), row))
-        batch = build_batch(self.pool, runs)
-        wanted = torch.tensor(rows, dtype=torch.int64, device=self.model.device)
-        logits = self.model.forward(replace(batch, logit_rows=wanted))
-        return list(torch.split(logits, sizes))
+        logits = self.compute([run for trial in trials for run in trial.runs()])
+        return list(torch.split(logits, [len(trial.forced) for trial in trials]))
+
+    def compute(self, runs: Sequence[ComputeRun]) -> torch.Tensor:
+        """One pass; hardly two here are alike, so none is replayed."""
+        return compute(self.model, self.pool, runs, replay=False)
 
     def greedy(self, trial: Trial, limit: int) -> list[int]:
         """Up to `limit` greedy tokens, the end not included; the prompt's K/V must be computed."""
         size = len(trial.item.tokens)
         answer: list[int] = []
         first = ComputeRun(
-            tokens=trial.item.tokens[-1:], start=size - 1, table=trial.table, wants_logits=True
+            tokens=trial.item.tokens[-1:], start=size - 1, table=trial.table, logit_rows=1
         )
         run = first
         while True:
-            chosen = int(compute(self.model, self.pool, [run])[0].argmax())
+            chosen = int(self.compute([run])[0].argmax())
             if chosen in self.model.eos_token_ids or len(answer) >= limit:
                 return answer
             answer.append(chosen)
@@ -214,7 +206,7 @@ class Lab:
                 tokens=np.asarray([chosen], dtype=np.int32),
                 start=position,
                 table=trial.table,
-                wants_logits=True,
+                logit_rows=1,
             )
 
     def close(self) -> None:
@@ -236,18 +228,6 @@ class Lab:
         take.append(fresh)
         pages[own] = fresh
         return PageTable(pages=pages, page_size=1)
-
-
-def asking_runs(runs: Sequence[ComputeRun], forced: int) -> list[ComputeRun]:
-    """The same rows, the last of them one by one and with their logits: a GPU counts rows only."""
-    *before, last = runs
-    first = len(last.tokens) - forced
-    alone = [
-        replace(last, tokens=last.tokens[at : at + 1], start=last.start + at, wants_logits=True)
-        for at in range(first, len(last.tokens))
-    ]
-    head = [replace(last, tokens=last.tokens[:first])] if first else []
-    return [*before, *head, *alone]
 
 
 class Loaded:
@@ -292,6 +272,6 @@ class _Donors:
         with lab.slots(end) as pages:
             table = PageTable(pages=pages, page_size=1)
             run = ComputeRun(tokens=tokens[:end], start=0, table=table)
-            compute(lab.model, lab.pool, [run])
+            lab.compute([run])
             kv = lab.pool.read(table, 0, end)
             yield DonorKv(tokens=tokens, pieces=(DonorPiece(start=0, kv=kv),))

@@ -62,23 +62,36 @@ class Record:
         return asdict(self)
 
 
-def measure(lab: Lab, item: Item, specs: Sequence[str]) -> list[Record]:
-    """Judge every policy on one item; an item without reusable spans gives no records."""
+def measure(
+    lab: Lab, item: Item, specs: Sequence[str], *, cold_right_only: bool = False
+) -> list[Record]:
+    """Judge every policy on one item; an item without reusable spans gives no records.
+
+    With `cold_right_only`, an item that cold answers wrongly gives none either, and costs no more
+    than cold's answer.
+    """
     spans = lab.spans_of(item)
     if not spans.spans:
         return []
     take: list[PageIds] = []
     try:
-        return _measure(lab, item, spans, specs, take)
+        cold = _cold(lab, item, take, right_only=cold_right_only)
+        if cold is None:
+            return []
+        return _measure(lab, item, spans, cold, specs, take)
     finally:
         for pages in take:
             lab.pool.allocator.release(pages)
 
 
 def _measure(
-    lab: Lab, item: Item, spans: Plan, specs: Sequence[str], take: list[PageIds]
+    lab: Lab,
+    item: Item,
+    spans: Plan,
+    cold: _Cold,
+    specs: Sequence[str],
+    take: list[PageIds],
 ) -> list[Record]:
-    cold = _cold(lab, item, take)
     policies = {spec: policy_from_spec(spec) for spec in specs if spec != "cold"}
     loaded = Loaded(lab, item, spans, list(policies.values()), take)
     records: list[Record] = []
@@ -119,7 +132,7 @@ class _Cold:
     answer: str
 
 
-def _cold(lab: Lab, item: Item, take: list[PageIds]) -> _Cold:
+def _cold(lab: Lab, item: Item, take: list[PageIds], *, right_only: bool) -> _Cold | None:
     forced = item.answer_ids
     trial = lab.cold(item, forced, take)
     logits = lab.logits([trial])[0]
@@ -127,6 +140,8 @@ def _cold(lab: Lab, item: Item, take: list[PageIds]) -> _Cold:
     if item.case.continuation or np.array_equal(chosen, forced):
         answer = "" if item.case.continuation else item.case.answer
         return _Cold(forced=forced, logits=logits, answer=answer)
+    if right_only:
+        return None
     greedy = lab.greedy(trial, ANSWER_TOKENS)
     forced = np.asarray([*greedy, item.answer_ids[-1]], dtype=np.int32)
     trial = lab.cold(item, forced, take)

@@ -11,6 +11,7 @@ from semblend.quality.bound import Bound, Verdict
 from semblend.quality.curves import Curve
 from semblend.quality.figures import Figures
 from semblend.quality.issuing import Issue, Part
+from semblend.quality.redteam.pages import NOT_COVERED
 from semblend.quality.sections import Section, sections
 from semblend.quality.svg import draw
 
@@ -48,7 +49,7 @@ def report(
         "<p>Every item is answered cold and warm by the same engine; a warm figure stands beside "
         "cold's own. A policy is chosen on the documents of one seed and confirmed on those of "
         "another. A reader should distrust cells whose interval is wide, and text unlike what was "
-        "measured.</p>",
+        f"measured. {NOT_COVERED}</p>",
         _table(("fact", "value"), [(k, str(v)) for k, v in facts.items()]),
         "<h2>The bound</h2>",
         _table(("limit", "value"), [(k, str(v)) for k, v in bound.to_dict().items()]),

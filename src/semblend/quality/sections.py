@@ -9,6 +9,8 @@ from semblend.quality import breakdown, tables
 from semblend.quality.breakdown import Table
 from semblend.quality.issuing import Issue, Part
 from semblend.quality.monotone import Step, steps
+from semblend.quality.redteam.findings import Findings
+from semblend.quality.redteam.pages import FIND_HEADINGS, NOT_COVERED, find_rows, said_of
 
 MOST_STEPS = 8
 """Steps shown: the unlikeliest."""
@@ -50,7 +52,20 @@ def sections(found: Issue) -> list[Section]:
                 table=breakdown.near_duplicates(part.records, chosen),
             ),
         ]
+    if found.redteam is not None:
+        result.append(redteam_section(found.redteam))
     return [*result, monotone_section(steps(part.records))]
+
+
+def redteam_section(found: Findings) -> Section:
+    """What a search for leaks found, and what it could not judge."""
+    unjudged = ", ".join(found.hardly_tried) or "nothing"
+    return Section(
+        title="Red team",
+        text=f"{found.sentence}. Could not be judged, because the model fails cold or too few "
+        f"items counted: {unjudged}.",
+        table=Table(headings=FIND_HEADINGS, rows=tuple(find_rows(found.finds))),
+    )
 
 
 def monotone_section(found: Sequence[Step]) -> Section:
@@ -75,10 +90,12 @@ def monotone_section(found: Sequence[Step]) -> Section:
 def page(found: Issue, *, model: str, command: str) -> str:
     """The same sections as Markdown, for the docs."""
     policy = found.certificate.policy if found.certificate is not None else None
+    redteam = None if found.redteam is None else found.redteam.to_dict()
     parts = [
         f"# What the certificate of `{model}` rests on\n",
         f"Certified: `{policy}`.\n" if policy else f"Not certified: {found.refusal}.\n",
         f"Made by `{command}`.\n",
+        f"{NOT_COVERED} {said_of(redteam).capitalize()}.\n",
     ]
     for section in sections(found):
         parts.append(f"## {section.title}\n")

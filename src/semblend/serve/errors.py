@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from semblend.core.errors import RequestError
+from semblend.core.errors import RequestError, RequestFieldError
 
 _KINDS: Mapping[int, str] = {
     400: "invalid_request_error",
@@ -99,7 +99,8 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     elif kind == "value_error" and not location:
         # Rules over several fields name the field they are about themselves.
         message = str(first["msg"]).removeprefix("Value error, ")
-        param = message.partition(":")[0] if ":" in message else ""
+        raised = first.get("ctx", {}).get("error")
+        param = raised.field if isinstance(raised, RequestFieldError) else ""
     else:
         message = f"{param or 'body'}: {_plain(str(first['msg']))}"
     return ApiError(400, message, param=param or None, code="invalid_value")

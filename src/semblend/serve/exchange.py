@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from semblend.core.errors import CapacityError, RequestError
+from semblend.core.errors import CapacityError, EngineBusyError, RequestError
 from semblend.engine.api import (
     Event,
     FinishedEvent,
@@ -107,12 +107,10 @@ class Exchange:
             with contextlib.suppress(Exception):
                 self._adopt(await submission)
             raise
+        except (EngineBusyError, CapacityError) as error:
+            raise _no_room() from error
         except RequestError as error:
-            if str(error).startswith("tokens:"):
-                raise ApiError(400, str(error), code="refused_by_engine") from error
-            raise _no_room() from error
-        except CapacityError as error:
-            raise _no_room() from error
+            raise ApiError(400, str(error), code="refused_by_engine") from error
 
     def _adopt(self, handle: ServedHandle) -> None:
         self._relay = EventRelay(handle)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from rapidfuzz import process
 
+from semblend.core.errors import RequestFieldError
 from semblend.serve.errors import printable
 
 _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -125,7 +126,7 @@ class GenerationBody(BaseModel):
             elif name in _OFF:
                 _refuse_unless_off(name, value)
             else:
-                raise ValueError(_unknown(name, cls.model_fields))
+                raise _unknown(name, cls.model_fields)
         return kept
 
     @field_validator("stop")
@@ -138,7 +139,7 @@ class GenerationBody(BaseModel):
     @model_validator(mode="after")
     def _options_need_stream(self) -> GenerationBody:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options: only meaningful with stream = true")
+            raise RequestFieldError("stream_options", "only meaningful with stream = true")
         return self
 
     @property
@@ -195,9 +196,11 @@ class ChatBody(GenerationBody):
     def _one_length(self) -> ChatBody:
         both = self.max_tokens is not None and self.max_completion_tokens is not None
         if both and self.max_tokens != self.max_completion_tokens:
-            raise ValueError("max_tokens: differs from max_completion_tokens; send one of them")
+            raise RequestFieldError(
+                "max_tokens", "differs from max_completion_tokens; send one of them"
+            )
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs: only meaningful with logprobs = true")
+            raise RequestFieldError("top_logprobs", "only meaningful with logprobs = true")
         return self
 
 
@@ -213,12 +216,13 @@ def _refuse_unless_off(name: str, value: Any) -> None:
     if any(type(value) is type(off) and value == off for off in allowed):
         return
     if not allowed:
-        raise ValueError(f"{name}: not supported by this server; leave it out")
+        raise RequestFieldError(name, "not supported by this server; leave it out")
     expected = " or ".join(repr(off) for off in allowed)
-    raise ValueError(f"{name}: this server supports only {expected}; leave it out otherwise")
+    raise RequestFieldError(name, f"this server supports only {expected}; leave it out otherwise")
 
 
-def _unknown(name: str, known: Mapping[str, Any]) -> str:
-    match = process.extractOne(printable(name[:64]), list(known), score_cutoff=60)
+def _unknown(name: str, known: Mapping[str, Any]) -> RequestFieldError:
+    shown = printable(name[:64])
+    match = process.extractOne(shown, list(known), score_cutoff=60)
     hint = f"; did you mean {match[0]}?" if match else ""
-    return f"{printable(name[:64])}: this server knows no such field{hint}"
+    return RequestFieldError(shown, f"this server knows no such field{hint}")

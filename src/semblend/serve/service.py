@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from semblend.core.errors import RequestError, SettingsError
+from semblend.core.errors import RequestFieldError, SettingsError
 from semblend.core.tokens import TokenArray
 from semblend.engine.api import GenerationRequest, SamplingParams
 from semblend.planning.policies.base import policy_from_spec
@@ -164,6 +164,5 @@ class Service:
                 # The engine gives log probabilities only where alternatives are asked for.
                 top_logprobs=0 if top_logprobs is None else max(1, top_logprobs),
             )
-        except RequestError as error:
-            param = str(error).partition(":")[0]
-            raise ApiError(400, str(error), param=param, code="invalid_value") from error
+        except RequestFieldError as error:
+            raise ApiError(400, str(error), param=error.field, code="invalid_value") from error

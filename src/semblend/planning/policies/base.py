@@ -6,8 +6,11 @@ with :func:`register_policy`. From then on it is in the test matrix, on the
 leaderboard and in the docs by itself. Outside this repository: docs/policies.md.
 
 Most policies look at tokens and spans alone. One that has to see what the model does
-with the borrowed K/V is *dynamic*: once the spans are in place, the engine hands it
-a :class:`Probe` and asks for more runs.
+with the borrowed K/V names what it `probes`: once the spans are in place, the engine
+hands it a :class:`Probe` and asks for more runs.
+
+A policy is a value: :func:`policy_from_spec` reads a text once and returns the same
+object for it from then on.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar, Protocol, TypeVar
+from enum import StrEnum
+from functools import cached_property, lru_cache
+from typing import ClassVar, Protocol, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +49,14 @@ class RecomputeRequest:
     """Where sentences end; None where no tokenizer is known."""
     taken: tuple[Hole, ...] = ()
     """For dynamic policies: runs that are recomputed already."""
+
+
+class ProbeKind(StrEnum):
+    """A question to a :class:`Probe`, by the name of its method."""
+
+    TAIL_ATTENTION = "tail_attention"
+    DEVIATION = "deviation"
+    EDIT_ATTENTION = "edit_attention"
 
 
 class Probe(Protocol):
@@ -74,17 +87,33 @@ class RecomputePolicy(ABC):
     """Specs that certificates and the leaderboard try, from cheap to dear; empty: the default."""
     ordered: ClassVar[bool] = True
     """Whether later entries of the grid recompute more of the same, so quality may not fall."""
+    candidates: ClassVar[tuple[str, ...]] = ()
+    """Specs that may be chosen for a certificate; what is only compared names none."""
 
+    @property
+    def inside(self) -> tuple[RecomputePolicy, ...]:
+        """The policies this one is made of; most are made of none."""
+        values = (getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
+        return tuple(value for value in values if isinstance(value, RecomputePolicy))
+
+    @cached_property
+    def probes(self) -> frozenset[ProbeKind]:
+        """What the policy may ask of a probe: what the policies inside ask, unless it says more.
+
+        An engine that cannot tell one of these declines the plan before anything is loaded.
+        """
+        return frozenset(kind for one in self.inside for kind in one.probes)
+
+    @final
     @property
     def dynamic(self) -> bool:
         """Whether the policy wants a probe."""
-        return False
+        return bool(self.probes)
 
-    @property
+    @cached_property
     def shifts_depth(self) -> bool:
         """Whether moved K/V is shifted to its new depth: so it is where a policy inside says so."""
-        inside = (getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
-        return any(isinstance(one, RecomputePolicy) and one.shifts_depth for one in inside)
+        return any(one.shifts_depth for one in self.inside)
 
     @abstractmethod
     def runs(self, request: RecomputeRequest) -> list[Hole]:
@@ -94,9 +123,13 @@ class RecomputePolicy(ABC):
         """Further runs, chosen with the spans in place. Called for dynamic policies."""
         return []
 
-    @property
+    @cached_property
     def spec(self) -> str:
         """The text that :func:`policy_from_spec` reads back as this policy."""
+        return self._call()
+
+    def _call(self) -> str:
+        """The name with its arguments."""
         values = [getattr(self, f.name) for f in fields(self)]  # type: ignore[arg-type]
         return self.name if not values else f"{self.name}({', '.join(map(_spec_value, values))})"
 
@@ -143,19 +176,32 @@ def _load_once() -> None:
     # Before the plug-ins, which may ask for known policies while they are imported.
     _loaded = True
     importlib.import_module("semblend.planning.policy_plugins").load_plugins()
+    # What a plug-in had read while it was imported is no policy if the plug-in was refused.
+    _kept.cache_clear()
+
+
+KEPT_SPEC_CHARACTERS = 512
+"""Longer texts are read each time: requests may name policies, and what is kept is bounded."""
 
 
 def policy_from_spec(spec: str) -> RecomputePolicy:
-    """Build a policy from text such as ``none``, ``span_head(8) + query_attention(0.1)``.
+    """The policy of a text such as ``none``, ``span_head(8) + query_attention(0.1)``.
 
     Raises
     ------
     SettingsError
         Naming the policies there are, or the arguments this one takes.
     """
+    return _kept(spec) if len(spec) <= KEPT_SPEC_CHARACTERS else _read(spec)
+
+
+def _read(spec: str) -> RecomputePolicy:
     from semblend.planning.policies.specs import parse
 
     return parse(spec, known_policies())
+
+
+_kept = lru_cache(maxsize=256)(_read)
 
 
 def share(value: float, *, of: str) -> float:

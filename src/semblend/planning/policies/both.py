@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar
 
 from semblend.core.plan import Hole, merge_holes
@@ -32,16 +33,10 @@ class Both(RecomputePolicy):
             if not isinstance(policy, RecomputePolicy):
                 raise TypeError(f"a policy expected, got {policy!r}")
 
-    @property
-    def dynamic(self) -> bool:
-        """Whether either wants a probe."""
-        return self.first.dynamic or self.second.dynamic
-
-    @property
+    @cached_property
     def spec(self) -> str:
         """The sum; a sum on the right keeps its name, so that it reads back as it is."""
-        second = self.second
-        right = RecomputePolicy.spec.fget(second) if isinstance(second, Both) else second.spec  # type: ignore[attr-defined]
+        right = self.second._call() if isinstance(self.second, Both) else self.second.spec
         return f"{self.first.spec} + {right}"
 
     def runs(self, request: RecomputeRequest) -> list[Hole]:

@@ -45,11 +45,6 @@ class Budget(RecomputePolicy):
             raise TypeError(f"a policy expected, got {self.policy!r}")
         share(self.ratio, of="budget: ratio")
 
-    @property
-    def dynamic(self) -> bool:
-        """Whether the policy inside is."""
-        return self.policy.dynamic
-
     def runs(self, request: RecomputeRequest) -> list[Hole]:
         """The policy's runs, and whole spans where those are too much."""
         wanted = merge_holes(self.policy.runs(request))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
 from semblend.core.plan import Hole
@@ -35,18 +36,15 @@ class DepthShift(RecomputePolicy):
         ),
     )
 
+    candidates: ClassVar[tuple[str, ...]] = grid[-2:]
+
     policy: RecomputePolicy = field(default_factory=NoRecompute)
 
     def __post_init__(self) -> None:
         if not isinstance(self.policy, RecomputePolicy):
             raise TypeError(f"a policy expected, got {self.policy!r}")
 
-    @property
-    def dynamic(self) -> bool:
-        """Whether the policy inside is."""
-        return self.policy.dynamic
-
-    @property
+    @cached_property
     def shifts_depth(self) -> bool:
         """Always."""
         return True

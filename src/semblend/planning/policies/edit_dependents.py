@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -11,6 +12,7 @@ from semblend.core.plan import Hole, SpanKind
 from semblend.planning.boundaries import Flags
 from semblend.planning.policies.base import (
     Probe,
+    ProbeKind,
     RecomputePolicy,
     RecomputeRequest,
     count,
@@ -55,10 +57,10 @@ class EditDependents(RecomputePolicy):
         count(self.limit, of="edit_dependents: limit")
         share(self.referring, of="edit_dependents: referring")
 
-    @property
-    def dynamic(self) -> bool:
-        """Only where attention to edited places is asked for."""
-        return self.referring > 0
+    @cached_property
+    def probes(self) -> frozenset[ProbeKind]:
+        """Attention to edited places, where it is asked for."""
+        return frozenset({ProbeKind.EDIT_ATTENTION} if self.referring > 0 else ())
 
     def runs(self, request: RecomputeRequest) -> list[Hole]:
         """From each edit to its semantic boundary, at least the margin."""

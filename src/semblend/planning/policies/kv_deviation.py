@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from semblend.core.plan import Hole, SpanKind
 from semblend.planning.policies.base import (
     Probe,
+    ProbeKind,
     RecomputePolicy,
     RecomputeRequest,
     count,
@@ -39,10 +41,10 @@ class KvDeviation(RecomputePolicy):
         count(self.layers, of="kv_deviation: layers", least=2)
         count(self.block, of="kv_deviation: block")
 
-    @property
-    def dynamic(self) -> bool:
-        """Always."""
-        return True
+    @cached_property
+    def probes(self) -> frozenset[ProbeKind]:
+        """The deviation of the first layers."""
+        return frozenset({ProbeKind.DEVIATION})
 
     def runs(self, request: RecomputeRequest) -> list[Hole]:
         """Nothing before the layers were computed."""

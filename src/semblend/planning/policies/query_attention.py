@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from semblend.core.errors import SettingsError
 from semblend.core.plan import Hole, Span, SpanKind
 from semblend.planning.policies.base import (
     Probe,
+    ProbeKind,
     RecomputePolicy,
     RecomputeRequest,
     count,
@@ -47,10 +49,10 @@ class QueryAttention(RecomputePolicy):
                 f"query_attention: among is 'all', 'edited' or 'displaced', got {self.among!r}"
             )
 
-    @property
-    def dynamic(self) -> bool:
-        """Always."""
-        return True
+    @cached_property
+    def probes(self) -> frozenset[ProbeKind]:
+        """The tail's attention."""
+        return frozenset({ProbeKind.TAIL_ATTENTION})
 
     def runs(self, request: RecomputeRequest) -> list[Hole]:
         """Nothing before the tail was seen."""

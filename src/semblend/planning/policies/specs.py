@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 from dataclasses import fields
 
-from semblend.core.errors import SettingsError
+from semblend.core.errors import PolicySpecError
 from semblend.planning.policies.base import RecomputePolicy
 from semblend.planning.policies.both import Both
 
@@ -18,12 +18,12 @@ def parse(spec: str, known: Known) -> RecomputePolicy:
     try:
         body = ast.parse(spec.strip(), mode="eval").body
         return _policy(body, spec, known)
-    except SettingsError:
+    except PolicySpecError:
         raise
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         # The compiler's stack, too, has an end: both of the last say "nested too deeply".
         shown = spec if len(spec) <= 200 else spec[:200] + "…"
-        raise SettingsError(f"recompute policy {shown!r}: known are {', '.join(known)}") from None
+        raise PolicySpecError(f"recompute policy {shown!r}: known are {', '.join(known)}") from None
 
 
 def _policy(node: ast.expr, spec: str, known: Known) -> RecomputePolicy:
@@ -31,7 +31,7 @@ def _policy(node: ast.expr, spec: str, known: Known) -> RecomputePolicy:
         return Both(_policy(node.left, spec, known), _policy(node.right, spec, known))
     call = node.func if isinstance(node, ast.Call) else node
     if not isinstance(call, ast.Name) or call.id not in known:
-        raise SettingsError(f"recompute policy {spec!r}: known are {', '.join(known)}")
+        raise PolicySpecError(f"recompute policy {spec!r}: known are {', '.join(known)}")
     cls = known[call.id]
     takes = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     try:
@@ -40,10 +40,10 @@ def _policy(node: ast.expr, spec: str, known: Known) -> RecomputePolicy:
         given = [_value(argument, spec, known) for argument in node.args]
         named = {word.arg or "**": _value(word.value, spec, known) for word in node.keywords}
         return cls(*given, **named)
+    except PolicySpecError:
+        raise  # a policy inside: it said already which
     except (TypeError, ValueError) as error:
-        if isinstance(error, SettingsError) and str(error).startswith("recompute policy"):
-            raise
-        raise SettingsError(
+        raise PolicySpecError(
             f"recompute policy {spec!r}: {call.id} takes ({', '.join(takes)}): {error}"
         ) from error
 

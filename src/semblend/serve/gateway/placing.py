@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from semblend.core.errors import RequestError, SemBlendError
+from semblend.core.errors import RequestFieldError, SemBlendError
 from semblend.core.namespace import Namespace, salt_part
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray
@@ -126,7 +126,7 @@ class Placer:
             ]
             return await self._encoder.chat(messages)
         if "prompt" not in body:
-            raise RequestError("prompt: this field is required")
+            raise RequestFieldError("prompt", "this field is required")
         return await self._encoder.completion(body["prompt"])
 
     def _look_up(self, tokens: TokenArray, namespaces: Sequence[Namespace]) -> Found:

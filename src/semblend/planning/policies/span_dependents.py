@@ -1,0 +1,73 @@
+"""Recompute what may depend on whatever stands before a span."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from semblend.core.plan import Hole, Span, SpanKind
+from semblend.planning.policies.base import (
+    RecomputePolicy,
+    RecomputeRequest,
+    count,
+    register_policy,
+)
+
+OPENING_TOKENS = 12
+"""Where a span opens a paragraph or a turn, that is seen in its first tokens: what was shared of
+the text before it (a full stop, the end of a turn) comes first."""
+
+
+@register_policy("span_dependents")
+@dataclass(frozen=True, slots=True)
+class SpanDependents(RecomputePolicy):
+    """From every span's start to `sentences` sure sentence ends, and `margin` tokens more.
+
+    Whether text depends on what changed before it is not seen in token ids, so it matters little
+    whether a span moved or stands behind an edit: it is recomputed up to where sentences end in
+    every reading (`planning/sure_ends.py`), at most `limit` tokens. A moved span that opens a
+    paragraph or a turn, behind a whole sentence in the donor as here, is recomputed `margin`
+    tokens into it; one that opens behind an empty line and no whole sentence (a table, code), at
+    most `lines` tokens.
+    """
+
+    grid: ClassVar[tuple[str, ...]] = (
+        "span_dependents(1, 8)",
+        "span_dependents(2, 8)",
+        "span_dependents(3, 8)",
+    )
+
+    sentences: int = 2
+    margin: int = 8
+    limit: int = 256
+    lines: int = 64
+
+    def __post_init__(self) -> None:
+        count(self.sentences, of="span_dependents: sentences")
+        count(self.margin, of="span_dependents: margin")
+        count(self.limit, of="span_dependents: limit")
+        count(self.lines, of="span_dependents: lines")
+
+    def runs(self, request: RecomputeRequest) -> list[Hole]:
+        """The head of every span but an exact prefix."""
+        return [
+            Hole(span.target_start, min(span.target_end, self._stop(request, span)))
+            for span in request.spans
+            if span.kind is not SpanKind.PREFIX
+        ]
+
+    def _stop(self, request: RecomputeRequest, span: Span) -> int:
+        start, boundaries = span.target_start, request.boundaries
+        if boundaries is None:
+            return start + self.limit
+        most = self.limit
+        if span.kind is SpanKind.MOVED:
+            head = min(start + OPENING_TOKENS, span.target_end)
+            opening = start if span.opens else boundaries.opening(request.tokens, start, head)
+            if opening is not None:
+                return opening + self.margin
+            if boundaries.has_blank_line(request.tokens, start, head):
+                most = min(self.limit, self.lines)
+        end = min(start + most, span.target_end)
+        ends = boundaries.sure_ends(request.tokens, start, end, wanted=self.sentences)
+        return ends[-1] + self.margin if len(ends) == self.sentences else start + most

@@ -1,0 +1,107 @@
+"""What a red team found, and what it could not find, for certificates and people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from semblend.quality.intervals import at_most
+from semblend.quality.redteam.attempts import Attempt
+from semblend.quality.redteam.grammar import GENES
+
+MOST_SHOWN = 40
+"""Finds that a certificate carries."""
+HARDLY = 5
+"""A value of a gene with fewer items that counted was hardly tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """Figures of all attempts on one policy."""
+
+    policy: str
+    seed: int
+    tried: int
+    items: int
+    """That counted: cold right, something reused."""
+    leaks: int
+    lost: int
+    reusable_tokens: int
+    recomputed_tokens: int
+    finds: tuple[Mapping[str, Any], ...]
+    hardly_tried: tuple[str, ...]
+    """Values of genes this model gave the search no or next to no items of."""
+
+    @property
+    def most_leaks(self) -> float:
+        """95 % upper bound of the share of leaks among items as the search draws them."""
+        return at_most(self.leaks, self.items)
+
+    @property
+    def recompute(self) -> float:
+        """Share of the reusable tokens that was computed again."""
+        return self.recomputed_tokens / self.reusable_tokens if self.reusable_tokens else 0.0
+
+    @property
+    def sentence(self) -> str:
+        """All of it in a line."""
+        return (
+            f"{self.leaks} of {self.items} adversarial items answered with the donor's fact "
+            f"(95 % upper bound {self.most_leaks:.2%}), {self.lost} lost, {self.tried} tried, "
+            f"{self.recompute:.1%} recomputed"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {
+            "policy": self.policy,
+            "seed": self.seed,
+            "tried": self.tried,
+            "items": self.items,
+            "leaks": self.leaks,
+            "lost": self.lost,
+            "most_leaks": round(self.most_leaks, 6),
+            "recompute": round(self.recompute, 4),
+            "finds": [dict(find) for find in self.finds],
+            "hardly_tried": list(self.hardly_tried),
+        }
+
+
+def findings_of(attempts: Sequence[Attempt], *, policy: str, seed: int) -> Findings:
+    """Count, and keep one find of every signature: leaks first."""
+    counted = [attempt for attempt in attempts if attempt.counts]
+    finds: dict[str, Mapping[str, Any]] = {}
+    for attempt in sorted(counted, key=lambda one: (not one.leaked, one.shrunk is None)):
+        if attempt.lost:
+            finds.setdefault(attempt.smallest.signature, _find(attempt))
+    seen = {(gene, value): 0 for gene, values in GENES.items() for value in values}
+    for attempt in counted:
+        for gene, value in attempt.structure.to_dict().items():
+            seen[gene, value] += 1
+    return Findings(
+        policy=policy,
+        seed=seed,
+        tried=len(attempts),
+        items=len(counted),
+        leaks=sum(attempt.leaked for attempt in counted),
+        lost=sum(attempt.lost for attempt in counted),
+        reusable_tokens=sum(attempt.reusable_tokens for attempt in counted),
+        recomputed_tokens=sum(attempt.recomputed_tokens for attempt in counted),
+        finds=tuple(list(finds.values())[:MOST_SHOWN]),
+        hardly_tried=tuple(
+            f"{gene}={value}" for (gene, value), count in seen.items() if count < HARDLY
+        ),
+    )
+
+
+def _find(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "structure": attempt.smallest.to_dict(),
+        "signature": attempt.smallest.signature,
+        "seed": attempt.seed,
+        "leaked": attempt.leaked,
+        "right": attempt.right,
+        "warm": attempt.warm,
+        "donors": attempt.donors,
+    }

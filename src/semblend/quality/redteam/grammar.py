@@ -1,0 +1,106 @@
+"""What the red team varies: one gene for each way in which text can hide a change from a policy.
+
+The values of a gene go from plain to odd; the first is what shrinking returns to.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+
+GENES: Mapping[str, tuple[str, ...]] = {
+    "form": (
+        "lives",
+        "works",
+        "born",
+        "moved",
+        "code",
+        "quotation",
+        "footnote",
+        "bullet",
+        "numbered",
+        "key_value",
+        "source_code",
+        "json",
+        "table",
+        "columns",
+        "heading",
+        "field",
+        "unit",
+        "pronoun",
+        "pronoun_line",
+        "pronoun_paragraph",
+        "question",
+    ),
+    "gap": ("0", "2", "4", "6", "8", "12", "16", "24", "32", "48", "96", "160"),
+    "filler": (
+        "plain",
+        "abbreviation",
+        "foreign",
+        "numbers",
+        "stops",
+        "wrapped",
+        "clauses",
+    ),
+    "place": ("middle", "first", "lead", "paragraph", "last", "pair"),
+    "change": ("exchanged", "rotated", "attribute"),
+    "instruction": ("same", "other", "longer"),
+    "also": (
+        "nothing",
+        "edit_before",
+        "edit_behind",
+        "insertion",
+        "deletion",
+        "order",
+        "lead_cut",
+        "conflicting",
+        "versions",
+    ),
+    "names": ("invented", "people", "accents", "capitals", "hyphens"),
+    "spacing": ("plain", "double", "tabs", "no_break", "returns", "indented"),
+    "sibling": ("behind", "before", "paragraphs"),
+    "length": ("short", "medium", "long"),
+}
+"""Gene to its values. `gap` counts words between the changed word and what is asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Structure:
+    """One value for every gene."""
+
+    form: str = "lives"
+    gap: str = "0"
+    filler: str = "plain"
+    place: str = "middle"
+    change: str = "exchanged"
+    instruction: str = "same"
+    also: str = "nothing"
+    names: str = "invented"
+    spacing: str = "plain"
+    sibling: str = "behind"
+    length: str = "short"
+
+    def with_gene(self, gene: str, value: str) -> Structure:
+        """The same with another value of one gene."""
+        return replace(self, **{gene: value})
+
+    def to_dict(self) -> dict[str, str]:
+        """Gene to value."""
+        return asdict(self)
+
+    @property
+    def signature(self) -> str:
+        """What is not plain about it."""
+        plain = Structure()
+        odd = [
+            f"{field.name}={getattr(self, field.name)}"
+            for field in fields(self)
+            if getattr(self, field.name) != getattr(plain, field.name)
+        ]
+        return ", ".join(odd) or "plain"
+
+
+def random_structure(rng: random.Random) -> Structure:
+    """Every gene by chance."""
+    return Structure(**{gene: rng.choice(values) for gene, values in GENES.items()})

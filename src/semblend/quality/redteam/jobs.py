@@ -1,0 +1,132 @@
+"""Carrying a search out on a model, in this process or in several, so that it can be stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from semblend.core.errors import StorageError
+from semblend.engine.model import load_model
+from semblend.kv.depth_drift import read_table
+from semblend.planning.policies.base import policy_from_spec
+from semblend.quality.lab import Lab
+from semblend.quality.redteam.attempts import Attempt, add_attempts, read_attempts
+from semblend.quality.redteam.engines import LabEngine
+from semblend.quality.redteam.findings import Findings, findings_of
+from semblend.quality.redteam.regressions import regressions
+from semblend.quality.redteam.search import Search
+from semblend.quality.shards import SHARD_TOKENS
+
+POLL_SECONDS = 1.0
+MOST_TRIES = 40
+"""Tries for every item that is wanted: a model that answers hardly anything would never end."""
+SEED_OF_PROCESS = 7919
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedTeamJob:
+    """Whom to attack, and how long."""
+
+    model: str
+    device: str
+    dtype: str
+    policy: str
+    seed: int
+    folder: Path
+    drift: Path | None = None
+    """The model's table of depth drift, which policies that shift depths read."""
+    items: int | None = None
+    """Items that have to count, all processes together."""
+    seconds: float | None = None
+    processes: int = 1
+
+    @property
+    def stem(self) -> str:
+        """Of the files with attempts: another policy, seed or number format is another search."""
+        said = hashlib.sha256(f"{self.policy} {self.dtype}".encode()).hexdigest()[:8]
+        return f"redteam-{self.seed}-{said}"
+
+    @property
+    def files(self) -> list[Path]:
+        """Those there are."""
+        return sorted(self.folder.glob(f"{self.stem}*.jsonl"))
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """What they hold."""
+        return read_attempts(self.files)
+
+    @property
+    def findings(self) -> Findings:
+        """What they say."""
+        return findings_of(self.attempts, policy=self.policy, seed=self.seed)
+
+
+Tell = Callable[[RedTeamJob], None]
+
+
+def attack(lab: Lab, job: RedTeamJob, tell: Tell = lambda job: None) -> None:
+    """Search in this process with a lab that is there."""
+    _search(lab, job, 0, tell)
+
+
+def attack_in_processes(job: RedTeamJob, tell: Tell = lambda job: None) -> None:
+    """Search in several processes, each with words of its own.
+
+    Raises
+    ------
+    StorageError
+        If a process failed. What the others tried is kept.
+    """
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_process, args=(job, at)) for at in range(job.processes)]
+    for worker in workers:
+        worker.start()
+    waiting = list(workers)
+    while waiting:
+        waiting[0].join(POLL_SECONDS)
+        waiting = [worker for worker in waiting if worker.exitcode is None]
+        tell(job)
+    failed = [at for at, worker in enumerate(workers) if worker.exitcode]
+    if failed:
+        raise StorageError(f"processes {failed} of {job.processes} failed; attempts: {job.folder}")
+
+
+def _process(job: RedTeamJob, at: int) -> None:
+    torch.set_num_threads(1)
+    torch.backends.cuda.matmul.allow_tf32 = False  # float32 means the same on every device
+    model = load_model(job.model, device=job.device, dtype=job.dtype)
+    shifts = policy_from_spec(job.policy).shifts_depth
+    drift = read_table(job.drift) if job.drift is not None and shifts else None
+    lab = Lab(model, capacity_tokens=SHARD_TOKENS, drift=drift)
+    try:
+        _search(lab, job, at, lambda job: None)
+    finally:
+        lab.close()
+
+
+def _search(lab: Lab, job: RedTeamJob, at: int, tell: Tell) -> None:
+    path = job.folder / f"{job.stem}-{at}.jsonl"
+    search = Search(
+        engine=LabEngine(lab=lab, policy=job.policy),
+        seed=job.seed + at * SEED_OF_PROCESS,
+        known=[one.structure for one in regressions()],
+        attempts=read_attempts([path]) if path.exists() else [],
+    )
+    items = None if job.items is None else -(-job.items // job.processes)
+
+    def note(attempt: Attempt) -> None:
+        add_attempts(path, [attempt])
+        tell(job)
+
+    search.run(
+        seconds=job.seconds,
+        items=items,
+        tries=None if items is None else MOST_TRIES * items,
+        tell=note,
+    )

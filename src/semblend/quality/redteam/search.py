@@ -1,0 +1,83 @@
+"""The search: draw, ask, learn, shrink what breaks, until time or items run out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from semblend.quality.redteam.attempts import Attempt, attempt_of
+from semblend.quality.redteam.bandit import Bandit
+from semblend.quality.redteam.engines import RedTeamEngine
+from semblend.quality.redteam.grammar import Structure
+from semblend.quality.redteam.shrinking import shrink
+from semblend.quality.redteam.writing import write
+
+MOST_SHRUNK = 12
+"""Finds that are made small; each costs a dozen items or more."""
+SEED_STEP = 1_000_003
+"""Between the items of one search and those of the next: no two show the same words."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Search:
+    """One search with one engine."""
+
+    engine: RedTeamEngine
+    seed: int
+    known: Sequence[Structure] = ()
+    """Structures that broke a policy before: the search looks around them, too."""
+    attempts: list[Attempt] = field(default_factory=list)
+    _bandit: Bandit = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._bandit = Bandit(self.seed, self.known)
+        for attempt in self.attempts:
+            self._learn(attempt)
+
+    @property
+    def counted(self) -> int:
+        """Items that said something."""
+        return sum(attempt.counts for attempt in self.attempts)
+
+    def run(
+        self,
+        *,
+        seconds: float | None = None,
+        items: int | None = None,
+        tries: int | None = None,
+        tell: Callable[[Attempt], None] = lambda attempt: None,
+    ) -> None:
+        """Go on until `seconds` passed, `items` counted or `tries` were made."""
+        until = None if seconds is None else time.monotonic() + seconds
+        while (
+            (until is None or time.monotonic() < until)
+            and (items is None or self.counted < items)
+            and (tries is None or len(self.attempts) < tries)
+        ):
+            tell(self.step())
+
+    def step(self) -> Attempt:
+        """Try one structure."""
+        structure = self._bandit.draw()
+        attempt = self._ask(structure, self.seed * SEED_STEP + len(self.attempts))
+        if attempt.lost and sum(one.lost for one in self.attempts) < MOST_SHRUNK:
+            attempt = replace(attempt, shrunk=self._shrunk(attempt))
+        self.attempts.append(attempt)
+        self._learn(attempt)
+        return attempt
+
+    def _ask(self, structure: Structure, seed: int) -> Attempt:
+        return attempt_of(structure, seed, self.engine.answer(write(structure, seed)))
+
+    def _shrunk(self, attempt: Attempt) -> Structure:
+        def breaks(structure: Structure) -> bool:
+            again = self._ask(structure, attempt.seed)
+            return again.leaked if attempt.leaked else again.lost
+
+        return shrink(attempt.structure, breaks)
+
+    def _learn(self, attempt: Attempt) -> None:
+        self._bandit.learn(attempt.structure, attempt.alarm)
+        if attempt.lost:
+            self._bandit.found(attempt.structure)

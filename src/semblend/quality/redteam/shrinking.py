@@ -1,0 +1,28 @@
+"""Making a find small: every gene back to plain that does not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from semblend.quality.redteam.grammar import GENES, Structure
+
+Breaks = Callable[[Structure], bool]
+"""Whether a structure still breaks the policy."""
+
+
+def shrink(structure: Structure, breaks: Breaks) -> Structure:
+    """The plainest structure near this one that still breaks it.
+
+    Each gene is tried plain; a gap is halved while that works. What is returned breaks.
+    """
+    for gene, values in GENES.items():
+        plain = structure.with_gene(gene, values[0])
+        if plain != structure and breaks(plain):
+            structure = plain
+    gaps = GENES["gap"]
+    while (at := gaps.index(structure.gap)) > 0:
+        smaller = structure.with_gene("gap", gaps[at - 1])
+        if not breaks(smaller):
+            break
+        structure = smaller
+    return structure

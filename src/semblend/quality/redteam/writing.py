@@ -1,0 +1,278 @@
+"""From a structure to prompts: the donor's text, the target's, the right answer, the donor's.
+
+Donor and target are one skeleton filled in twice. Records exchange what is asked for between
+the two, so the right answer and the answer that betrays the donor both stand in the target.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from semblend.quality.documents import INSTRUCTIONS
+from semblend.quality.items import Ask, Case
+from semblend.quality.prose import sentence
+from semblend.quality.redteam.fillers import filler
+from semblend.quality.redteam.forms import FORMS, Form, values_of
+from semblend.quality.redteam.grammar import Structure
+from semblend.quality.redteam.names import subjects
+
+WORKLOAD = "redteam"
+LONGER = (
+    "Below is a page from the archive of the town, copied by hand and not always with care. Read "
+    "all of it before you answer, and answer with the words of the page and with nothing else."
+)
+ATTRIBUTE, OTHER_ATTRIBUTE = "secret code", "door number"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    """One statement as it is written in one of the texts."""
+
+    subject: str
+    value: str
+    extra: str
+    gap: str
+    attribute: str = ATTRIBUTE
+
+    def text(self, form: Form) -> str:
+        said = form.text.format(
+            subject=self.subject, value=self.value, extra=self.extra, gap=self.gap
+        )
+        return said.replace(ATTRIBUTE, self.attribute)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Text:
+    """Paragraphs of parts; a part that is a number is the record of that number."""
+
+    paragraphs: list[list[str | int]]
+    records: list[_Record]
+    above: str
+    lead: list[str] = field(default_factory=list)
+
+    def render(self, form: Form, spacing: str) -> str:
+        blocks: list[str] = []
+        above = self.above
+        for at, parts in enumerate(self.paragraphs):
+            said = ""
+            for part in [*self.lead, *parts] if at == 0 else parts:
+                is_record = isinstance(part, int)
+                text = self.records[part].text(form) if isinstance(part, int) else part
+                if is_record and above:
+                    text, above = f"{above}\n{text}", ""
+                own_line = form.lines and (is_record or said.endswith("\n"))
+                said += ("\n" if own_line and said and not said.endswith("\n") else "") + (
+                    " " if said and not own_line else ""
+                )
+                said += text + ("\n" if form.lines and is_record else "")
+            blocks.append(said.rstrip("\n"))
+        return _spaced("\n\n".join(blocks), spacing)
+
+
+def write(structure: Structure, seed: int) -> Case:
+    """The case of a structure; the same seed writes the same words around it."""
+    rng = random.Random(f"semblend-redteam-{seed}")
+    form = FORMS[structure.form]
+    donor, target, asked, leaked = _pair(structure, form, rng)
+    before, now = rng.sample(INSTRUCTIONS, 2)
+    if structure.instruction == "same":
+        now = before
+    elif structure.instruction == "longer":
+        now = LONGER
+    bodies = [donor.render(form, structure.spacing)]
+    bodies += [text.render(form, structure.spacing) for text in _others(structure, donor, rng)]
+    mine = target.records[asked]
+    attribute = {ATTRIBUTE: mine.attribute}
+    question = form.question.format(subject=mine.subject)
+    if structure.form != "columns":
+        question = question.replace(ATTRIBUTE, attribute[ATTRIBUTE])
+    return Case(
+        workload=WORKLOAD,
+        kind=structure.form,
+        number=seed,
+        target=Ask(
+            instruction=now,
+            body=target.render(form, structure.spacing),
+            question=question,
+        ),
+        donors=tuple(
+            Ask(instruction=before, body=body, question="What is said here?") for body in bodies
+        ),
+        answer=mine.extra if _by_column(structure) else mine.value,
+        leaked=leaked,
+        edits=len(target.records),
+        depth=structure.place,
+    )
+
+
+def _by_column(structure: Structure) -> bool:
+    """Whether it is the table's header that changed."""
+    return structure.change == "attribute" and structure.form == "columns"
+
+
+def _pair(
+    structure: Structure, form: Form, rng: random.Random
+) -> tuple[_Text, _Text, int, tuple[str, ...]]:
+    """Donor, target, the number of the asked record, and what would betray the donor."""
+    count = 3 if structure.change == "rotated" else 2
+    names = subjects(structure.names, count, rng)
+    values = list(values_of(form.values, count, rng))
+    extras = list(values_of("numbers", count, rng))
+    words = int(structure.gap)
+    gaps = [filler(structure.filler, words, rng) for _ in range(count)]
+    old = [
+        _Record(subject=name, value=value, extra=extra, gap=gap)
+        for name, value, extra, gap in zip(names, values, extras, gaps, strict=True)
+    ]
+    above = form.above
+    if _by_column(structure):
+        new, swapped = old, above.replace(ATTRIBUTE, "?").replace(OTHER_ATTRIBUTE, ATTRIBUTE)
+        leaked: tuple[str, ...] = (old[0].value,)
+        new_above = swapped.replace("?", OTHER_ATTRIBUTE)
+    else:
+        old, new = _exchanged(structure, form, old)
+        new_above = above
+        said = {(record.subject, record.attribute): record.value for record in old}
+        leaked = (said[new[0].subject, new[0].attribute],)
+    skeleton = _skeleton(structure, count, rng)
+    donor = _Text(paragraphs=skeleton, records=old, above=above)
+    target = _Text(paragraphs=[list(p) for p in skeleton], records=new, above=new_above)
+    if structure.place == "lead":
+        size = rng.randrange(1, 5)
+        donor.lead = [sentence(rng) for _ in range(size)]
+        target.lead = [sentence(rng) for _ in range(size)]
+    _also(structure, donor, target, rng)
+    return donor, target, 0, leaked
+
+
+def _exchanged(
+    structure: Structure, form: Form, old: list[_Record]
+) -> tuple[list[_Record], list[_Record]]:
+    """The donor's records and the target's: values stay, what they belong to goes round."""
+
+    def with_(record: _Record, like: _Record) -> _Record:
+        return _Record(
+            subject=like.subject,
+            attribute=like.attribute,
+            value=record.value,
+            extra=record.extra,
+            gap=record.gap,
+        )
+
+    if structure.change == "attribute" and ATTRIBUTE in form.text:
+        first, second = old
+        second = _Record(
+            subject=first.subject,
+            attribute=OTHER_ATTRIBUTE,
+            value=second.value,
+            extra=second.extra,
+            gap=second.gap,
+        )
+        old = [first, second]
+    turned = [*old[1:], old[0]]
+    return old, [with_(record, like) for record, like in zip(old, turned, strict=True)]
+
+
+def _skeleton(structure: Structure, count: int, rng: random.Random) -> list[list[str | int]]:
+    """Where the records stand: 0 is asked for, the others are its siblings."""
+    each = {"short": 4, "medium": 7, "long": 12}[structure.length]
+    blocks: list[list[str | int]] = [[sentence(rng) for _ in range(each)] for _ in range(3)]
+    place = structure.place
+    if place in ("first", "lead"):
+        blocks[0].insert(0, 0)
+    elif place == "paragraph":
+        blocks[1].insert(0, 0)
+    elif place == "last":
+        blocks[2].append(0)
+    else:
+        blocks[1].insert(rng.randrange(1, each), 0)
+    at = next(number for number, block in enumerate(blocks) if 0 in block)
+    for sibling in range(1, count):
+        if place == "pair":
+            blocks[at].insert(blocks[at].index(0), sibling)
+        elif structure.sibling == "paragraphs" or place in ("first", "lead", "last"):
+            other = (at + sibling) % 3
+            blocks[other].insert(rng.randrange(1, len(blocks[other]) + 1), sibling)
+        elif structure.sibling == "before":
+            blocks[0].insert(rng.randrange(1, len(blocks[0]) + 1), sibling)
+        else:
+            blocks[at].append(sibling)
+    return blocks
+
+
+def _also(structure: Structure, donor: _Text, target: _Text, rng: random.Random) -> None:
+    """Change the target in one more way, without touching what is asked."""
+    blocks = target.paragraphs
+    at = next(number for number, block in enumerate(blocks) if 0 in block)
+    here = blocks[at].index(0)
+    also = structure.also
+    if also == "insertion":
+        blocks[at].insert(here, sentence(rng))
+    elif also in ("edit_before", "deletion"):
+        before = next((i for i in range(here - 1, -1, -1) if isinstance(blocks[at][i], str)), None)
+        if before is not None:
+            if also == "deletion":
+                del blocks[at][before]
+            else:
+                blocks[at][before] = _one_word(str(blocks[at][before]), rng)
+    elif also == "edit_behind":
+        for i in range(here + 1, len(blocks[at])):
+            if isinstance(blocks[at][i], str):
+                blocks[at][i] = _one_word(str(blocks[at][i]), rng)
+                break
+    elif also == "order":
+        target.paragraphs = [*blocks[at:], *blocks[:at]] if at else [*blocks[1:], blocks[0]]
+    elif also == "lead_cut":
+        # Everything before the record is gone: it opens the text now.
+        target.paragraphs = [blocks[at][here:], *blocks[at + 1 :]]
+        stated = {part for block in target.paragraphs for part in block if isinstance(part, int)}
+        missing: list[str | int] = [n for n in range(len(target.records)) if n not in stated]
+        target.paragraphs.append([sentence(rng), *missing])
+
+
+def _others(structure: Structure, donor: _Text, rng: random.Random) -> list[_Text]:
+    """Further donors: a version that says something else again, or the history of this one."""
+    if structure.also not in ("conflicting", "versions"):
+        return []
+    found: list[_Text] = []
+    for _ in range(1 if structure.also == "conflicting" else 2):
+        paragraphs = [list(block) for block in donor.paragraphs]
+        if structure.also == "versions":
+            block = rng.choice(paragraphs)
+            at = rng.randrange(len(block))
+            if isinstance(block[at], str):
+                block[at] = _one_word(str(block[at]), rng)
+        else:
+            paragraphs = paragraphs[1:] + paragraphs[:1]
+        found.append(
+            _Text(
+                paragraphs=paragraphs,
+                records=donor.records,
+                above=donor.above,
+                lead=[sentence(rng) for _ in donor.lead],
+            )
+        )
+    return found
+
+
+def _one_word(text: str, rng: random.Random) -> str:
+    """The sentence with one word replaced."""
+    words: Sequence[str] = text.split(" ")
+    at = rng.randrange(len(words))
+    return " ".join([*words[:at], "certain", *words[at + 1 :]])
+
+
+def _spaced(text: str, spacing: str) -> str:
+    if spacing == "double":
+        return text.replace(". ", ".  ")
+    if spacing == "tabs":
+        return text.replace("\n\n", "\n\n\t").replace(": ", ":\t")
+    if spacing == "no_break":
+        return text.replace(" is ", "\u00a0is ").replace(" in ", " in\u00a0")
+    if spacing == "returns":
+        return text.replace("\n", "\r\n")
+    if spacing == "indented":
+        return "    " + text.replace("\n", "\n    ")
+    return text
