@@ -33,6 +33,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from semblend.core.distribution import PACKAGE, require_this_distribution
 from semblend.integration.refusals import Refusal, UnsupportedEngineError
+from semblend.integration.vllm.fleet import FleetMember
 from semblend.integration.vllm.metadata import ConnectorMeta, WorkerReport
 from semblend.integration.vllm.modes import Execution
 from semblend.integration.vllm.options import ConnectorOptions
@@ -74,10 +75,12 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         )
         _refuse_unproven(vllm_config, kv_cache_config, options)
         self.options = options
+        self.fleet = FleetMember(vllm_config, options)
         self.scheduler_side: SchedulerSide | None = None
         self.worker_side: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
             self.scheduler_side = SchedulerSide(SchedulerSetup.of(vllm_config, options))
+            self.fleet.join(self.scheduler_side)
             logger.info(
                 "SemBlend connector: mode=%s execution=%s provider=%s capture=%s",
                 options.mode.value,
@@ -115,6 +118,7 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
             # Its other children would save our approximate K/V under exact keys.
             raise UnsupportedEngineError([Refusal(feature="MultiConnector")])
         self._worker.register_kv_caches(kv_caches)
+        self.fleet.share(self._worker)
 
     def bind_model_runner(self, runner: Any) -> None:
         """Called by :class:`semblend.integration.vllm.worker.SemBlendWorker`."""
@@ -266,10 +270,11 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         return SemBlendPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
-        """Stop the threads."""
+        """Withdraw what is shared and stop the threads, then say goodbye to the fleet."""
         for side in (self.scheduler_side, self.worker_side):
             if side is not None:
                 side.close()
+        self.fleet.leave()
 
 
 def _let_go_before_resets(manager: Any, side: SchedulerSide) -> None:

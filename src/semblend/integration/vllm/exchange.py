@@ -1,7 +1,6 @@
 """What the adapter asks of whoever moves donors between machines.
 
-The adapter knows nothing of fleets. Whoever makes the connector may give each side one of
-these; `semblend_vllm_connector` does, where the settings name a shared store.
+`fleet` gives each side one of these where the settings name a shared store.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An SGLang server as a member of a fleet: the plugin's entry point, with a fleet to join.
 
-The adapter knows nothing of fleets. Where SEMBLEND_NATS_URL is set, the scheduler's process
+Where SEMBLEND_NATS_URL is set, the scheduler's process
 announces the prompts its tree holds, and says so when the tree lets go of one. Where the server
 publishes K/V events, each prompt is announced with its pages' names in them.
 """

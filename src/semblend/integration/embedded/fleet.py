@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 from typing import Any
 
@@ -25,7 +26,8 @@ from semblend.fleet.transport.exporting import DonorExporter
 from semblend.fleet.transport.importing import DonorImporter, Fetch
 from semblend.fleet.transport.shelf import SharedShelf
 from semblend.fleet.transport.store import open_store
-from semblend.serve.logs import log
+
+logger = logging.getLogger("semblend.fleet")
 
 _WARM_UP_TOKENS = 512
 
@@ -71,7 +73,7 @@ class FleetMember:
         self._leaving.callback(self.announcer.close)
         if settings.transport:
             self._share(settings, options, secret, cost or measured_cost(engine, settings))
-        log("joined", worker=self.worker_id, transport=settings.transport.partition(":")[0])
+        _log("joined", worker=self.worker_id, transport=settings.transport.partition(":")[0])
 
     def _share(
         self, settings: Settings, options: LogOptions, secret: bytes, cost: FleetCost
@@ -126,7 +128,7 @@ class FleetMember:
         if self.importer is not None and request.reuse:
             fetch: Fetch = self.importer.prepare(request.tokens, request.namespace)
             if fetch.fetched:
-                log("fetched", tokens=fetch.tokens, ms=round(fetch.seconds * 1e3, 1))
+                _log("fetched", tokens=fetch.tokens, ms=round(fetch.seconds * 1e3, 1))
         return self.engine.submit(request)
 
     def stats(self) -> EngineStats:
@@ -150,6 +152,10 @@ class FleetMember:
     def close(self) -> None:
         """Withdraw what is shared, say goodbye and stop. The engine stays the caller's."""
         self._leaving.close()
+
+
+def _log(event: str, **fields: object) -> None:
+    logger.info(event, extra={"fields": fields})
 
 
 def measured_cost(engine: EmbeddedEngine, settings: Settings) -> FleetCost:

@@ -27,7 +27,7 @@ from semblend.integration.vllm.bridge import Offer
 from semblend.integration.vllm.metadata import FetchCommand, WorkerReport
 from semblend.integration.vllm.request_state import RequestState
 from semblend.integration.vllm.scheduler_side import SchedulerSide
-from semblend_vllm_connector.segment_exchange import rank_keys
+from semblend.integration.vllm.segment_exchange import rank_keys
 
 logger = logging.getLogger("vllm.semblend")
 
