@@ -8,7 +8,6 @@ cross process boundaries, so nothing here refers to a tensor or a request object
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from semblend.core.plan import Hole, Plan, Span
@@ -52,34 +51,28 @@ class LoadCommand:
         tail = 0 if self.refine is None else self.end - self.refine.end
         return self.hole_tokens + tail
 
-    @classmethod
-    def impossible(
-        cls,
-        *,
-        request_id: str,
-        block_ids: Iterable[int],
-        tokens: TokenArray,
-        start: int,
-        end: int,
-    ) -> LoadCommand:
-        """A load that fails on purpose: the engine waits for tokens that nobody claimed.
-
-        Blocks in front of them may be shared with other requests and are never reported.
-        """
-        return cls(
-            request_id=request_id,
-            block_ids=tuple(block_ids),
-            tokens=tokens,
-            start=start,
-            end=end,
-            copies=(),
-            holes=(),
-            refused="tokens were allocated that were not claimed",
-        )
-
     def claimed_blocks(self, block_size: int) -> tuple[int, ...]:
         """Blocks that hold a claimed token; what is reported when the load fails."""
         return self.block_ids[self.start // block_size : -(-self.end // block_size)]
+
+
+def impossible_load(
+    *, request_id: str, block_ids: tuple[int, ...], tokens: TokenArray, start: int, end: int
+) -> LoadCommand:
+    """A load that fails on purpose: the engine waits for tokens that nobody claimed.
+
+    Blocks in front of them may be shared with other requests and are never reported.
+    """
+    return LoadCommand(
+        request_id=request_id,
+        block_ids=block_ids,
+        tokens=tokens,
+        start=start,
+        end=end,
+        copies=(),
+        holes=(),
+        refused="tokens were allocated that were not claimed",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from semblend.integration.scheduler.orders import (
     LoadFailure,
     StepOrders,
     WorkerReport,
+    impossible_load,
 )
 from semblend.integration.scheduler.parts import SchedulerParts
 from semblend.integration.scheduler.planner import Planner, PlanRewriter
@@ -455,7 +456,7 @@ class SchedulerSide(Generic[EngineHandle]):
 def _impossible(
     request: Request[Any], block_ids: tuple[int, ...], external_tokens: int
 ) -> LoadCommand:
-    return LoadCommand.impossible(
+    return impossible_load(
         request_id=request.request_id,
         block_ids=block_ids,
         tokens=request.tokens,
