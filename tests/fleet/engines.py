@@ -24,7 +24,7 @@ from semblend.fleet.keys import donor_key
 from semblend.fleet.placement.cost import FleetCost
 from semblend.fleet.publish.nats_link import LogOptions
 from semblend.fleet.publish.publisher import PublisherOptions
-from semblend.serve.fleet_member import FleetMember
+from semblend.integration.embedded.fleet import FleetMember
 from semblend.serve.gateway.app import create_gateway
 from semblend.serve.gateway.options import GatewayOptions
 from tests.fleet.support import until

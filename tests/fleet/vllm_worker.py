@@ -90,7 +90,7 @@ def main() -> None:
         core.step_fn()
         while core.scheduler.has_requests():
             core.step_fn()  # as an engine that goes on: donors are stored, shared and announced
-        fleet = core.scheduler.connector.donors_elsewhere
+        fleet = core.scheduler.connector.fleet.donors
         said = (output.kv_transfer_params or {}).get("semblend", {})
         say(
             {

@@ -198,8 +198,8 @@ def _run(
 ) -> None:
     try:
         from semblend.engine.engine import EmbeddedEngine
+        from semblend.integration.embedded.fleet import FleetMember
         from semblend.serve.app import create_app
-        from semblend.serve.fleet_member import FleetMember
         from semblend.serve.logs import configure
         from semblend.serve.ports import listen, take_port
         from semblend.serve.protocols import ServedEngine

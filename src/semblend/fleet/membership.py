@@ -1,7 +1,7 @@
 """How an engine adapter that keeps its donors in a pipeline joins a fleet.
 
-The pipeline's store says, in order, what it holds; that is announced. The adapters
-themselves know nothing of fleets: whoever makes them calls :func:`join`.
+The pipeline's store says, in order, what it holds; that is announced. An adapter's `fleet`
+calls :func:`join`.
 """
 
 from __future__ import annotations

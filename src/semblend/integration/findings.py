@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, TypeVar
 
+from semblend.core.errors import SemBlendError
 from semblend.core.installing import install_command
+from semblend.integration.options import VariableOptions
+from semblend.integration.refusals import Refusal
+
+Options = TypeVar("Options", bound=VariableOptions)
 
 
 class Verdict(StrEnum):
@@ -53,6 +59,35 @@ def interfaces(problems: Iterable[str], *, asked: str) -> Iterator[Finding]:
         yield Finding(check="interfaces", verdict=Verdict.REFUSED, detail=problem)
     if not problems:
         yield Finding(check="interfaces", verdict=Verdict.OK, detail=asked)
+
+
+def given_options(
+    options: type[Options], config: Mapping[str, Any], *, certified: str
+) -> tuple[Options | None, Finding]:
+    """An adapter's options and what their mode means; or what is wrong with them.
+
+    `certified` says what a mode does that asks for a certificate, or needs none.
+    """
+    try:
+        chosen = options.from_mapping(config)
+        chosen.settings()
+    except SemBlendError as error:
+        return None, Finding(check="options", verdict=Verdict.REFUSED, detail=str(error))
+    mode, verdict, detail = chosen.mode, Verdict.NOTE, "nothing is loaded"
+    if mode.uncertified:
+        detail = "no certificate is asked for; every answer says so"
+    elif mode.loads:
+        verdict, detail = Verdict.OK, certified
+    return chosen, Finding(check="mode", verdict=verdict, detail=f"{mode.value}: {detail}")
+
+
+def refused_things(check: str, refusals: Iterable[Refusal]) -> Iterator[Finding]:
+    """Everything that is refused by name, or that nothing is."""
+    refusals = list(refusals)
+    for refusal in refusals:
+        yield Finding(check=check, verdict=Verdict.REFUSED, detail=str(refusal))
+    if not refusals:
+        yield Finding(check=check, verdict=Verdict.OK, detail="nothing that is refused")
 
 
 def findings_json(engine: str, findings: Iterable[Finding]) -> str:

@@ -1,11 +1,13 @@
 """The keys that every adapter takes; each engine adds its own.
 
 Settings that all engines share come from SEMBLEND_* variables as everywhere; a key given
-to an adapter wins over its variable.
+to an adapter wins over its variable. Engines that hand an adapter no keys of its own have them
+in a variable, as one JSON object (their launchers write it from flags).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -14,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from semblend.core.errors import SettingsError
 from semblend.core.json_text import parse_json
+from semblend.core.settings import EmbedderKind, Settings
 from semblend.integration.modes import ReuseMode
 from semblend.integration.option_values import checked_options
 
@@ -103,3 +106,44 @@ class AdapterOptions(BaseModel):
             **others,
         }
         return {name: value for name, value in given.items() if value is not None}
+
+
+class VariableOptions(AdapterOptions):
+    """Options in a variable, whose name is their source."""
+
+    PREFIX: ClassVar[str]
+    """Variables that begin so are the adapter's own, and no settings."""
+
+    register_donors: bool = Field(
+        True, description="Whether prompts computed exactly become donors."
+    )
+
+    @classmethod
+    def environment(cls, environ: Mapping[str, str] | None) -> Mapping[str, str]:
+        """All variables there are; those of this process by default."""
+        return os.environ if environ is None else environ
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
+        """Options from the variable, or the defaults without it.
+
+        Raises
+        ------
+        SettingsError
+            Naming the key and what would be right.
+        """
+        return cls.from_json(cls.environment(environ).get(cls.SOURCE, ""))
+
+    def settings(self, environ: Mapping[str, str] | None = None) -> Settings:
+        """SemBlend's settings under these options.
+
+        Nothing is embedded in an engine's process, and regions end on blocks.
+        """
+        others = {
+            name: value
+            for name, value in self.environment(environ).items()
+            if not name.startswith(self.PREFIX)
+        }
+        return Settings.from_env(
+            others, **self.overrides(embedder=EmbedderKind.NONE, strict_prefix_boundary=True)
+        )

@@ -13,10 +13,11 @@ from semblend.core.errors import SettingsError
 from semblend.core.namespace import Namespace
 from semblend.core.plan import Hole
 from semblend.core.settings import Settings
+from semblend.integration.option_values import options_table
 from semblend.integration.sglang.launcher import prepare
 from semblend.integration.sglang.namespaces import isolation_of
 from semblend.integration.sglang.nested_pass import PassLimits, passes_over
-from semblend.integration.sglang.options import VARIABLE, BackendOptions, options_table_markdown
+from semblend.integration.sglang.options import VARIABLE, BackendOptions
 from semblend.integration.sglang.provider import SemBlendProvider
 from semblend.integration.sglang.versions import judge
 
@@ -103,7 +104,9 @@ def test_donors_are_whole_pages_and_regions_end_on_them():
 
 
 def test_every_option_is_documented_as_it_is():
-    assert options_table_markdown() in (ROOT / "docs" / "sglang.md").read_text(encoding="utf-8")
+    assert options_table(BackendOptions) in (ROOT / "docs" / "sglang.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_unknown_and_wrong_options_are_named():

@@ -18,11 +18,12 @@ from semblend.cli.main import app
 from semblend.core.errors import PlanError, SettingsError, UnsupportedModelError
 from semblend.core.namespace import Namespace
 from semblend.core.settings import Settings
+from semblend.integration.option_values import options_table
 from semblend.integration.trtllm import namespaces
 from semblend.integration.trtllm.donor_budget import DonorBudget, segment_keys
 from semblend.integration.trtllm.engine_facts import EngineFacts
 from semblend.integration.trtllm.launcher import CONNECTOR, prepare
-from semblend.integration.trtllm.options import ConnectorOptions, options_table_markdown
+from semblend.integration.trtllm.options import ConnectorOptions
 from semblend.integration.trtllm.pool_view import PoolView
 from semblend.integration.trtllm.provider import SemBlendKvProvider
 from semblend.integration.trtllm.semantic_plan import (
@@ -419,7 +420,9 @@ def test_pools_that_are_not_understood_are_refused(pool, message):
 
 
 def test_every_option_is_documented_as_it_is():
-    assert options_table_markdown() in (ROOT / "docs" / "trtllm.md").read_text(encoding="utf-8")
+    assert options_table(ConnectorOptions) in (ROOT / "docs" / "trtllm.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_processes_that_get_only_the_engines_variables_get_ours():

@@ -73,4 +73,4 @@ def test_unknown_versions_are_refused():
 
 
 def test_both_public_names_are_the_connector():
-    assert issubclass(SemBlendVllmConnector, SemBlendConnectorV1)
+    assert SemBlendVllmConnector is SemBlendConnectorV1

@@ -12,14 +12,14 @@ import torch
 from semblend.fleet.directory.index import SharedDonor
 from semblend.fleet.placement.cost import FleetCost
 from semblend.fleet.transport.folder import FolderStore
-from semblend.integration.vllm.donors import SEGMENT_TOKENS, WorkerDonors, segment_keys
-from semblend.integration.vllm.metadata import CaptureCommand, FetchCommand
-from semblend.integration.vllm.prefill_clock import PrefillClock
+from semblend.integration.scheduler.fleet_donors import worth_moving
+from semblend.integration.scheduler.orders import CaptureCommand, FetchCommand
+from semblend.integration.scheduler.prefill_clock import PrefillClock
+from semblend.integration.worker.donors import SEGMENT_TOKENS, WorkerDonors, segment_keys
+from semblend.integration.worker.segment_exchange import QUEUED, SegmentExchange
 from semblend.kv.segments import Segment
 from semblend.kv.tiers import MemoryTier, TierStack
 from semblend.planning.cost import CostModel
-from semblend_vllm_connector.fleet_donors import worth_moving
-from semblend_vllm_connector.segment_exchange import QUEUED, SegmentExchange
 
 ACCESS = SimpleNamespace(layers=(0, 1), kv_heads=2, head_dim=4, dtype=torch.float32)
 SHARE_KEY = b"k" * 16

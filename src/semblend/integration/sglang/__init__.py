@@ -2,7 +2,8 @@
 
 Where things are, in the order a request meets them:
 
-- `plugin`: the entry point SGLang calls in each of its processes; registers backend and hook.
+- `fleet`: the entry point SGLang calls in each of its processes, with a fleet to join; `plugin`
+  registers backend and hook.
 - `radix_cache`: the radix-cache backend `semblend`, a subclass of SGLang's unified tree.
 - `scheduler_side`: what a prompt is offered, loaded and reported; `request_state`: its memory.
 - `provider`: who has read these tokens, usable without SGLang; `donor_queue`: who becomes known.
@@ -12,5 +13,5 @@ Where things are, in the order a request meets them:
   refused and proven at start; `settlement`, `stats`, `log_lines`: what is counted and said.
 - `radix_patcher`, `launcher`: the published names `patch_radix_cache` and `semblend-sglang`.
 
-Nothing is imported here: SGLang loads `plugin` by its name.
+Nothing is imported here: SGLang loads `fleet` by its name.
 """

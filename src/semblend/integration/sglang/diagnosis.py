@@ -10,15 +10,16 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from semblend.core.errors import SemBlendError, UnsupportedRotaryError
 from semblend.integration.findings import (
     Finding,
     Verdict,
     any_refused,
+    given_options,
     interfaces,
     not_installed,
+    refused_things,
 )
-from semblend.integration.refusals import VERIFIED_ARCHITECTURES
+from semblend.integration.refusals import VERIFIED_ARCHITECTURES, rotary_refusals
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.plugin import BACKEND
 from semblend.integration.sglang.support import (
@@ -39,7 +40,12 @@ class Question:
 
 def diagnose(question: Question) -> list[Finding]:
     """Every check, in the order in which a start would meet them."""
-    findings = [*_installation(), *_options(question)]
+    _, mode = given_options(
+        BackendOptions,
+        question.config,
+        certified="loads under a quality certificate, else discovery only",
+    )
+    findings = [*_installation(), mode]
     if any_refused(findings):
         return findings
     findings += _contract()
@@ -77,31 +83,6 @@ def _plugin() -> Finding:
     return Finding(check="plugin", verdict=Verdict.OK, detail="found by SGLang's processes")
 
 
-def _options(question: Question) -> Iterator[Finding]:
-    try:
-        options = BackendOptions.from_mapping(question.config)
-        options.settings()
-    except SemBlendError as error:
-        yield Finding(check="options", verdict=Verdict.REFUSED, detail=str(error))
-        return
-    if not options.mode.loads:
-        yield Finding(
-            check="mode", verdict=Verdict.NOTE, detail="discovery_only: nothing is loaded"
-        )
-    elif options.mode.uncertified:
-        yield Finding(
-            check="mode",
-            verdict=Verdict.NOTE,
-            detail=f"{options.mode.value}: no certificate is asked for; responses say so",
-        )
-    else:
-        yield Finding(
-            check="mode",
-            verdict=Verdict.OK,
-            detail="segmented: loads under a quality certificate, else discovery only",
-        )
-
-
 def _contract() -> Iterator[Finding]:
     # Asked of SGLang's sources, which takes seconds: it is imported for it.
     from semblend.integration.sglang.contract import contract_problems
@@ -118,11 +99,7 @@ def _engine(question: Question) -> Iterator[Finding]:
     except (Exception, SystemExit) as error:
         yield Finding(check="arguments", verdict=Verdict.REFUSED, detail=f"SGLang: {error}")
         return
-    refusals = feature_refusals(arguments)
-    for refusal in refusals:
-        yield Finding(check="feature", verdict=Verdict.REFUSED, detail=str(refusal))
-    if not refusals:
-        yield Finding(check="features", verdict=Verdict.OK, detail="none that is refused")
+    yield from refused_things("features", feature_refusals(arguments))
     yield _attention(arguments)
     yield from _model(str(arguments.model_path), question)
 
@@ -151,8 +128,6 @@ def _attention(arguments: Any) -> Finding:
 def _model(name: str, question: Question) -> Iterator[Finding]:
     from transformers import AutoConfig
 
-    from semblend.kv.rotary_spec import RotarySpec
-
     try:
         config = AutoConfig.from_pretrained(name, local_files_only=Path(name).is_dir())
     except Exception as error:
@@ -163,9 +138,7 @@ def _model(name: str, question: Question) -> Iterator[Finding]:
     tried = bool(question.config.get("unverified_architectures"))
     verdict = Verdict.OK if known else (Verdict.NOTE if tried else Verdict.REFUSED)
     yield Finding(check="architecture", verdict=verdict, detail=", ".join(names) or "unknown")
-    try:
-        RotarySpec.from_config(config.get_text_config())
-    except UnsupportedRotaryError as error:
-        yield Finding(check="rotary", verdict=Verdict.REFUSED, detail=str(error))
-    else:
-        yield Finding(check="rotary", verdict=Verdict.OK, detail="movable; proven at start")
+    refusals = rotary_refusals(config.get_text_config())
+    verdict = Verdict.REFUSED if refusals else Verdict.OK
+    detail = "; ".join(map(str, refusals)) or "movable; proven at start"
+    yield Finding(check="rotary", verdict=verdict, detail=detail)

@@ -9,20 +9,22 @@ passed on as it is.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from semblend.core.errors import MissingExtraError, SemBlendError, SettingsError
-from semblend.integration.option_values import given_object
-from semblend.integration.sglang.modes import Mode
+from semblend.core.errors import MissingExtraError, SettingsError
+from semblend.integration.launching import flags_of, stopping, values_of
 from semblend.integration.sglang.options import VARIABLE, BackendOptions
 from semblend.integration.sglang.plugin import BACKEND
 from semblend.integration.sglang.versions import installed
 
+_PROGRAM = "semblend-sglang"
 _FLAG = "--radix-cache-backend"
+_FLAGS = flags_of(
+    BackendOptions, _PROGRAM, server="SGLang", help_of="sglang serve --help", page="docs/sglang.md"
+)
 
 
 def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], str]:
@@ -33,31 +35,17 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str],
     SettingsError
         If a SemBlend flag is wrong, or another radix-cache backend is asked for.
     """
-    parser = _parser()
-    ours, theirs = parser.parse_known_args(list(argv))
-    values = (
-        given_object(ours.semblend_config, source="--semblend-config")
-        if ours.semblend_config
-        else BackendOptions.from_env(environ).given()
-    )
-    if ours.semblend_mode is not None:
-        values["mode"] = ours.semblend_mode
-    if ours.semblend_audit_path is not None:
-        values["audit_path"] = ours.semblend_audit_path
-    BackendOptions.from_mapping(values)
+    ours, theirs = _FLAGS.parse_known_args(list(argv))
+    values = values_of(BackendOptions, ours, environ)
     return _with_backend(theirs), json.dumps(values)
 
 
 def run() -> None:
     """Entry point of the command."""
-    try:
-        verdict = installed()
-        if verdict is None:
-            raise MissingExtraError(package="sglang", extra="sglang", purpose="semblend-sglang")
+    with stopping(_PROGRAM):
+        if installed() is None:
+            raise MissingExtraError(package="sglang", extra="sglang", purpose=_PROGRAM)
         argv, config = prepare(sys.argv[1:], os.environ)
-    except SemBlendError as error:
-        sys.stderr.write(f"semblend-sglang: {error}\n")
-        raise SystemExit(2) from error
     os.environ[VARIABLE] = config
     _serve(argv)
 
@@ -70,11 +58,8 @@ def _serve(argv: list[str]) -> None:
 
     from semblend.integration.sglang.radix_patcher import patch_radix_cache
 
-    try:
+    with stopping(_PROGRAM):
         patch_radix_cache()
-    except SemBlendError as error:
-        sys.stderr.write(f"semblend-sglang: {error}\n")
-        raise SystemExit(2) from error
     load_plugins()
     _name_worker()
     try:
@@ -91,23 +76,6 @@ def _name_worker() -> None:
         from sglang.srt.entrypoints.http_server import app
 
         app.add_middleware(WorkerHeader)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="semblend-sglang",
-        description="Start SGLang with SemBlend. All other flags are SGLang's own.",
-        epilog="Flags of the server itself: sglang serve --help",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--semblend-mode", choices=[mode.value for mode in Mode], help="what may be loaded"
-    )
-    parser.add_argument(
-        "--semblend-config", help="a JSON object, or a file that holds one; see docs/sglang.md"
-    )
-    parser.add_argument("--semblend-audit-path", help="file the audit stream is appended to")
-    return parser
 
 
 def _with_backend(argv: list[str]) -> list[str]:

@@ -93,7 +93,7 @@ class SemBlendProvider:
 
     @property
     def ledger(self) -> Ledger:
-        """What happened to requests that were matched under a request id."""
+        """What became of requests."""
         return self.pipeline.ledger
 
     def namespace_of(self, extra_key: str | None, cache_salt: str | None) -> Namespace:
@@ -147,7 +147,6 @@ class SemBlendProvider:
         self,
         tokens: TokenIds,
         *,
-        request_id: str | None = None,
         extra_key: str | None = None,
         cache_salt: str | None = None,
         exact_tokens: int = 0,
@@ -158,8 +157,6 @@ class SemBlendProvider:
 
         Parameters
         ----------
-        request_id
-            Opens the request in the ledger; whoever loads settles it there.
         exact_tokens
             Tokens at the front that the engine's own prefix cache holds.
         hole_budget
@@ -188,8 +185,6 @@ class SemBlendProvider:
                 plan = plan.declined(DeclineReason.NO_CAPACITY, "too many tokens for a step")
             else:
                 plan = cut
-        if request_id is not None:
-            self.ledger.open(request_id, plan)
         return plan
 
     def donor(self, donor_id: str) -> DonorRecord | None:

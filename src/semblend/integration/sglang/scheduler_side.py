@@ -149,12 +149,12 @@ class SchedulerSide:
         state.generation = self.provider.generation
         state.plan = self.provider.match(
             state.tokens,
-            request_id=None if state.account.is_settled else state.request_id,
             extra_key=request.extra_key,
             cache_salt=request.cache_salt,
             exact_tokens=state.account.exact_tokens,
             hole_budget=self._hole_budget,
         )
+        state.account.claimed(state.plan)
         state.planned_for = made_for
         self.stats.time("lookup", time.perf_counter() - started)
         if first:

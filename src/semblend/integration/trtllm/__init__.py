@@ -13,6 +13,7 @@ Where things are, scheduler side first:
 - `wiring`: how the two halves in the leader's process find one another.
 - `upstream`, `interfaces`, `engine_facts`, `namespaces`, `support`: what the engine is known to be,
   and what is refused by name.
+- `fleet`: donors announced to a fleet.
 - `options`, `launcher`, `diagnosis`, `contract`: what is set, started, judged and relied on.
 
 Nothing is imported here: TensorRT-LLM loads `connector` by its name.

@@ -23,10 +23,9 @@ import weakref
 from typing import Any
 
 from semblend.core.errors import SemBlendError
-from semblend.fleet.announcer import DonorAnnouncer
-from semblend.fleet.membership import join
 from semblend.integration.trtllm import upstream
 from semblend.integration.trtllm.engine_facts import EngineFacts
+from semblend.integration.trtllm.fleet import announce
 from semblend.integration.trtllm.interfaces import (
     ConnectorScheduler,
     ConnectorWorker,
@@ -67,7 +66,7 @@ class SemBlendKvConnectorScheduler(_SchedulerBase):  # type: ignore[misc, valid-
         options = ConnectorOptions.from_env()
         setup = SchedulerSetup.of(llm_args, options)
         self.side = SchedulerSide(setup, link_of(llm_args))
-        self.announcer = _join(self.side)
+        self.announcer = announce(self.side)
         self.desk_server: DeskServer | None = None
         if options.ladder_socket is not None:
             self.desk_server = DeskServer(self.side, options.ladder_socket)
@@ -196,20 +195,6 @@ _CLASSES: tuple[type[ConnectorScheduler], type[ConnectorWorker]] = (
 def local_desks() -> tuple[SchedulerSide, ...]:
     """Desks of the engines in this process, for ladder clients that run beside them."""
     return tuple(_desks)
-
-
-def _join(side: SchedulerSide) -> DonorAnnouncer | None:
-    """Announce donors, if SEMBLEND_NATS_URL says where; a fault there is none of the engine's."""
-    if side.setup.unknown_parts:
-        return None
-    try:
-        announcer = join(side.provider.pipeline, side.setup.settings, side.setup.namespace)
-    except (SemBlendError, ImportError) as error:
-        logger.error("SemBlend announces no donors: %s", error)
-        return None
-    if announcer is not None:
-        side.announces(side.setup.settings.nats_subject)
-    return announcer
 
 
 __all__ = [

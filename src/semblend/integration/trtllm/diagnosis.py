@@ -9,13 +9,14 @@ from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
-from semblend.core.errors import SemBlendError
 from semblend.integration.findings import (
     Finding,
     Verdict,
     any_refused,
+    given_options,
     interfaces,
     not_installed,
+    refused_things,
 )
 from semblend.integration.trtllm import namespaces, upstream
 from semblend.integration.trtllm.contract import contract_problems
@@ -68,23 +69,11 @@ def _installation() -> Iterator[Finding]:
 
 
 def _options(question: Question) -> Iterator[Finding]:
-    try:
-        options = ConnectorOptions.from_mapping(question.config)
-        options.settings()
-    except SemBlendError as error:
-        yield Finding(check="options", verdict=Verdict.REFUSED, detail=str(error))
-        return
-    mode = options.mode
-    if not mode.loads:
-        yield Finding(
-            check="mode", verdict=Verdict.NOTE, detail="discovery_only: nothing is loaded"
-        )
-    elif mode.uncertified:
-        detail = f"{mode.value}: no certificate is asked for; reports say so"
-        yield Finding(check="mode", verdict=Verdict.NOTE, detail=detail)
-    else:
-        yield Finding(check="mode", verdict=Verdict.OK, detail=mode.value)
-    if mode.segmented and options.ladder_socket is None:
+    options, mode = given_options(
+        ConnectorOptions, question.config, certified="loads under a quality certificate, or exactly"
+    )
+    yield mode
+    if options is not None and options.mode.segmented and options.ladder_socket is None:
         yield Finding(
             check="ladders",
             verdict=Verdict.NOTE,
@@ -113,10 +102,7 @@ def _engine(question: Question, model: str) -> Iterator[Finding]:
     refusals = engine_refusals(arguments, facts, options)
     if question.tensor_parallel_size > 1 and upstream.connector_module() is None:
         refusals = [one for one in refusals if "without MPI" not in one.feature]
-    for refusal in refusals:
-        yield Finding(check="engine", verdict=Verdict.REFUSED, detail=str(refusal))
-    if not refusals:
-        yield Finding(check="engine", verdict=Verdict.OK, detail="nothing that is refused")
+    yield from refused_things("engine", refusals)
     yield from _certificate(facts, options)
 
 

@@ -23,11 +23,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from semblend.core.errors import MissingExtraError, SemBlendError, SettingsError
-from semblend.integration.option_values import given_object
-from semblend.integration.trtllm.modes import Mode
+from semblend.core.errors import MissingExtraError, SettingsError
+from semblend.integration.launching import flags_of, stopping, values_of
 from semblend.integration.trtllm.options import VARIABLE, ConnectorOptions, forward
 
+_PROGRAM = "semblend-trtllm"
 MODULE = "semblend.integration.trtllm.connector"
 SCHEDULER = "SemBlendKvConnectorScheduler"
 WORKER = "SemBlendKvConnectorWorker"
@@ -64,33 +64,19 @@ def prepare(
         If a SemBlend flag is wrong, or another connector is asked for.
     """
     ours, theirs = _parser().parse_known_args(list(argv))
-    values = (
-        given_object(ours.semblend_config, source="--semblend-config")
-        if ours.semblend_config
-        else ConnectorOptions.from_env(environ).given()
-    )
-    for name in ("mode", "audit_path", "ladder_socket"):
-        given = getattr(ours, f"semblend_{name}")
-        if given is not None:
-            values[name] = given
-    ConnectorOptions.from_mapping(values)
+    values = values_of(ConnectorOptions, ours, environ)
     arguments, options = _with_connector(theirs, folder)
     return arguments, json.dumps(values), options
 
 
 def run() -> None:
     """Entry point of the command."""
-    try:
+    with stopping(_PROGRAM):
         command = shutil.which("trtllm-serve")
         if command is None or importlib.util.find_spec("tensorrt_llm") is None:
-            raise MissingExtraError(
-                package="tensorrt_llm", extra="trtllm", purpose="semblend-trtllm"
-            )
-        folder = Path(tempfile.mkdtemp(prefix="semblend-trtllm-"))
+            raise MissingExtraError(package="tensorrt_llm", extra="trtllm", purpose=_PROGRAM)
+        folder = Path(tempfile.mkdtemp(prefix=f"{_PROGRAM}-"))
         argv, config, options = prepare(sys.argv[1:], os.environ, folder)
-    except SemBlendError as error:
-        sys.stderr.write(f"semblend-trtllm: {error}\n")
-        raise SystemExit(2) from error
     (folder / "options.json").write_text(json.dumps(options), encoding="utf-8")
     # In its place: signals and the exit status are the server's own.
     environ = {**os.environ, VARIABLE: config}
@@ -99,18 +85,17 @@ def run() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="semblend-trtllm",
-        description="Start trtllm-serve with SemBlend. All other arguments are trtllm-serve's own.",
-        epilog="Arguments of the server itself: trtllm-serve --help",
-        allow_abbrev=False,
+    flags = flags_of(
+        ConnectorOptions,
+        _PROGRAM,
+        server="trtllm-serve",
+        help_of="trtllm-serve --help",
+        page="docs/trtllm.md",
     )
-    add = parser.add_argument
-    add("--semblend-mode", choices=[mode.value for mode in Mode], help="what may be loaded")
-    add("--semblend-config", help="a JSON object, or a file that holds one; see docs/trtllm.md")
-    add("--semblend-audit-path", help="file the audit stream is appended to")
-    add("--semblend-ladder-socket", help="socket on which ladder clients ask for plans")
-    return parser
+    flags.add_argument(
+        "--semblend-ladder-socket", help="socket on which ladder clients ask for plans"
+    )
+    return flags
 
 
 def _with_connector(argv: list[str], folder: Path) -> tuple[list[str], dict[str, Any]]:

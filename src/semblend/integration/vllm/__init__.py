@@ -14,6 +14,8 @@ Where things are, scheduler side first:
   `pass_split`, `probing`, `capture`, `segment_reads`, `donors`, `paged_access`, `rotary`, `ranks`,
   `self_test`: the K/V.
 - `lora`, `weights`, `samples`, `held_blocks`: adapters, new weights, `n` > 1, blocks kept longer.
+- `fleet`, `fleet_donors`, `segment_exchange`: donors announced to, shared with and fetched from
+  other machines; `exchange`: what the two sides ask of them.
 - `worker`: the `--worker-cls` that hands the model to the connector.
 - `options`, `modes`, `setup`, `support`, `versions`, `namespaces`, `stats`, `diagnosis`: what is
   set, refused, counted and said about it.

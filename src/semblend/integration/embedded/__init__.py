@@ -1,0 +1,1 @@
+"""The embedded engine as other engines' adapters are to theirs: `fleet`, its part in a fleet."""

@@ -1,0 +1,75 @@
+"""What launchers share: flags that begin with --semblend are ours, all others the server's own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from semblend.core.errors import SemBlendError
+from semblend.integration.option_values import given_object
+from semblend.integration.options import VariableOptions
+
+
+def flags_of(
+    options: type[VariableOptions], program: str, *, server: str, help_of: str, page: str
+) -> argparse.ArgumentParser:
+    """The flags every launcher takes.
+
+    Parameters
+    ----------
+    server
+        What is started, for people.
+    help_of
+        The command that tells the server's own flags.
+    page
+        The page that lists the options.
+    """
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description=f"Start {server} with SemBlend. All other flags are {server}'s own.",
+        epilog=f"Flags of the server itself: {help_of}",
+        allow_abbrev=False,
+    )
+    modes = [mode.value for mode in options.model_fields["mode"].annotation or ()]
+    parser.add_argument("--semblend-mode", choices=modes, help="what may be loaded")
+    parser.add_argument(
+        "--semblend-config", help=f"a JSON object, or a file that holds one; see {page}"
+    )
+    parser.add_argument("--semblend-audit-path", help="file the audit stream is appended to")
+    return parser
+
+
+def values_of(
+    options: type[VariableOptions], ours: argparse.Namespace, environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """The options as flags and environment give them, checked; a flag wins.
+
+    Raises
+    ------
+    SettingsError
+        Naming the flag or key and what would be right.
+    """
+    values = (
+        given_object(ours.semblend_config, source="--semblend-config")
+        if ours.semblend_config
+        else options.from_env(environ).given()
+    )
+    for flag, given in vars(ours).items():
+        name = flag.removeprefix("semblend_")
+        if name != "config" and given is not None:
+            values[name] = given
+    options.from_mapping(values)
+    return values
+
+
+@contextmanager
+def stopping(program: str) -> Iterator[None]:
+    """An error of ours ends the command with a line instead of a traceback."""
+    try:
+        yield
+    except SemBlendError as error:
+        sys.stderr.write(f"{program}: {error}\n")
+        raise SystemExit(2) from error
