@@ -283,3 +283,71 @@ def hide_queries(host: Any) -> None:
     """Attention layers whose hooks are never called."""
     target = "semblend.integration.sglang.tail_probe._Watch.queries"
     host.patches.enter_context(patch(target, lambda *_: None))
+
+
+def shares_passes(host: Any) -> bool:
+    return bool(host.side._passes._nested.limits.many_holes)
+
+
+def proof(host: Any) -> bool:
+    """Try once more whether holes share a pass."""
+    from semblend.integration.sglang.pass_proof import proven
+
+    return proven(host.runner, host.cache, host.side._passes._nested)
+
+
+def attend_first(host: Any) -> None:
+    """Have extends read K/V before they write it, each sequence but its own."""
+    import torch
+
+    backend, pool = host.runner.attn_backend, host.runner.token_to_kv_pool
+    forward = backend.forward_extend
+
+    def reading_first(
+        q: Any, k: Any, v: Any, layer: Any, batch: Any, save_kv_cache: bool = True, **kwargs: Any
+    ) -> Any:
+        keys, values = pool.k_buffer[layer.layer_id], pool.v_buffer[layer.layer_id]
+        slots, lengths = batch.out_cache_loc, batch.extend_seq_lens_cpu
+        old = keys[slots].clone(), values[slots].clone()
+        new = k.view(-1, *keys.shape[1:]), v.view(-1, *values.shape[1:])
+        outputs, start = [], 0
+        for length in lengths:
+            mine = slice(start, start + length)
+            keys[slots], values[slots] = old
+            keys[slots[mine]], values[slots[mine]] = new[0][mine], new[1][mine]
+            output = forward(q, k, v, layer, batch, save_kv_cache=False, **kwargs)
+            outputs.append(output[mine].clone())
+            start += length
+        keys[slots], values[slots] = new
+        return torch.cat([*outputs, output[start:]])
+
+    host.patches.enter_context(patch.object(backend, "forward_extend", reading_first))
+
+
+class _PrefillGraph:
+    """As SGLang's prefill graphs: what it replays calls no module."""
+
+    enable_cp_bcg_capture = False
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self.replays = 0
+
+    def can_run_graph(self, batch: Any) -> bool:
+        return bool(batch.forward_mode.is_extend())
+
+    def execute(self, batch: Any, **_: Any) -> Any:
+        from sglang.srt.layers.radix_attention import RadixAttention
+
+        self.replays += 1
+        with patch.object(RadixAttention, "__call__", RadixAttention.forward):
+            return self._runner.eager_runner.execute(batch, pp_proxy_tensors=None)
+
+
+def with_prefill_graphs(host: Any) -> None:
+    graph = host.memory["graph"] = _PrefillGraph(host.runner)
+    host.patches.enter_context(patch.object(host.runner, "prefill_cuda_graph_runner", graph))
+
+
+def replays(host: Any) -> int:
+    return int(host.memory["graph"].replays)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from semblend.core.settings import Settings
@@ -16,12 +17,9 @@ from semblend.integration.sglang.kv_pool import KvPool
 from semblend.integration.sglang.loading import SpanLoader
 from semblend.integration.sglang.log_lines import BackendLog, logger
 from semblend.integration.sglang.modes import Mode
-from semblend.integration.sglang.nested_pass import (
-    WRITES_BEFORE_ATTENTION,
-    NestedPass,
-    PassLimits,
-)
+from semblend.integration.sglang.nested_pass import NestedPass, PassLimits
 from semblend.integration.sglang.options import BackendOptions
+from semblend.integration.sglang.pass_proof import proven
 from semblend.integration.sglang.passes import RegionPasses
 from semblend.integration.sglang.provider import SemBlendProvider
 from semblend.integration.sglang.radix_cache import SemBlendRadixCache
@@ -30,7 +28,6 @@ from semblend.integration.sglang.scheduler_side import SchedulerSide
 from semblend.integration.sglang.stats import BackendStats
 from semblend.integration.sglang.support import (
     engine_refusals,
-    prefill_backend,
     resolved,
 )
 from semblend.integration.sglang.tail_probe import PolicyProbe
@@ -96,9 +93,10 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
         limits = PassLimits(
             sequences=int(runner.max_running_requests),
             tokens=budget,
-            many_holes=prefill_backend(runner) in WRITES_BEFORE_ATTENTION,
+            many_holes=False,
         )
         nested = NestedPass(runner, limits)
+        nested.limits = replace(limits, many_holes=proven(runner, cache, nested))
         probe = PolicyProbe(runner, pool=pool, nested=nested, loader=loader)
         passes = RegionPasses(runner, pool=pool, nested=nested, probe=probe)
     logger.info("SemBlend runs in mode %s; loads K/V: %s", options.mode.value, loads)

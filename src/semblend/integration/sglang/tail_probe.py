@@ -78,7 +78,7 @@ class PolicyProbe:
                 row: (*plan.holes, Hole(plan.end, plan.prompt_tokens))
                 for row, plan in plans.items()
             }
-            self._nested.run(batch, runs, before=watch.begin)
+            self._nested.run(batch, runs, watched=watch.begin)
         return watch.scores()
 
     @contextmanager
@@ -148,13 +148,16 @@ class _Watch:
         Raises
         ------
         ProbeUnavailableError
-            If layers ran where nobody could look at them, as in a captured graph.
+            If layers ran where nobody could look at them.
         """
         layers = self._pool.layers - self._pool.layers // 2
         for row, seen in self._seen.items():
             if seen != layers * (len(self._slots[row]) - self._first[row]):
                 raise ProbeUnavailableError("the model's attention layers were not seen to run")
-        return {row: mass.cpu().numpy() for row, mass in self._mass.items()}
+        # The one time the host waits for the device: the policies are asked here.
+        masses = torch.cat(list(self._mass.values())).cpu()
+        parts = torch.split(masses, [len(line) for line in self._slots.values()])
+        return {row: part.numpy() for row, part in zip(self._slots, parts, strict=True)}
 
 
 def not_yet_final(before: Plan, after: Plan) -> tuple[Hole, ...]:

@@ -23,6 +23,7 @@ from semblend.core.plan import Plan
 from semblend.integration.audit import AuditStream
 from semblend.integration.isolation import by_salt
 from semblend.integration.ladder import split_salt
+from semblend.integration.ladder_desk import LadderQuestion, Ladders, deadline
 from semblend.integration.trtllm import namespaces
 from semblend.integration.trtllm.captures import Captures
 from semblend.integration.trtllm.interfaces import (
@@ -30,7 +31,6 @@ from semblend.integration.trtllm.interfaces import (
     SchedulerOutput,
     UpstreamRequest,
 )
-from semblend.integration.trtllm.ladder_desk import LadderQuestion, Ladders, deadline
 from semblend.integration.trtllm.metadata import CaptureCommand, ConnectorMeta, LoadCommand
 from semblend.integration.trtllm.request_state import (
     Progress,
@@ -76,7 +76,7 @@ class SchedulerSide:
             audit=self.audit,
             block_size=setup.block_size,
         )
-        self._ladders = Ladders(provider=setup.provider, block_size=setup.block_size)
+        self._ladders = Ladders(setup.provider.segmented, block_size=setup.block_size)
         self._settlements = Settlements(
             ledger=setup.provider.pipeline.ledger, audit=self.audit, block_size=setup.block_size
         )
