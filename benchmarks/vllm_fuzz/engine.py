@@ -107,8 +107,8 @@ class FuzzEngine:
             kv_cache_memory_bytes=options.kv_tokens * options.token_bytes,
             worker_cls="semblend.integration.vllm.worker.SemBlendWorker",
             kv_transfer_config=KVTransferConfig(
-                kv_connector="SemBlendConnectorV1",
-                kv_connector_module_path="semblend.integration.vllm.connector_v1",
+                kv_connector="RewritingConnector",
+                kv_connector_module_path="benchmarks.vllm_rewriting",
                 kv_role="kv_both",
                 kv_load_failure_policy="recompute",
                 kv_connector_extra_config=extra,
@@ -224,23 +224,23 @@ class FuzzEngine:
         side, worker = self.side, self.worker
         tiers = [] if worker.donors is None else worker.donors.tiers.stats()
         captures = worker.captures
-        known = side.bridge.pipeline.stats().donors
+        known = side.planner.pipeline.stats().donors
         return {
-            "requests the connector still knows": len(side.states),
+            "requests the connector still knows": len(side.requests),
             "loads under way": 0 if worker.loads is None else len(worker.loads),
             "requests whose blocks are held": int(bool(side._held)),
             "captures under way": 0 if captures is None else len(+captures._pending),
             "leases": sum(tier.leased for tier in tiers),
-            "requests open in the ledger": side.bridge.pipeline.ledger.totals().open_requests,
+            "requests open in the ledger": side.planner.pipeline.ledger.totals().open_requests,
             "donors one side does not know": abs(known - len(worker.donors or ())),
         }
 
     def spoil(self, record: Record) -> bool:
         """Overwrite the K/V of a request that runs over a load, as a wrong load would."""
-        states = self.side.states.values()
+        states = self.side.requests.values()
         ours = record.asked.request_id
         state = next((s for s in states if _outer(s.request_id) == ours), None)
-        if state is None or state.progress.value != "confirmed" or not record.answer:
+        if state is None or state.stage.value != "loaded" or not record.answer:
             return False
         (blocks,) = self.core.scheduler.kv_cache_manager.get_block_ids(state.request_id)
         access = self.worker.access
@@ -248,7 +248,7 @@ class FuzzEngine:
         slots = slots.to(access.device)
         with torch.inference_mode():
             kv = access.read(blocks, 0, len(record.asked.tokens))
-            for layer in range(len(access.layers)):
+            for layer in range(access.layer_count):
                 # Other tokens' values: turning keys with them would change nothing.
                 access.write(layer, kv[layer, 0], kv[layer, 1].flip(0), slots)
         return True
@@ -264,12 +264,12 @@ class FuzzEngine:
             self.connector.request_finished_all_groups
         )
         self.connector.build_connector_meta = self._building(self.connector.build_connector_meta)
-        pipeline = self.side.bridge.pipeline
+        pipeline = self.side.planner.pipeline
         pipeline.register_donor = self._registering(pipeline.register_donor)
 
     def _finishing(self, call: Any) -> Any:
         def finished(request: Any, *more: Any) -> Any:
-            state = self.side.states.get(request.request_id)
+            state = self.side.requests.get(request.request_id)
             answer = call(request, *more)
             record = self._records.get(_outer(request.request_id))
             if record is not None:

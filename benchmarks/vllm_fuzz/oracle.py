@@ -150,14 +150,14 @@ class Oracle:
         if plan.exact_tokens:
             # The engine's own prefix cache held these.
             engine.run_all([record.asked.tokens[: plan.exact_tokens]], [salt], OFF, 1)
-        engine.side.bridge.rewrite = lambda now, tokens: forced(plan, names, now)
+        engine.connector.rewriting = lambda now, tokens: forced(plan, names, now)
         try:
             hints = {"capture": False}
             if is_dynamic(plan.policy) or "policy" in record.asked.hints:
                 hints |= {k: v for k, v in record.asked.hints.items() if k == "policy"}
             (answer,) = engine.run_all([record.asked.tokens], [salt], hints)
         finally:
-            engine.side.bridge.rewrite = None
+            engine.connector.rewriting = None
         return answer if answer.said.get("outcome") == "materialised" else None
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from semblend.integration.vllm.paged_access import PagedAccess
-from semblend.integration.vllm.pool_proof import prove_pool
-from semblend.integration.vllm.segment_reads import SegmentReader
+from semblend.integration.worker.pool_proof import prove_pool
+from semblend.integration.worker.segment_reads import SegmentReader
 from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.transfer import SpanCopy, copy_spans
 

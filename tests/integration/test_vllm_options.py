@@ -11,7 +11,7 @@ import yaml
 
 from semblend.core.errors import SettingsError
 from semblend.core.settings import EmbedderKind
-from semblend.integration.vllm.modes import Mode
+from semblend.integration.modes import Mode
 from semblend.integration.vllm.options import ConnectorOptions, options_table_markdown
 from semblend.integration.vllm.versions import judge
 

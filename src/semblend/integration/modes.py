@@ -1,4 +1,4 @@
-"""What the modes of all adapters have in common: one word means the same in every engine."""
+"""What adapters may be asked to do: one word means the same in every engine."""
 
 from __future__ import annotations
 
@@ -26,3 +26,56 @@ class ReuseMode(StrEnum):
     def uncertified(self) -> bool:
         """Whether approximate K/V may be loaded without a certificate."""
         return self.value.endswith("_experimental")
+
+
+class Mode(ReuseMode):
+    """All of them."""
+
+    DISCOVERY_ONLY = "discovery_only"
+    """Find and report; nothing is captured or loaded."""
+    EXACT_PREFIX = "exact_prefix"
+    """Load K/V of an identical prefix that the engine's own cache has lost: exact."""
+    REQUEST_ONLY_EXPERIMENTAL = "request_only_experimental"
+    """Load what covers the prompt's beginning without a hole, for this request alone."""
+    SEGMENTED_EXPERIMENTAL = "segmented_experimental"
+    """Load spans anywhere, without a certificate; every response says so."""
+    SEGMENTED = "segmented"
+    """Load spans anywhere, under the model's quality certificate."""
+
+
+class Execution(StrEnum):
+    """How holes are computed in the segmented modes."""
+
+    NESTED = "nested"
+    """One extra pass of the model inside the connector; needs our worker class."""
+    STAGED = "staged"
+    """The salted ladder: ordinary requests, driven by a client (`semblend.integration.ladder`)."""
+
+
+class Provider(StrEnum):
+    """Who discovers donors."""
+
+    LOCAL = "local"
+    """Token fingerprints only."""
+    SEMBLEND = "semblend"
+    """Fingerprints, and donors of similar meaning as evidence, on a thread of their own."""
+
+
+class CapturePolicy(StrEnum):
+    """Which exactly computed prompts become donors."""
+
+    ALL = "all"
+    SAMPLED = "sampled"
+    """A share of them, chosen by request id."""
+    HINTED = "hinted"
+    """Those whose request asks for it: kv_transfer_params {"semblend": {"capture": true}}."""
+    NONE = "none"
+
+
+class ReuseRequests(StrEnum):
+    """Which requests may be given donor K/V."""
+
+    ALL = "all"
+    """All but those that say {"semblend": {"reuse": false}}."""
+    OPT_IN = "opt_in"
+    """Only those that say {"semblend": {"reuse": true}}."""

@@ -58,6 +58,11 @@ def is_dynamic(spec: str) -> bool:
     return policy_from_spec(spec).dynamic
 
 
+def needs_no_probe(spec: str) -> bool:
+    """Whether a policy chooses before anything is loaded."""
+    return not is_dynamic(spec)
+
+
 def is_static(spec: str) -> bool:
     """Whether a policy runs where spans are copied, and nothing but that is done."""
     return not is_dynamic(spec) and not shifts_depth(spec)
@@ -91,6 +96,16 @@ def pass_tokens(plan: Plan) -> int:
     """
     holes = sum(map(len, plan.holes))
     return holes + plan.tail_tokens if is_dynamic(plan.policy) else holes
+
+
+def probes(plan: Plan) -> bool:
+    """Whether a plan's policy looks at the tail before it chooses; exact copies need no look."""
+    return is_dynamic(plan.policy) and plan.first_approximate_token is not None
+
+
+def tokens_to_compute(plan: Plan) -> int:
+    """Tokens a plan computes in one nested pass; the tail among them where a policy looks."""
+    return pass_tokens(plan) if probes(plan) else sum(map(len, plan.holes))
 
 
 def watch_queries(module: Any, watch: Callable[[torch.Tensor], None], *, named: str) -> Any:

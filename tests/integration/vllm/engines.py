@@ -75,6 +75,15 @@ class Engine:
         return self.scheduler_connector.scheduler_side
 
     @property
+    def rewrite(self) -> Any:
+        """What every plan passes through; None leaves it as it is."""
+        return self.scheduler_connector.rewriting
+
+    @rewrite.setter
+    def rewrite(self, rewriting: Any) -> None:
+        self.scheduler_connector.rewriting = rewriting
+
+    @property
     def worker(self) -> Any:
         """The worker's side, where there is one worker in this process."""
         return None if self.worker_connector is None else self.worker_connector.worker_side
@@ -176,7 +185,7 @@ class EngineFactory:
             self.close()
             self._engine, self._made_with = Engine(model, **options), made_with
         self._engine.scheduler_connector.rewrite_load = None
-        self._engine.scheduler.bridge.rewrite = None
+        self._engine.rewrite = None
         return self._engine
 
     def close(self) -> None:

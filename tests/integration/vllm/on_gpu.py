@@ -136,7 +136,7 @@ def all_holes(harness: Harness) -> list[str]:
     engine, item = harness.engine, harness.item(3)
     engine.donate(item.donors[0])
     expected = engine.kv(engine.cold(item.tokens), 0, len(item.tokens))
-    engine.scheduler.bridge.rewrite = lambda plan, tokens: (
+    engine.rewrite = lambda plan, tokens: (
         replace(plan, recompute=(Hole(plan.spans[0].target_start, plan.end),))
         if plan.spans
         else plan
@@ -144,7 +144,7 @@ def all_holes(harness: Harness) -> list[str]:
     try:
         warm = engine.run(item.tokens)
     finally:
-        engine.scheduler.bridge.rewrite = None
+        engine.rewrite = None
     load = engine.scheduler_connector.loads[-1]
     found = [] if load.hole_tokens > 500 else [f"only {load.hole_tokens} tokens were holes"]
     off = _apart(engine.kv(warm, 0, len(item.tokens)), expected)

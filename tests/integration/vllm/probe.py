@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
+from benchmarks.vllm_rewriting import RewritingConnector
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-from semblend.integration.vllm.connector_v1 import SemBlendConnectorV1
-from semblend.integration.vllm.metadata import ConnectorMeta, LoadCommand
+from semblend.integration.scheduler.orders import LoadCommand
+from semblend.integration.vllm.metadata import ConnectorMeta
 
 
-class ProbeConnector(SemBlendConnectorV1):
+class ProbeConnector(RewritingConnector):
     """Records blocks and orders; lets a test rewrite a load before the workers see it."""
 
     scheduler: ClassVar[ProbeConnector]

@@ -37,7 +37,7 @@ def test_spans_move_as_the_model_rotates_and_holes_equal_cold(make_engine, name)
     torch.testing.assert_close(placed[0, 0], own[0, 0], atol=5e-4, rtol=1e-4)
     torch.testing.assert_close(placed[0, 1], own[0, 1], atol=5e-4, rtol=1e-4)
     engine.forget_prefixes()
-    engine.scheduler.bridge.rewrite = all_holes
+    engine.rewrite = all_holes
     everything = engine.run(TARGET, hints={"capture": False})
     assert everything.tokens == cold.tokens
     torch.testing.assert_close(
@@ -58,7 +58,7 @@ def test_bfloat16_moves_k_within_its_rounding(make_engine):
     scale = own.abs().max()
     assert (placed[0, 0] - own).abs().max() / scale < 2e-2
     engine.forget_prefixes()
-    engine.scheduler.bridge.rewrite = all_holes
+    engine.rewrite = all_holes
     everything = engine.run(target, hints={"capture": False})
     got = engine.kv(everything, 0, len(target)).float()
     assert everything.tokens == cold.tokens

@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 import torch
 
-from semblend.integration.vllm import capture
-from semblend.integration.vllm.capture import CaptureThread
-from semblend.integration.vllm.donors import WorkerDonors
-from semblend.integration.vllm.metadata import CaptureCommand
+from semblend.integration.scheduler.orders import CaptureCommand
+from semblend.integration.worker import captures as capturing
+from semblend.integration.worker.captures import CaptureThread
+from semblend.integration.worker.donors import WorkerDonors
 from semblend.kv.tiers import MemoryTier, TierStack
 from tests.integration.models import random_tokens
 
@@ -52,7 +52,7 @@ def test_every_thread_of_capture_sets_its_device_before_anything_else():
         patch("torch.cuda.Event", lambda: SimpleNamespace(record=lambda: None)),
         patch("torch.cuda.Stream", lambda device: stream),
         patch("torch.cuda.stream", lambda stream: nullcontext()),
-        patch.object(capture, "SegmentReader", lambda access, tokens: Reader(calls)),
+        patch.object(capturing, "SegmentReader", lambda access, tokens: Reader(calls)),
         patch.object(CaptureThread, "_put", watched_put),
     ):
         captures = CaptureThread(ACCESS, donors)

@@ -29,7 +29,7 @@ def test_a_compiled_engine_reuses_and_all_holes_equal_cold(make_engine):
     warm = engine.run(TARGET, hints={"capture": False})
     assert warm.semblend["outcome"] == "materialised"
     engine.forget_prefixes()
-    engine.scheduler.bridge.rewrite = all_holes
+    engine.rewrite = all_holes
     everything = engine.run(TARGET, hints={"capture": False})
     assert everything.tokens == cold.tokens
     torch.testing.assert_close(
@@ -45,7 +45,7 @@ def test_policies_that_look_see_the_queries_of_compiled_code(make_engine):
     engine.donate(DONOR)
     seen = {}
     for compiled in (True, False):
-        with patch.object(engine.worker.nested, "use_compiled", lambda: None):
+        with patch.object(engine.worker.nested, "serving", lambda: None):
             engine.worker.nested._skip_compiled = not compiled
             answer = engine.run(TARGET, hints={"policy": "query_attention(0.2)", "capture": False})
         assert answer.semblend["recomputed_tokens"] > 32

@@ -25,7 +25,7 @@ def test_a_donor_that_lost_its_place_is_not_found_any_more(make_engine):
     engine.donate(second[1])
     engine.drain()
     assert len(engine.worker.donors) == 1
-    assert engine.scheduler.bridge.pipeline.stats().donors == 1
+    assert engine.scheduler.planner.pipeline.stats().donors == 1
     (tier,) = engine.worker.donors.tiers.stats()
     assert tier.used_bytes <= MEBIBYTE
     gone = joined(random_tokens(80, seed=1), first[0], random_tokens(20, seed=2))
@@ -44,7 +44,7 @@ def test_donors_below_memory_are_read_from_disk(make_engine, tmp_path):
     documents = [prompt(number) for number in (3, 4, 5)]
     for _, donor in documents:
         engine.donate(donor)
-    assert engine.scheduler.bridge.pipeline.stats().donors == 3
+    assert engine.scheduler.planner.pipeline.stats().donors == 3
     assert any((tmp_path / "rank0").rglob("*")), "each rank has a folder of its own"
     target = joined(random_tokens(80, seed=5), documents[0][0], random_tokens(20, seed=6))
     from_disk = engine.run(target, hints={"capture": False})
@@ -60,7 +60,7 @@ def test_a_prompt_that_does_not_fit_is_not_kept_and_harms_nobody(make_engine):
     cold = engine.cold(long)
     free = engine.free_blocks()
     assert engine.run(long).tokens == cold.tokens
-    assert engine.scheduler.bridge.pipeline.stats().donors == 0
+    assert engine.scheduler.planner.pipeline.stats().donors == 0
     assert engine.free_blocks() == free
 
 
@@ -101,7 +101,7 @@ def test_sampled_capture_keeps_a_share(make_engine):
     engine = make_engine("llama", capture="sampled", capture_sample_ratio=0.5)
     for number in range(16):
         engine.run(random_tokens(80, seed=800 + number), max_tokens=1)
-    assert 2 <= engine.scheduler.bridge.pipeline.stats().donors <= 14
+    assert 2 <= engine.scheduler.planner.pipeline.stats().donors <= 14
 
 
 def test_capture_none_keeps_nothing_not_even_what_asks_for_it(make_engine):
@@ -110,7 +110,7 @@ def test_capture_none_keeps_nothing_not_even_what_asks_for_it(make_engine):
     engine.run(prompt, hints={"capture": True})
     engine.forget_prefixes()
     assert engine.run(prompt).semblend["reason"] == "no_match"
-    assert len(engine.worker.donors) == engine.scheduler.bridge.pipeline.stats().donors == 0
+    assert len(engine.worker.donors) == engine.scheduler.planner.pipeline.stats().donors == 0
 
 
 def test_donors_of_similar_meaning_are_reported_and_never_loaded(make_engine, tmp_path):
@@ -137,7 +137,7 @@ def test_donors_of_similar_meaning_are_reported_and_never_loaded(make_engine, tm
         ids = np.array(tokenizer(text)["input_ids"], dtype=np.int32)
         answer = engine.run(ids, max_tokens=2)
         engine.scheduler._meaning.wait()
-        engine.scheduler.bridge.pipeline.wait_until_learned()
+        engine.scheduler.planner.pipeline.wait_until_learned()
     engine.scheduler.audit.flush()
     records = [json.loads(line) for line in audit.read_text().splitlines()]
     found = [r for r in records if r["event"] == "semantic_lookup_hit" and r["kind"] == "meaning"]

@@ -12,11 +12,11 @@ import torch
 from semblend.fleet.directory.index import SharedDonor
 from semblend.fleet.placement.cost import FleetCost
 from semblend.fleet.transport.folder import FolderStore
-from semblend.integration.vllm.donors import SEGMENT_TOKENS, WorkerDonors, segment_keys
-from semblend.integration.vllm.fleet_donors import worth_moving
-from semblend.integration.vllm.metadata import CaptureCommand, FetchCommand
-from semblend.integration.vllm.prefill_clock import PrefillClock
-from semblend.integration.vllm.segment_exchange import QUEUED, SegmentExchange
+from semblend.integration.scheduler.fleet_donors import worth_moving
+from semblend.integration.scheduler.orders import CaptureCommand, FetchCommand
+from semblend.integration.scheduler.prefill_clock import PrefillClock
+from semblend.integration.worker.donors import SEGMENT_TOKENS, WorkerDonors, segment_keys
+from semblend.integration.worker.segment_exchange import QUEUED, SegmentExchange
 from semblend.kv.segments import Segment
 from semblend.kv.tiers import MemoryTier, TierStack
 from semblend.planning.cost import CostModel

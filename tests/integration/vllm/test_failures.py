@@ -17,21 +17,21 @@ from tests.integration.models import joined, random_tokens
 DOCUMENT = random_tokens(420, seed=51)
 DONOR = joined(random_tokens(50, seed=52), DOCUMENT, random_tokens(20, seed=53))
 TARGET = joined(random_tokens(110, seed=54), DOCUMENT, random_tokens(33, seed=55))
-PACKAGE = "semblend.integration.vllm"
+PACKAGE = "semblend.integration"
 
 # Where something is made to raise, and what the response then says.
 SCHEDULER_STEPS = {
-    "taking note of the request": f"{PACKAGE}.scheduler_side.SchedulerSide.new_request",
-    "shaping the plan": f"{PACKAGE}.bridge.PlannerBridge._cut_to_mode",
-    "claiming": f"{PACKAGE}.claims.Claims._claimed",
-    "making hashes private": f"{PACKAGE}.scheduler_side.PrivateChain",
-    "ordering the load": f"{PACKAGE}.scheduler_side.LoadCommand",
+    "taking note of the request": f"{PACKAGE}.scheduler.side.SchedulerSide._arrived",
+    "shaping the plan": f"{PACKAGE}.scheduler.planner.Planner._cut_to",
+    "claiming": f"{PACKAGE}.scheduler.claims.Claims._claimed",
+    "making hashes private": f"{PACKAGE}.vllm.scheduler_port.PrivateChain",
+    "ordering the load": f"{PACKAGE}.scheduler.side.LoadCommand",
 }
 WORKER_STEPS = {
     "rotating": "semblend.kv.torch_copy._turn",
-    "writing K/V": f"{PACKAGE}.paged_access.PagedAccess.write",
-    "laying holes out": f"{PACKAGE}.worker_loads.sequences_of",
-    "building attention metadata": f"{PACKAGE}.nested_pass.NestedPass._common_metadata",
+    "writing K/V": f"{PACKAGE}.vllm.paged_access.PagedAccess.write",
+    "laying holes out": f"{PACKAGE}.worker.loads.sequences_of",
+    "building attention metadata": f"{PACKAGE}.vllm.nested_pass.NestedPass._common_metadata",
 }
 
 
@@ -58,17 +58,17 @@ def test_a_failure_in_the_scheduler_is_a_cold_prefill(engine, step):
 
 def test_a_load_goes_out_whatever_else_of_the_step_fails(engine):
     """The engine waits for its answer."""
-    with patch(f"{PACKAGE}.capture_orders.CaptureOrders.orders", side_effect=InjectedError):
+    with patch(f"{PACKAGE}.scheduler.captures.Captures.orders", side_effect=InjectedError):
         answer = engine.run(TARGET)
     assert answer.semblend["outcome"] == "materialised"
-    with patch(f"{PACKAGE}.worker_side.WorkerSide._housekeeping", side_effect=InjectedError):
+    with patch(f"{PACKAGE}.worker.side.WorkerSide._housekeeping", side_effect=InjectedError):
         engine.forget_prefixes()
         assert engine.run(TARGET).tokens == answer.tokens
 
 
 def test_a_step_of_loads_that_breaks_is_answered_all_the_same(engine):
     cold = engine.cold(TARGET)
-    with patch(f"{PACKAGE}.worker_loads.WorkerLoads._together", side_effect=InjectedError):
+    with patch(f"{PACKAGE}.worker.loads.WorkerLoads._together", side_effect=InjectedError):
         answer = engine.run(TARGET)
     assert answer.tokens == cold.tokens
     assert answer.semblend["reason"] == "materialisation_failed"
@@ -85,7 +85,7 @@ def test_a_failure_in_the_worker_is_computed_exactly(engine, step):
     assert answer.semblend["outcome"] == "declined"
     assert answer.semblend["reason"] == "materialisation_failed"
     assert answer.semblend["reused_tokens"] == 0
-    totals = engine.scheduler.bridge.pipeline.ledger.totals()
+    totals = engine.scheduler.planner.pipeline.ledger.totals()
     assert totals.open_requests == 0
     engine.forget_prefixes()
     assert engine.run(TARGET).semblend["outcome"] == "materialised", "and the next one is served"
@@ -165,7 +165,7 @@ def test_a_donor_that_is_gone_is_computed_exactly_and_forgotten(engine):
     answer = engine.run(TARGET, hints={"capture": False})
     assert answer.tokens == cold.tokens
     assert answer.semblend["reason"] == "donor_gone"
-    assert engine.scheduler.bridge.pipeline.stats().donors == 0
+    assert engine.scheduler.planner.pipeline.stats().donors == 0
     engine.forget_prefixes()
     assert engine.run(TARGET).semblend["reason"] == "no_match"
 
@@ -181,7 +181,7 @@ def test_a_corrupt_donor_is_computed_exactly_and_forgotten(engine):
     assert answer.tokens == cold.tokens
     assert answer.semblend["reason"] == "donor_gone"
     assert "corrupt" in answer.semblend["detail"]
-    assert engine.scheduler.bridge.pipeline.stats().donors == 0
+    assert engine.scheduler.planner.pipeline.stats().donors == 0
 
 
 def test_a_donor_of_other_tokens_is_never_loaded(engine):
@@ -202,7 +202,7 @@ def test_a_donor_of_other_tokens_is_never_loaded(engine):
 def test_failures_of_settlement_do_not_stop_the_engine(engine):
     cold = engine.cold(TARGET)
     for step in ("confirmed", "ended"):
-        with patch(f"{PACKAGE}.settlement.Settlements.{step}", side_effect=InjectedError):
+        with patch(f"{PACKAGE}.scheduler.settlement.Settlements.{step}", side_effect=InjectedError):
             engine.run(TARGET)
     engine.forget_donors()
     engine.forget_prefixes()

@@ -14,8 +14,8 @@ import pytest
 
 from semblend.core.faults import FaultPoint, planted
 from semblend.core.outcomes import DeclineReason
-from semblend.integration.vllm import capture
-from semblend.integration.vllm.capture import CaptureThread
+from semblend.integration.worker import captures as capturing
+from semblend.integration.worker.captures import CaptureThread
 from tests.integration.models import joined, random_tokens
 from tests.reliability.fault_cases import KEEPING, REUSING, Case, name_the_others
 from tests.reliability.fault_results import record
@@ -81,7 +81,7 @@ def reuse(engine, **options):
 
 
 def totals(engine):
-    return engine.scheduler.bridge.pipeline.ledger.totals()
+    return engine.scheduler.planner.pipeline.ledger.totals()
 
 
 def assert_whole(engine, free_blocks):
@@ -91,12 +91,12 @@ def assert_whole(engine, free_blocks):
     assert totals(engine).open_requests == 0
     donors = engine.worker.donors
     assert [tier.leased for tier in donors.tiers.stats()] == [0, 0]
-    assert len(donors) == engine.scheduler.bridge.pipeline.stats().donors
+    assert len(donors) == engine.scheduler.planner.pipeline.stats().donors
     engine.forget_donors()
     engine.cold(TARGET)  # workers hear of it with the next step
     assert [tier.used_bytes for tier in donors.tiers.stats()] == [0, 0]
-    assert engine.scheduler.bridge.pipeline.stats().stored_tokens == 0
-    assert not engine.scheduler.states
+    assert engine.scheduler.planner.pipeline.stats().stored_tokens == 0
+    assert not engine.scheduler.requests
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -168,15 +168,15 @@ def test_a_copy_too_slow_for_a_preemption_is_thrown_away(engine):
         going_on.wait(30)
         return read(self, *args)
 
-    before = engine.scheduler.bridge.pipeline.stats().donors
-    with patch.object(CaptureThread, "_read", slow), patch.object(capture, "_WAIT_S", 0.05):
+    before = engine.scheduler.planner.pipeline.stats().donors
+    with patch.object(CaptureThread, "_read", slow), patch.object(capturing, "_WAIT_S", 0.05):
         request = {"prompt_token_ids": DONOR.tolist()}
         engine.llm.generate([request], engine.sampling(), use_tqdm=False)
         (request_id,) = captures._pending
         captures.wait_for([request_id])
         going_on.set()
         engine.drain()
-    assert len(engine.worker.donors) == engine.scheduler.bridge.pipeline.stats().donors == before
+    assert len(engine.worker.donors) == engine.scheduler.planner.pipeline.stats().donors == before
     assert not captures._overwritten
     keep(engine)
     assert reuse(engine).semblend["outcome"] == "materialised"

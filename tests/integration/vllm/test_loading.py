@@ -13,9 +13,9 @@ import torch
 from semblend.core.errors import DonorError
 from semblend.core.faults import InjectedError, planted
 from semblend.core.plan import Span
-from semblend.integration.vllm.donors import WorkerDonors, segment_keys
-from semblend.integration.vllm.loading import DonorLostError, SpanLoader
-from semblend.integration.vllm.metadata import LoadCommand
+from semblend.integration.scheduler.orders import LoadCommand
+from semblend.integration.worker.donors import WorkerDonors, segment_keys
+from semblend.integration.worker.loading import DonorLostError, SpanLoader
 from semblend.kv.segments import Segment, kv_bytes
 from semblend.kv.tiers import MemoryTier, TierStack
 from tests.integration.test_paged_strides import CACHES, LAYERS, TABLE, access_to, kv_of
@@ -31,7 +31,7 @@ SPANS = (
 
 def shelf(monkeypatch, segment_tokens: int = 6) -> tuple[WorkerDonors, torch.Tensor]:
     """A donor in segments of a few tokens, and its K/V."""
-    monkeypatch.setattr("semblend.integration.vllm.donors.SEGMENT_TOKENS", segment_tokens)
+    monkeypatch.setattr("semblend.integration.worker.donors.SEGMENT_TOKENS", segment_tokens)
     donors = WorkerDonors(TierStack([MemoryTier.on_host(capacity_bytes=1 << 20)]))
     kv, keys = kv_of(len(DONOR)), segment_keys(SHARE_KEY, DONOR)
     donors.claim("d", DONOR, keys)
@@ -57,6 +57,16 @@ def expected(kv: torch.Tensor, span: Span) -> torch.Tensor:
     return rows
 
 
+def loaded(loader):
+    """Everything a command copies, in place; the tokens copied."""
+    load = loader.begin(command())
+    try:
+        load.place_all()
+        return load.finish()
+    finally:
+        load.close()
+
+
 @pytest.mark.parametrize("name", CACHES)
 @pytest.mark.parametrize("in_turn", [False, True], ids=["at once", "layer by layer"])
 def test_spans_arrive_whichever_segments_they_lie_in(monkeypatch, name, in_turn):
@@ -71,7 +81,7 @@ def test_spans_arrive_whichever_segments_they_lie_in(monkeypatch, name, in_turn)
         load.place_all()
         assert load.finish() == load.tokens == 15
     else:
-        assert loader.load(command()) == 15
+        assert loaded(loader) == 15
     for span in SPANS:
         got = access.read(BLOCKS, span.target_start, span.target_end)
         torch.testing.assert_close(got, expected(kv, span))
@@ -120,6 +130,6 @@ def test_every_fault_point_of_a_load_ends_it_with_nothing_held(monkeypatch, poin
     donors, _ = shelf(monkeypatch)
     loader = SpanLoader(access_to("packed"), donors, TABLE)
     with planted(point), pytest.raises((DonorError, InjectedError)) as raised:
-        loader.load(command())
+        loaded(loader)
     assert isinstance(raised.value, DonorError) is (point != "copy")
     assert donors.tiers.stats()[0].leased == 0

@@ -111,7 +111,7 @@ def test_an_adapters_request_is_computed_and_never_a_donor(engine, adapter):
 
 def test_a_shadow_pass_after_its_adapter_was_unloaded_leaves_the_engine_working(engine, adapter):
     """A pass in a step without a forward finds the mapping of a step that is long over."""
-    from semblend.integration.vllm.pass_split import VirtualSequence, block_table
+    from semblend.integration.worker.sequences import VirtualSequence, block_table
 
     (adapted,) = together(engine, [OTHER], [adapter], max_tokens=1)
     assert engine.llm.llm_engine.remove_lora(adapter.lora_int_id)

@@ -60,7 +60,7 @@ def test_exact_prefix_restores_what_the_prefix_cache_has_lost(make_engine):
     # It is exact, so others share it and it may be a donor itself.
     shared = engine.run(other_end, hints={"reuse": False})
     assert shared.cached_tokens >= 384
-    assert engine.scheduler.bridge.pipeline.stats().donors == 2
+    assert engine.scheduler.planner.pipeline.stats().donors == 2
     moved = engine.run(TARGET, hints={"capture": False})
     assert moved.semblend["outcome"] in ("cold", "declined", "discovery_only")
     assert moved.cached_tokens == 0
@@ -96,10 +96,10 @@ def test_segmented_without_a_certificate_is_discovery(make_engine, caplog):
 def test_requests_choose_for_themselves(make_engine):
     engine = make_engine("llama", reuse="opt_in", capture="hinted")
     engine.run(DONOR)
-    assert engine.scheduler.bridge.pipeline.stats().donors == 0
+    assert engine.scheduler.planner.pipeline.stats().donors == 0
     engine.forget_prefixes()
     engine.run(DONOR, hints={"capture": True})
-    assert engine.scheduler.bridge.pipeline.stats().donors == 1
+    assert engine.scheduler.planner.pipeline.stats().donors == 1
     assert engine.run(TARGET).semblend["reason"] == "disabled"
     engine.forget_prefixes()
     assert engine.run(TARGET, hints={"reuse": True}).semblend["outcome"] == "materialised"
@@ -184,7 +184,7 @@ def test_a_ladder_poisons_nothing_and_donates_nothing(staged):
     engine.forget_prefixes()
     engine.donate(DONOR)
     climb_in_process(engine, TARGET)
-    assert engine.scheduler.bridge.pipeline.stats().donors == 1
+    assert engine.scheduler.planner.pipeline.stats().donors == 1
     exact = engine.run(TARGET, hints={"capture": False})
     assert exact.cached_tokens == 0
     assert exact.tokens == engine.cold(TARGET).tokens
@@ -226,7 +226,7 @@ def test_nested_and_staged_agree_on_the_same_plan(make_engine):
         plans.append(replace(plan, recompute=tuple(recompute)))
         return plans[-1]
 
-    nested.scheduler.bridge.rewrite = aligned
+    nested.rewrite = aligned
     inside = nested.run(TARGET)
     assert inside.semblend["outcome"] == "materialised"
     engine = make_engine("llama", execution="staged", engine={"worker_cls": "auto"})

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from semblend.integration.vllm.nested_pass import NestedPass, _Layout
-from semblend.integration.vllm.pass_split import PassLimits, VirtualSequence, block_table
-from semblend.integration.vllm.probing import LoadProbe
+from semblend.integration.vllm.nested_pass import NestedPass, _Layout, limits_of
+from semblend.integration.worker.probing import LoadProbe
+from semblend.integration.worker.sequences import PassLimits, VirtualSequence, block_table
 from tests.integration.models import joined, random_tokens
 from tests.integration.vllm.probe import chopped
 
@@ -102,9 +102,9 @@ def test_flash_attentions_planned_buffer_is_the_limit(room):
     rounded = -(-room // 4) * 4
     builder = SimpleNamespace(scheduler_metadata=torch.zeros(1 + rounded * 4, dtype=torch.int32))
     scheduler = SimpleNamespace(max_num_seqs=2, max_num_batched_tokens=64)
-    assert PassLimits.of(builder, scheduler) == PassLimits(sequences=rounded, tokens=64)
+    assert limits_of(builder, scheduler) == PassLimits(sequences=rounded, tokens=64)
     eager = SimpleNamespace()
-    assert PassLimits.of(eager, scheduler).sequences == 2
+    assert limits_of(eager, scheduler).sequences == 2
 
 
 def test_holes_beyond_one_forward_are_computed_as_in_one(engine):

@@ -12,8 +12,9 @@ import torch
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
 from semblend.core.errors import DonorError
-from semblend.integration.vllm import capture, worker
-from semblend.integration.vllm.capture import CaptureThread
+from semblend.integration.vllm import worker
+from semblend.integration.worker import captures as capturing
+from semblend.integration.worker.captures import CaptureThread
 from tests.integration.models import joined, random_tokens
 from tests.integration.vllm.engines import WORKER
 
@@ -116,10 +117,10 @@ def test_a_reset_takes_blocks_back_from_shadow_samples(make_engine, monkeypatch)
     engine.llm.generate([{"prompt_token_ids": TARGET.tolist()}], engine.sampling(), use_tqdm=False)
     core = engine.llm.llm_engine.engine_core.engine_core
     for _ in range(50):
-        if any(sample.blocks for sample in engine.scheduler.shadows._samples):
+        if any(sample.loan for sample in engine.scheduler.shadows._samples):
             break
         core.step_fn()
-    assert any(sample.blocks for sample in engine.scheduler.shadows._samples)
+    assert any(sample.loan for sample in engine.scheduler.shadows._samples)
     assert engine.llm.reset_prefix_cache(reset_running_requests=True)
     assert all_free(engine)
     engine.drain()
@@ -142,7 +143,7 @@ def test_sleep_waits_for_the_capture_that_reads_and_drops_the_others(engine):
 
 
 def test_a_copy_that_does_not_end_keeps_the_cache_mapped(engine, monkeypatch):
-    monkeypatch.setattr(capture, "_WAIT_S", 0.05)
+    monkeypatch.setattr(capturing, "_WAIT_S", 0.05)
     (ours,) = engine.llm.collective_rpc(lambda worker: worker)
     with slow_captures() as captures:
         finished_while_captured(engine, OTHER, captures)

@@ -84,7 +84,7 @@ def test_approximate_requests_are_never_donors(engine):
     held = len(engine.worker.donors)
     engine.run(TARGET)
     assert len(engine.worker.donors) == held == 1
-    assert engine.scheduler.bridge.pipeline.stats().donors == 1
+    assert engine.scheduler.planner.pipeline.stats().donors == 1
 
 
 def test_a_claim_that_is_not_admitted_leaves_no_trace(engine):
@@ -97,9 +97,9 @@ def test_a_claim_that_is_not_admitted_leaves_no_trace(engine):
     assert request.block_hashes == before
     assert engine.scheduler_connector.get_num_new_matched_tokens(request, 0)[0] == claimed
     engine.core.schedule()  # a step in which the request is not admitted
-    assert engine.scheduler.states["waiting-1"].claim is None
-    engine.scheduler.request_finished(_finished(request), [])
-    assert not engine.scheduler.states
+    assert engine.scheduler.requests["waiting-1"].claim is None
+    engine.scheduler.ended(_finished(request), [])
+    assert not engine.scheduler.requests
 
 
 def test_an_offer_the_engine_zeroes_after_asking_is_rolled_back(engine):
@@ -127,9 +127,9 @@ def test_an_offer_the_engine_zeroes_after_asking_is_rolled_back(engine):
     assert answer.semblend["reused_tokens"] == answer.cached_tokens == 0
     assert answer.semblend["reason"] == "not_worth_it"
     assert connector.hashes[connector.internal(answer.request_id)][: len(exact)] == exact
-    totals = engine.scheduler.bridge.pipeline.ledger.totals()
+    totals = engine.scheduler.planner.pipeline.ledger.totals()
     assert totals.open_requests == 0
-    assert engine.scheduler.bridge.is_held(
+    assert engine.scheduler.planner.is_held(
         TARGET, namespaces.of_request(engine.scheduler.setup.namespace, None)
     )
     assert engine.run(TARGET, hints={"reuse": False}).tokens == cold.tokens

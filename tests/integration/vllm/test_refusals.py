@@ -202,7 +202,7 @@ def test_rotary_modules_that_k_cannot_follow_are_refused_by_name():
 )
 def test_attention_the_nested_pass_was_not_proven_with_is_refused_by_name(config, groups, named):
     with pytest.raises(UnsupportedModelError, match=named):
-        NestedPass(SimpleNamespace(attn_groups=groups), config)
+        NestedPass(SimpleNamespace(attn_groups=groups), config, ())
 
 
 def test_an_engine_whose_k_we_would_move_wrongly_does_not_start(engines, monkeypatch):
@@ -328,7 +328,7 @@ def test_an_unservable_request_is_refused_by_name(make_engine, attribute, value,
     setattr(request, attribute, value)
     assert request_refusal(request) == named
     assert engine.scheduler_connector.get_num_new_matched_tokens(request, 0) == (0, False)
-    engine.scheduler.states.clear()
+    engine.scheduler.requests.clear()
 
 
 def test_the_connector_is_never_a_child_of_another(engines):

@@ -73,7 +73,7 @@ def test_many_samples_are_computed_once_and_share_the_prefix_cache(engine):
     engine.forget_prefixes()
     cold = sampled(engine, 8, reuse=False, capture=False)
     assert [o.token_ids for o in output.outputs] == [o.token_ids for o in cold.outputs]
-    assert engine.scheduler.bridge.pipeline.ledger.totals().open_requests == 0
+    assert engine.scheduler.planner.pipeline.ledger.totals().open_requests == 0
 
 
 def test_samples_are_counted_by_parent_and_prompt():

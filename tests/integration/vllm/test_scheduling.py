@@ -9,9 +9,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from semblend.integration.vllm.loading import DonorLostError, SpanLoad
-from semblend.integration.vllm.loads_in_flight import InFlight, LoadsInFlight
 from semblend.integration.vllm.metadata import ConnectorMeta
+from semblend.integration.worker.loading import DonorLostError, SpanLoad
+from semblend.integration.worker.loads_in_flight import InFlight, LoadsInFlight
 from tests.integration.models import joined, random_tokens
 
 DOCUMENT = random_tokens(420, seed=31)
@@ -121,16 +121,16 @@ def test_an_aborted_request_leaves_nothing_behind(engine):
             llm.step()
         llm.abort_request([f"abort-{steps}"])
         engine.drain()
-    assert not engine.scheduler.states
+    assert not engine.scheduler.requests
     assert engine.free_blocks() == free
-    assert engine.scheduler.bridge.pipeline.ledger.totals().open_requests == 0
+    assert engine.scheduler.planner.pipeline.ledger.totals().open_requests == 0
 
 
 def test_captured_prompts_of_one_token_requests_are_whole(engine):
     """The request is over before its K/V is copied: its blocks must wait."""
     prompts = [random_tokens(200, seed=400 + n) for n in range(6)]
     engine.run_all(prompts, max_tokens=1)
-    assert engine.scheduler.bridge.pipeline.stats().donors == 6
+    assert engine.scheduler.planner.pipeline.stats().donors == 6
     engine.forget_prefixes()
     for prompt in prompts:
         warm = engine.run(prompt)
@@ -185,11 +185,11 @@ def test_blocks_of_a_finished_request_wait_for_their_capture(engine, paused_capt
     for other in others:  # more tokens than the pool has slots
         engine.llm.generate([{"prompt_token_ids": other.tolist()}], skip, use_tqdm=False)
     assert engine.free_blocks() == free - 7, "the prompt's seven blocks are still held"
-    assert engine.scheduler.bridge.pipeline.stats().donors == 0
+    assert engine.scheduler.planner.pipeline.stats().donors == 0
     paused_capture.set()
     engine.drain()
     assert engine.free_blocks() == free
-    assert engine.scheduler.bridge.pipeline.stats().donors == 1
+    assert engine.scheduler.planner.pipeline.stats().donors == 1
     (donor_id,) = engine.worker.donors._donors
     with engine.worker.donors.lease(donor_id, 0, 200) as donor:
         (piece,) = donor.pieces
@@ -201,7 +201,7 @@ def test_preempted_requests_blocks_are_copied_before_they_are_overwritten(engine
     prompt = {"prompt_token_ids": random_tokens(100, seed=501).tolist()}
     llm.add_request("p", prompt, engine.sampling(max_tokens=50))
     llm.step()
-    (request_id,) = engine.scheduler.states
+    (request_id,) = engine.scheduler.requests
     assert engine.worker.captures.is_pending(request_id)
     overwriting = threading.Thread(
         target=engine.worker.before_overwrite, args=(ConnectorMeta(preempted=[request_id]),)
@@ -218,10 +218,10 @@ def test_preempted_requests_blocks_are_copied_before_they_are_overwritten(engine
 def test_no_more_prompts_wait_to_be_captured_than_the_queue_holds(engine, paused_capture):
     prompts = [{"prompt_token_ids": random_tokens(80, seed=520 + n).tolist()} for n in range(12)]
     engine.llm.generate(prompts, engine.sampling(max_tokens=1), use_tqdm=False)
-    assert engine.scheduler.bridge.pending == 8
+    assert engine.scheduler.planner.pending == 8
     paused_capture.set()
     engine.drain()
-    assert engine.scheduler.bridge.pipeline.stats().donors == 8
+    assert engine.scheduler.planner.pipeline.stats().donors == 8
 
 
 def test_loads_copied_by_threads_end_like_loads_copied_between_steps(make_engine):
@@ -292,7 +292,7 @@ def test_a_request_that_is_aborted_while_it_is_copied_frees_its_blocks(make_engi
     engine.drain()
     loads._copies._copy = copy
     assert engine.free_blocks() == free
-    assert not engine.scheduler.states
+    assert not engine.scheduler.requests
 
 
 @pytest.mark.parametrize("sound", [True, False])

@@ -37,7 +37,7 @@ def test_a_region_that_is_all_holes_equals_cold(engine):
     engine.donate(DONOR)
     cold = engine.cold(TARGET)
     expected = engine.kv(cold, 0, len(TARGET))
-    engine.scheduler.bridge.rewrite = all_holes
+    engine.rewrite = all_holes
     warm = engine.run(TARGET)
     (load,) = engine.scheduler_connector.loads[-1:]
     assert load.hole_tokens == load.end > 500
@@ -50,7 +50,7 @@ def test_a_region_of_one_token_holes_equals_cold(engine):
     engine.donate(DONOR)
     cold = engine.cold(TARGET)
     expected = engine.kv(cold, 0, len(TARGET))
-    engine.scheduler.bridge.rewrite = all_holes
+    engine.rewrite = all_holes
     engine.scheduler_connector.rewrite_load = chopped
     warm = engine.run(TARGET)
     assert len(engine.scheduler_connector.loads[-1].holes) > 500
@@ -113,7 +113,7 @@ def test_the_response_says_what_was_reused(engine):
     assert said["certified"] is False
     assert said["hole_tokens"] == 110
     assert said["reused_tokens"] == warm.cached_tokens, "what was computed is not called cached"
-    assert engine.scheduler.bridge.pipeline.ledger.totals().open_requests == 0
+    assert engine.scheduler.planner.pipeline.ledger.totals().open_requests == 0
 
 
 def test_many_donors_in_any_order(engine):
@@ -128,5 +128,5 @@ def test_many_donors_in_any_order(engine):
     load = engine.scheduler_connector.loads[-1]
     assert len({span.donor_id for span in load.copies}) == 4
     assert warm.semblend["reused_tokens"] > 400
-    engine.scheduler.bridge.rewrite = all_holes
+    engine.rewrite = all_holes
     assert engine.run(target).tokens == engine.cold(target).tokens

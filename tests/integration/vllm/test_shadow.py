@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from semblend.core.plan import Hole
-from semblend.integration.vllm.shadow_orders import ShadowOrders
-from semblend.integration.vllm.shadow_passes import compared
-from semblend.integration.vllm.stats import SemBlendStats
+from semblend.integration.modes import Mode
+from semblend.integration.scheduler.side import SchedulerSide
+from semblend.integration.worker.shadow_passes import compared
 from semblend.planning.shadow_watch import COMPARED_TOKENS, ShadowWatch
 from tests.integration.models import joined, plain_model, random_tokens
 
@@ -146,7 +146,7 @@ def test_a_busy_engine_computes_no_samples_until_it_has_time(engine):
 
 
 def test_too_many_samples_are_not_taken(engine, monkeypatch):
-    monkeypatch.setattr("semblend.integration.vllm.shadow_orders.QUEUED", 1)
+    monkeypatch.setattr("semblend.integration.scheduler.shadows.QUEUED", 1)
     engine.run_all([target(number) for number in range(46, 50)], hints={"capture": False})
     assert len(figures(engine)[0]) < 4
 
@@ -161,6 +161,9 @@ def test_comparing_distributions():
 
 
 def test_modes_that_load_nothing_approximate_take_no_samples(engine):
-    setup = engine.scheduler.setup
-    assert ShadowOrders.start_if_wanted(setup, engine.scheduler.stats) is not None
-    assert ShadowOrders.start_if_wanted(replace(setup, may_load=False), SemBlendStats()) is None
+    setup, port = engine.scheduler.setup, engine.scheduler_connector._port
+    assert engine.scheduler.shadows is not None
+    for mode in (Mode.DISCOVERY_ONLY, Mode.EXACT_PREFIX, Mode.SEGMENTED):
+        side = SchedulerSide(replace(setup, mode=mode), port)
+        side.close()
+        assert side.shadows is None

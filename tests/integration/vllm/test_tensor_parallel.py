@@ -28,9 +28,9 @@ def answers(engine):
     warm = engine.run(TARGET, hints={"capture": False})
     assert warm.semblend["outcome"] == "materialised"
     engine.forget_prefixes()
-    engine.scheduler.bridge.rewrite = all_holes
+    engine.rewrite = all_holes
     everything = engine.run(TARGET, hints={"capture": False})
-    engine.scheduler.bridge.rewrite = None
+    engine.rewrite = None
     engine.forget_prefixes()
     asking = engine.run(TARGET, hints={"policy": "query_attention(0.2)", "capture": False})
     engine.forget_prefixes()
@@ -60,7 +60,7 @@ def test_two_ranks_answer_as_one(make_engine, pair):
     two = answers(pair)
     assert two[2] == two[0], "all holes equal cold on two ranks"
     assert pair.scheduler.setup.ranks == 2
-    assert pair.scheduler.bridge.pipeline.stats().donors == 1
+    assert pair.scheduler.planner.pipeline.stats().donors == 1
     shadows = pair.scheduler.shadows.watch.stats()
     single = make_engine("llama", capture_queue=7)
     one = answers(single)

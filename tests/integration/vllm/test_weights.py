@@ -8,9 +8,11 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from semblend.integration.scheduler.side import WEIGHTS_CHANGED
 from semblend.integration.vllm import namespaces
-from semblend.integration.vllm.capture import CaptureThread
-from semblend.integration.vllm.weights import CHANGING_METHODS, WEIGHTS_CHANGED, WeightWatch
+from semblend.integration.vllm.worker import CHANGING_METHODS
+from semblend.integration.worker.captures import CaptureThread
+from semblend.integration.worker.weights import WeightWatch
 from tests.integration.models import joined, plain_model, random_tokens
 from tests.integration.vllm.engines import WORKER
 
@@ -83,7 +85,7 @@ def test_nothing_of_the_old_weights_is_reused(engine, way):
     assert len(engine.worker.donors) == 0
     assert second.semblend["reason"] == "discovery_only"
     assert second.semblend["detail"] == WEIGHTS_CHANGED
-    assert engine.scheduler.bridge.pipeline.ledger.totals().open_requests == 0
+    assert engine.scheduler.planner.pipeline.ledger.totals().open_requests == 0
 
 
 def test_a_load_ordered_before_the_change_fails(engine):
@@ -123,7 +125,7 @@ def test_a_capture_under_way_is_thrown_away(engine):
         engine.llm.llm_engine.step()
     engine.drain()
     assert len(engine.worker.donors) == 0
-    assert not engine.scheduler.bridge.is_held(
+    assert not engine.scheduler.planner.is_held(
         other, namespaces.of_request(engine.scheduler.setup.namespace, None)
     )
     assert engine.free_blocks() == engine.core.kv_cache_manager.block_pool.num_gpu_blocks - 1
@@ -135,7 +137,7 @@ def test_prompts_begun_before_the_change_are_never_donors(engine):
     engine.run(DONOR)
     engine.run(TARGET, salt="another")
     assert len(engine.worker.donors) == 0
-    assert engine.scheduler.bridge.pending == 0
+    assert engine.scheduler.planner.pending == 0
 
 
 def test_the_worker_class_hears_of_every_method_that_changes_weights():

@@ -32,20 +32,23 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from semblend.core.distribution import PACKAGE, require_this_distribution
+from semblend.integration.logs import speak_through
 from semblend.integration.refusals import Refusal, UnsupportedEngineError
+from semblend.integration.scheduler.planner import PlanRewriter
+from semblend.integration.scheduler.side import SchedulerSide
+from semblend.integration.vllm import worker_port
 from semblend.integration.vllm.fleet import FleetMember
-from semblend.integration.vllm.metadata import ConnectorMeta, WorkerReport
-from semblend.integration.vllm.modes import Execution
+from semblend.integration.vllm.metadata import ConnectorMeta, RankReports
 from semblend.integration.vllm.options import ConnectorOptions
-from semblend.integration.vllm.scheduler_side import SchedulerSide
-from semblend.integration.vllm.setup import SchedulerSetup
+from semblend.integration.vllm.scheduler_port import VllmRequest, VllmScheduler, step_of
+from semblend.integration.vllm.setup import VllmSetup
 from semblend.integration.vllm.stats import SemBlendPromMetrics, SemBlendStats
 from semblend.integration.vllm.support import (
     cache_refusals,
     engine_refusals,
     version_refusals,
 )
-from semblend.integration.vllm.worker_side import WorkerSide
+from semblend.integration.worker.side import WorkerSide
 
 logger = logging.getLogger("vllm.semblend")
 
@@ -69,6 +72,7 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         """
         for beside in require_this_distribution().beside:
             logger.warning("SemBlend runs from %s, and %s is installed beside it", PACKAGE, beside)
+        speak_through(logger)
         super().__init__(vllm_config, role, kv_cache_config)
         options = ConnectorOptions.from_extra_config(
             vllm_config.kv_transfer_config.kv_connector_extra_config
@@ -76,11 +80,18 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         _refuse_unproven(vllm_config, kv_cache_config, options)
         self.options = options
         self.fleet = FleetMember(vllm_config, options)
-        self.scheduler_side: SchedulerSide | None = None
+        self._config = vllm_config
+        self.scheduler_side: SchedulerSide[VllmRequest] | None = None
         self.worker_side: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
-            self.scheduler_side = SchedulerSide(SchedulerSetup.of(vllm_config, options))
-            self.fleet.join(self.scheduler_side)
+            setup = VllmSetup.of(vllm_config, options)
+            self._port = VllmScheduler(setup)
+            self.scheduler_side = SchedulerSide(
+                setup.scheduler,
+                self._port,
+                make_remote=self.fleet.join,
+                rewrite=self.rewrite_plan,
+            )
             logger.info(
                 "SemBlend connector: mode=%s execution=%s provider=%s capture=%s",
                 options.mode.value,
@@ -89,7 +100,12 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
                 options.capture.value,
             )
         else:
-            self.worker_side = WorkerSide(config=vllm_config, options=options)
+            self.worker_side = WorkerSide(
+                worker_port.worker_setup(vllm_config, options), make_exchange=self.fleet.exchange
+            )
+
+    rewrite_plan: PlanRewriter | None = None
+    """A last look at every plan, for experiments and tests that make a class of this one."""
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -97,7 +113,7 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         return False
 
     @property
-    def _scheduler(self) -> SchedulerSide:
+    def _scheduler(self) -> SchedulerSide[VllmRequest]:
         if self.scheduler_side is None:
             raise RuntimeError("a scheduler's call on a worker's connector")
         return self.scheduler_side
@@ -117,12 +133,12 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         if get_kv_transfer_group() is not self and self.options.mode.loads:
             # Its other children would save our approximate K/V under exact keys.
             raise UnsupportedEngineError([Refusal(feature="MultiConnector")])
-        self._worker.register_kv_caches(kv_caches)
-        self.fleet.share(self._worker)
+        if self.options.mode.loads:
+            worker_port.attach(self._worker, self._config, kv_caches, nested=self.options.nested)
 
     def bind_model_runner(self, runner: Any) -> None:
         """Called by :class:`semblend.integration.vllm.worker.SemBlendWorker`."""
-        self._worker.bind_model_runner(runner)
+        worker_port.bind(self._worker, self._config, runner)
 
     def weights_changed(self, how: str) -> None:
         """Called by our worker class: donors of the old weights must not survive."""
@@ -161,9 +177,10 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         """Blocks to compute exactly."""
         return self._worker.take_bad_blocks()
 
-    def build_connector_worker_meta(self) -> WorkerReport | None:
+    def build_connector_worker_meta(self) -> RankReports | None:
         """What this rank did."""
-        return self._worker.take_report()
+        report = self._worker.take_report()
+        return None if report is None else RankReports(report)
 
     def _meta(self) -> ConnectorMeta:
         meta = self._get_connector_metadata()
@@ -176,25 +193,27 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """The scheduler's cache manager exists now."""
         super().bind_kv_cache_manager(kv_cache_manager)
-        self._scheduler.manager = kv_cache_manager
+        self._port.manager = kv_cache_manager
         _let_go_before_resets(kv_cache_manager, self._scheduler)
 
     def on_new_request(self, request: Any) -> None:
         """A request arrived."""
-        try:
-            self._scheduler.new_request(request)
-        except Exception:
-            logger.warning("SemBlend could not take note of a request", exc_info=True)
+        self._scheduler.arrived(request)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """Tokens that can be supplied beyond the engine's own prefix hit."""
-        return self._scheduler.matched_tokens(request, num_computed_tokens)
+        tokens = self._scheduler.matched_tokens(request, num_computed_tokens)
+        # Asynchronous: one that fails is never rewound, which answers garbage under the V2
+        # runner and under asynchronous scheduling (0.32).
+        return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Slots are allocated."""
-        self._scheduler.allocated(request, blocks, num_external_tokens)
+        self._scheduler.allocated(
+            str(request.request_id), lambda: _only(blocks.get_block_ids()), num_external_tokens
+        )
 
     def get_external_cache_hit_sources(
         self, request: Any, num_external_tokens: int
@@ -208,31 +227,29 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: Any) -> ConnectorMeta:
         """This step's orders."""
-        return self._scheduler.build_meta(scheduler_output)
+        meta = ConnectorMeta()
+        self._scheduler.fill(meta, step_of(scheduler_output))
+        return meta
 
     def update_connector_output(self, connector_output: Any) -> None:
         """The workers' answer."""
-        report = connector_output.kv_connector_worker_meta
-        try:
-            self._scheduler.update(
-                report if isinstance(report, WorkerReport) else None,
-                connector_output.finished_sending,
-            )
-        except Exception:
-            logger.warning("SemBlend could not settle a step", exc_info=True)
+        said = connector_output.kv_connector_worker_meta
+        self._scheduler.update(
+            said.report if isinstance(said, RankReports) else None,
+            connector_output.finished_sending,
+        )
 
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         """A request ends; the response says what was reused."""
-        return self._scheduler.request_finished(request, block_ids)
+        return self._scheduler.ended(request, block_ids)
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """The same, for engines with the hybrid cache manager on."""
-        (only,) = block_ids or ([],)
-        return self._scheduler.request_finished(request, only)
+        return self._scheduler.ended(request, _only(block_ids))
 
     def has_pending_block_frees(self) -> bool:
         """Whether waiting a step frees blocks, so that nobody need be preempted."""
@@ -251,7 +268,8 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
 
     def get_kv_connector_stats(self) -> SemBlendStats | None:
         """Statistics; the scheduler's side has them all."""
-        return None if self.scheduler_side is None else self.scheduler_side.take_stats()
+        taken = None if self.scheduler_side is None else self.scheduler_side.stats.take()
+        return None if taken is None else SemBlendStats(data=taken.data)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> SemBlendStats:
@@ -277,7 +295,13 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         self.fleet.leave()
 
 
-def _let_go_before_resets(manager: Any, side: SchedulerSide) -> None:
+def _only(groups: tuple[list[int], ...]) -> list[int]:
+    """The block ids of vLLM's one cache group; more are refused at start."""
+    (only,) = groups or ([],)
+    return only
+
+
+def _let_go_before_resets(manager: Any, side: SchedulerSide[VllmRequest]) -> None:
     """Have a reset of the prefix cache ask us for the blocks we hold.
 
     vLLM resets only a cache of which no block is in use, raises where it must succeed (pause,
@@ -300,8 +324,7 @@ def _refuse_unproven(
         refusals += engine_refusals(vllm_config, options)
         if kv_cache_config is not None:
             refusals += cache_refusals(kv_cache_config)
-        staged = options.mode.segmented and options.execution is Execution.STAGED
-        if staged and not vllm_config.cache_config.enable_prefix_caching:
+        if options.staged and not vllm_config.cache_config.enable_prefix_caching:
             refusals.append(
                 Refusal(feature="prefix caching off", remedy="the staged ladder climbs on it")
             )

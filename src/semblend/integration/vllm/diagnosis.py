@@ -12,7 +12,7 @@ from semblend import __version__
 from semblend.core.distribution import PACKAGE, require_this_distribution
 from semblend.core.errors import ForeignDistributionError, SemBlendError, SettingsError
 from semblend.integration.findings import Finding, Verdict, any_refused, not_installed
-from semblend.integration.vllm.modes import Execution, Mode
+from semblend.integration.modes import Execution, Mode
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.support import engine_refusals, offloading_refusals
 from semblend.integration.vllm.versions import SUPPORTED, VersionVerdict, judge
@@ -142,7 +142,7 @@ def _connector(question: Question) -> Iterator[Finding]:
 
 
 def _engine(question: Question, options: ConnectorOptions) -> Iterator[Finding]:
-    from semblend.integration.vllm.setup import SchedulerSetup
+    from semblend.integration.vllm.setup import VllmSetup
 
     try:
         config = _vllm_config(question)
@@ -164,7 +164,7 @@ def _engine(question: Question, options: ConnectorOptions) -> Iterator[Finding]:
     yield Finding(
         check="model", verdict=Verdict.OK, detail=f"{question.model}: nothing in it is refused"
     )
-    setup = SchedulerSetup.of(config, options)
+    setup = VllmSetup.of(config, options).scheduler
     if options.mode is Mode.SEGMENTED:
         yield Finding(
             check="certificate",

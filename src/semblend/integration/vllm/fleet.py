@@ -15,11 +15,12 @@ from semblend.fleet.directory.follower import LogFollower
 from semblend.fleet.membership import join, worker_name
 from semblend.fleet.publish.nats_link import LogOptions
 from semblend.fleet.transport.store import open_store
-from semblend.integration.vllm.fleet_donors import FleetDonors
+from semblend.integration.scheduler.fleet_donors import FleetDonors
+from semblend.integration.scheduler.parts import SchedulerParts
 from semblend.integration.vllm.options import ConnectorOptions
-from semblend.integration.vllm.scheduler_side import SchedulerSide
-from semblend.integration.vllm.segment_exchange import SegmentExchange
-from semblend.integration.vllm.worker_side import WorkerSide
+from semblend.integration.worker.donors import WorkerDonors
+from semblend.integration.worker.port import KvAccess
+from semblend.integration.worker.segment_exchange import SegmentExchange
 
 
 class FleetMember:
@@ -29,62 +30,70 @@ class FleetMember:
         self.announcer: DonorAnnouncer | None = None
         self.donors: FleetDonors | None = None
         """Donors of other machines, where they are shared."""
-        self._parallel = vllm_config.parallel_config
+        self._config = vllm_config
         self._settings = options.settings()
         transport = bool(self._settings.nats_url and self._settings.transport)
         self._shares = transport and options.mode.loads
         self._leaving = ExitStack()
 
-    def join(self, side: SchedulerSide) -> None:
-        """Announce the scheduler's donors and let it fetch others'.
+    def join(self, parts: SchedulerParts) -> FleetDonors | None:
+        """Announce the scheduler's donors; what fetches others', where they are shared.
 
         Raises
         ------
         SettingsError
             If the fleet's secret or an address is not what it should be.
         """
-        settings, dp_rank = self._settings, int(self._parallel.data_parallel_rank)
-        self.announcer = join(side.bridge.pipeline, settings, side.setup.namespace, dp_rank=dp_rank)
+        settings, dp_rank = self._settings, int(self._config.parallel_config.data_parallel_rank)
+        pipeline, namespace = parts.planner.pipeline, parts.setup.namespace
+        self.announcer = join(pipeline, settings, namespace, dp_rank=dp_rank)
         if self.announcer is None:
-            return
+            return None
         self._leaving.callback(self.announcer.close)
         if not self._shares:
-            return
+            return None
         directory = Directory()
         options = LogOptions(url=settings.nats_url, subject=settings.nats_subject)
         self._leaving.callback(LogFollower(directory, options).close)
         store = open_store(settings.transport)
         self._leaving.callback(store.close)
         self.donors = FleetDonors(
-            side,
+            parts,
             announcer=self.announcer,
             directory=directory,
             store=store,
             worker_id=worker_name(settings),
             dp_rank=dp_rank,
+            kv_bytes_per_token=kv_bytes_per_token(self._config),
         )
         self._leaving.callback(self.donors.close)
-        side.fetch_from(self.donors)
+        return self.donors
 
-    def share(self, side: WorkerSide) -> None:
-        """Share this rank's donors from here on: its cache is allocated."""
-        if not self._shares or side.access is None or side.donors is None:
-            return
+    def exchange(self, donors: WorkerDonors, access: KvAccess) -> SegmentExchange | None:
+        """What shares this rank's donors from here on: its cache is allocated."""
+        if not self._shares:
+            return None
         from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
-        settings, ranks = self._settings, int(self._parallel.tensor_parallel_size)
-        side.share_with(
-            SegmentExchange(
-                side.donors,
-                side.access,
-                open_store(settings.transport),
-                rank=int(get_tensor_model_parallel_rank()),
-                ranks=ranks,
-                max_bytes=settings.transport_bytes // ranks,
-                ttl_s=settings.transport_ttl_s,
-            )
+        settings, ranks = self._settings, int(self._config.parallel_config.tensor_parallel_size)
+        return SegmentExchange(
+            donors,
+            access,
+            open_store(settings.transport),
+            rank=int(get_tensor_model_parallel_rank()),
+            ranks=ranks,
+            max_bytes=settings.transport_bytes // ranks,
+            ttl_s=settings.transport_ttl_s,
         )
 
     def leave(self) -> None:
         """Say goodbye. Idempotent."""
         self._leaving.close()
+
+
+def kv_bytes_per_token(config: Any) -> int:
+    """Bytes of one token's K and V over all layers and ranks, of a VllmConfig."""
+    model = config.model_config
+    layers = int(model.get_num_layers(config.parallel_config))
+    heads, width = int(model.get_total_num_kv_heads()), int(model.get_head_size())
+    return layers * 2 * heads * width * int(model.dtype.itemsize)

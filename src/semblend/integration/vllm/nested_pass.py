@@ -10,8 +10,9 @@ than one forward may hold is run in several, earlier holes first.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,9 @@ import numpy.typing as npt
 import torch
 
 from semblend.core.errors import CapacityError, UnsupportedModelError
-from semblend.core.plan import Hole
 from semblend.integration.vllm import lora
-from semblend.integration.vllm.metadata import LoadCommand
-from semblend.integration.vllm.pass_split import PassLimits, VirtualSequence, block_table
+from semblend.integration.worker.port import Watch
+from semblend.integration.worker.sequences import PassLimits, VirtualSequence
 
 
 class NestedPass:
@@ -33,13 +33,15 @@ class NestedPass:
     once the engine serves: eagerly, its many small kernels take longer to launch than to run.
     """
 
-    def __init__(self, runner: Any, vllm_config: Any) -> None:
+    def __init__(self, runner: Any, vllm_config: Any, layers: Sequence[Any]) -> None:
+        """`layers` are the model's attention layers, in order."""
         groups = [group for groups in runner.attn_groups for group in groups]
         if len(groups) != 1:
             raise UnsupportedModelError(f"{len(groups)} attention groups; one is supported")
         if getattr(groups[0], "kernel_block_size", None) is not None:  # since vLLM 0.32
             raise UnsupportedModelError("kernel blocks smaller than K/V cache blocks")
         self._runner = runner
+        self._layers = layers
         self._config = vllm_config
         self._device = torch.device(runner.device)
         self._block_size = int(vllm_config.cache_config.block_size)
@@ -47,10 +49,10 @@ class NestedPass:
         group.create_metadata_builders(vllm_config, self._device)
         self._builder = group.get_metadata_builder(0)
         self.layer_names: tuple[str, ...] = tuple(group.layer_names)
-        self.limits = PassLimits.of(self._builder, vllm_config.scheduler_config)
+        self.limits = limits_of(self._builder, vllm_config.scheduler_config)
         self._skip_compiled = True
 
-    def use_compiled(self) -> None:
+    def serving(self) -> None:
         """The engine has compiled its model, with shapes of its own choosing.
 
         Code that shards sequences over the ranks takes only multiples of their number, so it
@@ -60,25 +62,15 @@ class NestedPass:
         self._skip_compiled = bool(getattr(passes, "enable_sp", False))
 
     @torch.inference_mode()
-    def run(
-        self,
-        sequences: Sequence[VirtualSequence],
-        *,
-        around_last: AbstractContextManager[Any] | None = None,
-    ) -> int:
+    def run(self, sequences: Sequence[VirtualSequence], *, watch: Watch | None = None) -> int:
         """Compute the K/V of all sequences' query tokens; returns how many there were.
 
-        Parameters
-        ----------
-        sequences
-            Those over the same blocks in the order of their positions.
-        around_last
-            Entered around the last forward only, which has the last sequence's last tokens.
+        Those over the same blocks come in the order of their positions; the last forward is
+        watched.
         """
         forwards = self.limits.forwards(sequences)
         for forward in forwards:
-            last = forward is forwards[-1]
-            with around_last if last and around_last is not None else nullcontext():
+            with self._watched(watch if forward is forwards[-1] else None):
                 self._forward(forward)
         return sum(len(sequence) for sequence in sequences)
 
@@ -99,6 +91,15 @@ class NestedPass:
         with lora.base_model(self._runner, tokens=len(hidden), rows=last):
             logits = self._runner.get_model().compute_logits(hidden[-last:])
         return None if logits is None else logits.float().log_softmax(-1).cpu()
+
+    @contextmanager
+    def _watched(self, watch: Watch | None) -> Iterator[None]:
+        with ExitStack() as watchers:
+            if watch is not None:
+                for layer in watch.layers:
+                    see = partial(watch.see, layer)
+                    watchers.enter_context(_watched(self._layers[layer].impl, see))
+            yield
 
     def _forward(self, sequences: Sequence[VirtualSequence]) -> torch.Tensor:
         """Hidden states of all query tokens, [tokens, hidden]."""
@@ -201,10 +202,37 @@ class _Layout:
         )
 
 
-def sequences_of(command: LoadCommand, holes: Sequence[Hole]) -> list[VirtualSequence]:
-    """Runs of a load's prompt as virtual sequences over the request's own blocks."""
-    blocks = block_table(command.block_ids)
-    return [
-        VirtualSequence(tokens=command.tokens, start=hole.start, end=hole.end, blocks=blocks)
-        for hole in holes
-    ]
+@contextmanager
+def _watched(impl: Any, watch: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Have `watch` called with an attention layer's queries once they have been attended with.
+
+    Not by a hook on the module: compiled code calls the layer's implementation directly.
+    """
+    attend = impl.forward
+
+    def forward(layer: Any, query: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        result = attend(layer, query, *arguments, **options)
+        watch(query)
+        return result
+
+    impl.forward = forward
+    try:
+        yield
+    finally:
+        del impl.forward
+
+
+def limits_of(builder: Any, scheduler_config: Any) -> PassLimits:
+    """What an attention metadata builder and the engine's buffers have room for."""
+    return PassLimits(
+        sequences=_most_sequences(builder, scheduler_config),
+        tokens=int(scheduler_config.max_num_batched_tokens),
+    )
+
+
+def _most_sequences(builder: Any, scheduler_config: Any) -> int:
+    planned = getattr(builder, "scheduler_metadata", None)
+    if isinstance(planned, torch.Tensor):
+        # FlashAttention 3: a counter, and four numbers a sequence, sequences rounded up to four.
+        return max(1, (int(planned.numel()) - 1) // 16 * 4)
+    return int(scheduler_config.max_num_seqs)

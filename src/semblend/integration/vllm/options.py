@@ -15,15 +15,15 @@ from pydantic import Field
 
 from semblend.core.errors import SettingsError
 from semblend.core.settings import EmbedderKind, Settings, variable
-from semblend.integration.option_values import options_table
-from semblend.integration.options import AdapterOptions
-from semblend.integration.vllm.modes import (
+from semblend.integration.modes import (
     CapturePolicy,
     Execution,
     Mode,
     Provider,
     ReuseRequests,
 )
+from semblend.integration.option_values import options_table
+from semblend.integration.options import AdapterOptions
 
 
 class ConnectorOptions(AdapterOptions):
@@ -112,6 +112,16 @@ class ConnectorOptions(AdapterOptions):
             raise SettingsError(f"{cls.SOURCE}: disk_donor_bytes needs donor_folder to say where")
         return options
 
+    @property
+    def nested(self) -> bool:
+        """Whether holes are computed in passes of our own, which needs our worker class."""
+        return self.mode.segmented and self.execution is Execution.NESTED
+
+    @property
+    def staged(self) -> bool:
+        """Whether holes are computed by ordinary requests, rungs of a ladder."""
+        return self.mode.segmented and self.execution is Execution.STAGED
+
     def settings(self, environ: Mapping[str, str] | None = None) -> Settings:
         """SemBlend's settings under these options."""
         by_meaning = self.provider is Provider.SEMBLEND
@@ -120,8 +130,7 @@ class ConnectorOptions(AdapterOptions):
             embedder=self.embedder_type if by_meaning else EmbedderKind.NONE,
         )
         environ = os.environ if environ is None else environ
-        nested = self.mode.segmented and self.execution is Execution.NESTED
-        if nested and variable("strict_prefix_boundary") not in environ:
+        if self.nested and variable("strict_prefix_boundary") not in environ:
             # vLLM goes on from any token, as it does behind every chunk of a prefill, and the
             # block in which a region ends is private; rounding down would compute up to a block
             # of tokens that donors have. Staged ladders and exact prefixes need whole blocks.

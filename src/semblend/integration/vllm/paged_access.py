@@ -32,6 +32,9 @@ class PagedAccess:
     block * block_size + offset.
     """
 
+    scratch_block = 1
+    """Block 0 is vLLM's null block. Nothing is cached yet when proofs are made."""
+
     def __init__(self, layers: dict[str, Any], *, block_size: int) -> None:
         """Learn the layout from the layers, whose caches are allocated.
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-class Ranks:
+class TensorParallelRanks:
     """This rank among those that share one model. Every rank makes the same calls in order."""
 
     def __init__(self, config: Any) -> None:

@@ -1,4 +1,4 @@
-"""Everything the scheduler side needs to know about the engine, worked out once at start."""
+"""What a VllmConfig says to the scheduler's side, worked out once at start."""
 
 from __future__ import annotations
 
@@ -6,101 +6,81 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from semblend.core.namespace import Namespace
-from semblend.core.settings import Settings
-from semblend.integration.certificates import standing_of, uncertified_standing
 from semblend.integration.model_cost import cost_model
+from semblend.integration.modes import Provider
+from semblend.integration.scheduler.setup import (
+    CaptureRules,
+    Decoder,
+    SchedulerSetup,
+    standing_for,
+)
 from semblend.integration.vllm import namespaces
-from semblend.integration.vllm.modes import Mode
 from semblend.integration.vllm.options import ConnectorOptions
-from semblend.integration.vllm.sentence_ends import boundaries_of
-from semblend.planning.boundaries import Boundaries
-from semblend.planning.certificates import Standing
-from semblend.planning.cost import CostModel
+from semblend.integration.vllm.tokenizer import boundaries_of, decoder_of
 
 logger = logging.getLogger("vllm.semblend")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerSetup:
-    """The scheduler side's view of one engine."""
+class VllmSetup:
+    """One engine and what was asked of it."""
 
     config: Any
     """vLLM's VllmConfig."""
     options: ConnectorOptions
-    settings: Settings
-    namespace: Namespace
-    block_size: int
+    scheduler: SchedulerSetup
     hash_block_size: int
-    ranks: int
-    hole_budget: int
-    """Hole tokens one nested pass may compute."""
-    cost: CostModel
-    standing: Standing
-    """What certificates say about the model; asked in mode `segmented` only."""
-    boundaries: Boundaries | None
-    may_load: bool
-
-    @property
-    def certified(self) -> bool:
-        """Whether what is loaded stands under a certificate."""
-        return self.standing.certificate is not None
 
     @classmethod
-    def of(cls, config: Any, options: ConnectorOptions) -> SchedulerSetup:
+    def of(cls, config: Any, options: ConnectorOptions) -> VllmSetup:
         """Read what is needed from a VllmConfig."""
-        settings = options.settings()
-        namespace = namespaces.engine_namespace(config, options, settings)
-        budget = int(config.scheduler_config.max_num_batched_tokens)
-        if options.max_hole_tokens_per_step is not None:
-            budget = min(budget, options.max_hole_tokens_per_step)
-        standing = _standing(config.model_config, options, settings)
-        cache = config.cache_config
-        block_size = int(cache.block_size)
+        block_size = int(config.cache_config.block_size)
         return cls(
             config=config,
             options=options,
-            settings=settings,
-            namespace=namespace,
-            block_size=block_size,
-            hash_block_size=int(getattr(cache, "hash_block_size", None) or block_size),
-            ranks=int(config.parallel_config.tensor_parallel_size),
-            hole_budget=budget,
-            cost=cost_model(config.model_config.hf_text_config),
-            standing=standing,
-            boundaries=boundaries_of(config.model_config) if options.mode.segmented else None,
-            may_load=_may_load(options, settings, standing),
+            scheduler=_scheduler_setup(config, options, block_size),
+            hash_block_size=int(
+                getattr(config.cache_config, "hash_block_size", None) or block_size
+            ),
         )
 
 
-def _standing(model_config: Any, options: ConnectorOptions, settings: Settings) -> Standing:
-    look = standing_of if options.mode is Mode.SEGMENTED else uncertified_standing
-    standing = look(
-        str(model_config.model),
-        model_config.hf_config,
-        dtype=str(model_config.dtype).removeprefix("torch."),
+def _scheduler_setup(config: Any, options: ConnectorOptions, block_size: int) -> SchedulerSetup:
+    settings, model = options.settings(), config.model_config
+    step_tokens = int(config.scheduler_config.max_num_batched_tokens)
+    most = options.max_hole_tokens_per_step
+
+    def decoder() -> Decoder:
+        return decoder_of(model)
+
+    return SchedulerSetup(
+        engine="vllm",
+        logger=logger,
         settings=settings,
-        revision=model_config.revision,
+        namespace=namespaces.engine_namespace(config, options, settings),
+        mode=options.mode,
+        execution=options.execution,
+        block_size=block_size,
+        ranks=int(config.parallel_config.tensor_parallel_size),
+        hole_budget=step_tokens if most is None else min(step_tokens, most),
+        step_tokens=step_tokens,
+        cost=cost_model(model.hf_text_config),
+        standing=standing_for(
+            options.mode,
+            str(model.model),
+            model.hf_config,
+            dtype=str(model.dtype).removeprefix("torch."),
+            settings=settings,
+            logger=logger,
+            revision=model.revision,
+        ),
+        boundaries=boundaries_of(model) if options.mode.segmented else None,
+        capture=CaptureRules(
+            policy=options.capture,
+            sample_ratio=options.capture_sample_ratio,
+            queue=options.capture_queue,
+            min_prompt_tokens=options.min_prompt_tokens,
+        ),
+        audit_path=options.audit_path,
+        make_decoder=decoder if options.provider is Provider.SEMBLEND else None,
     )
-    if options.mode is not Mode.SEGMENTED:
-        return standing
-    if standing.certificate is None:
-        logger.warning(
-            "SemBlend: no quality certificate for %s (%s); mode segmented runs discovery only",
-            model_config.model,
-            standing.detail,
-        )
-    else:
-        logger.info(
-            "SemBlend: reuse of %s is certified: %s, until %s",
-            model_config.model,
-            standing.certificate.policy,
-            standing.certificate.expires,
-        )
-    return standing
-
-
-def _may_load(options: ConnectorOptions, settings: Settings, standing: Standing) -> bool:
-    if settings.discovery_only or not options.mode.loads:
-        return False
-    return options.mode is not Mode.SEGMENTED or standing.certificate is not None

@@ -13,7 +13,6 @@ from semblend.integration.refusals import (
     refused_features,
     rotary_refusals,
 )
-from semblend.integration.vllm.modes import Execution
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.versions import judge
 
@@ -101,7 +100,7 @@ def engine_refusals(config: Any, options: ConnectorOptions) -> list[Refusal]:
     refusals += architecture_refusals(
         config.model_config.hf_config, unverified=options.unverified_architectures
     )
-    if options.mode.segmented and options.execution is Execution.NESTED:
+    if options.nested:
         refusals += _worker_refusals(config.parallel_config.worker_cls)
     return refusals
 

@@ -17,12 +17,22 @@ from vllm.platforms import current_platform
 
 from semblend.integration.refusals import UnsupportedEngineError
 from semblend.integration.vllm.support import offloading_refusals
-from semblend.integration.vllm.weights import CHANGING_METHODS
 
 if TYPE_CHECKING or current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
 else:
     from vllm.v1.worker.gpu_worker import Worker as PlatformWorker
+
+CHANGING_METHODS = (
+    "load_model",
+    "load_weights",
+    "reload_weights",
+    "reset_weights",
+    "start_weight_update",
+    "update_weights",
+    "finish_weight_update",
+)
+"""Of vLLM's workers, 0.30 to 0.32; not every version and platform has all of them."""
 
 
 class SemBlendWorker(PlatformWorker):

@@ -1,0 +1,12 @@
+"""Having an engine's own log say what its adapter says."""
+
+from __future__ import annotations
+
+import logging
+
+
+def speak_through(logger: logging.Logger) -> None:
+    """Send everything under `semblend` to where `logger`'s lines go, at its level."""
+    ours = logging.getLogger("semblend")
+    if ours is not logger and not ours.handlers:
+        ours.parent = logger

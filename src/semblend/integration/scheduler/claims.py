@@ -1,0 +1,287 @@
+"""Claiming tokens: what the engine is told it need not compute, and why.
+
+The answer is 0 unless the K/V can be supplied, and nothing outside this module's own
+state changes before the engine allocates.
+
+Every claim is asynchronous: the engine allocates blocks, publishes none of them, and
+schedules the request only when its load has ended. So a failed load is known before any
+step counted on it, and no other request can hit blocks that hold nothing yet. An adapter
+never hands a failure to an engine's own rewind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from semblend.core.outcomes import DeclineReason
+from semblend.core.plan import Plan
+from semblend.integration.audit import AuditStream
+from semblend.integration.modes import Mode
+from semblend.integration.plan_cuts import within_hole_budget
+from semblend.integration.probing import probes, tokens_to_compute
+from semblend.integration.scheduler.exchange import RemoteDonors
+from semblend.integration.scheduler.planner import Planner
+from semblend.integration.scheduler.port import EngineRequest
+from semblend.integration.scheduler.request import Request, Stage
+from semblend.integration.scheduler.setup import SchedulerSetup
+from semblend.integration.scheduler.staged import StagedClaims
+from semblend.integration.stats import Stats
+
+NOTHING = 0
+ASK_AGAIN = None
+
+_ADVERTISED = {
+    Mode.EXACT_PREFIX: "exact_prefix_load_advertised",
+    Mode.REQUEST_ONLY_EXPERIMENTAL: "request_only_load_advertised",
+    Mode.SEGMENTED: "semantic_span_load_advertised",
+    Mode.SEGMENTED_EXPERIMENTAL: "semantic_span_load_advertised",
+}
+
+
+class Claims:
+    """Makes claims for requests; owns the hole budget of the step being scheduled."""
+
+    def __init__(
+        self,
+        *,
+        setup: SchedulerSetup,
+        planner: Planner,
+        audit: AuditStream,
+        stats: Stats,
+        staged: StagedClaims,
+        remote: RemoteDonors | None,
+        objection: Callable[[Request[Any]], str | None],
+    ) -> None:
+        """Start with a whole budget.
+
+        Parameters
+        ----------
+        remote
+            Brings donors of other machines, where that pays.
+        objection
+            Says why reuse is off for a request's namespace, if it is.
+        """
+        self._setup = setup
+        self._planner = planner
+        self._audit = audit
+        self._stats = stats
+        self._staged = staged
+        self._remote = remote
+        self._objection = objection
+        self._hole_budget = self._holes_left = setup.hole_budget
+        self._stopped: str | None = None
+
+    def stop(self, why: str) -> None:
+        """Claim nothing any more."""
+        self._stopped = why
+
+    def next_step(self) -> None:
+        """A step was scheduled: the next one has the whole hole budget."""
+        self._holes_left = self._hole_budget
+
+    def admitted(self, request: Request[EngineRequest]) -> None:
+        """A claim was allocated and takes its part of this step's budget."""
+        self._holes_left -= 0 if request.claim is None else request.claim.pass_tokens
+
+    def claim(
+        self,
+        request: Request[EngineRequest],
+        computed_tokens: int,
+        *,
+        live: Iterable[EngineRequest],
+    ) -> int | None:
+        """How many tokens behind `computed_tokens` can be supplied. Idempotent.
+
+        `live` are the handles of all requests that have not ended.
+        """
+        if request.stage is Stage.LOADED:
+            return self._claim_again(request, computed_tokens)
+        if request.started or request.stage is not Stage.SEEN:
+            return NOTHING  # preempted: it goes on as it began
+        request.account.exact_tokens = computed_tokens
+        if request.arrival.refusal is not None:
+            request.decline(DeclineReason.UNSUPPORTED, request.arrival.refusal)
+            return NOTHING
+        if self._stopped is not None:
+            request.decline(DeclineReason.DISCOVERY_ONLY, self._stopped)
+            return NOTHING
+        if request.ladder_id is not None:
+            plan = self._staged.plan(request, computed_tokens)
+        else:
+            plan = self._planned(request, computed_tokens)
+        if plan is None:
+            return NOTHING
+        if self._waits_for_remote(request, plan, computed_tokens):
+            return ASK_AGAIN
+        if not self._may_claim(request, plan):
+            return NOTHING
+        return self._claimed(request, plan, computed_tokens, live)
+
+    def _waits_for_remote(
+        self, request: Request[EngineRequest], plan: Plan, computed_tokens: int
+    ) -> bool:
+        """Whether a better donor is on its way from another machine."""
+        return (
+            self._remote is not None
+            and self._setup.may_load
+            and request.arrival.may_reuse
+            and request.ladder_id is None
+            and self._remote.waits_for(request, plan, computed_tokens)
+        )
+
+    def _planned(self, request: Request[EngineRequest], computed_tokens: int) -> Plan:
+        """The request's plan, made once for one set of donors."""
+        made_for = (computed_tokens, self._planner.generation)
+        known = request.plan_for(made_for)
+        if known is not None:
+            return known
+        started = time.perf_counter()
+        first = request.plan is None
+        plan = self._planner.plan(
+            request.tokens,
+            request.namespace,
+            account=request.account,
+            exact_tokens=computed_tokens,
+            policy=request.arrival.policy,
+        )
+        request.planned(plan, made_for)
+        self._stats.time("lookup", time.perf_counter() - started)
+        if first:
+            self._audit_lookup(request, plan)
+        return plan
+
+    def _may_claim(self, request: Request[EngineRequest], plan: Plan) -> bool:
+        if not plan.executable:
+            if plan.reason is not None:
+                request.decline(plan.reason, plan.detail)
+            return False
+        objection = self._objection(request)
+        if objection is not None:
+            request.decline(DeclineReason.SHADOW_DIVERGED, objection)
+            return False
+        if not request.arrival.may_reuse:
+            request.decline(DeclineReason.DISABLED, "this request asks for no reuse")
+            return False
+        if not self._setup.may_load:
+            request.decline(DeclineReason.DISCOVERY_ONLY, "this connector loads nothing")
+            return False
+        if self._setup.staged and request.ladder_id is None:
+            request.decline(DeclineReason.DISCOVERY_ONLY, "staged execution serves ladders only")
+            return False
+        return True
+
+    def _claimed(
+        self,
+        request: Request[EngineRequest],
+        plan: Plan,
+        computed_tokens: int,
+        live: Iterable[EngineRequest],
+    ) -> int | None:
+        if cheaper_computed_once(plan, samples := request.handle.samples(live)):
+            why = f"computing the prompt once for {samples} samples is cheaper"
+            request.decline(DeclineReason.NOT_WORTH_IT, why)
+            return NOTHING
+        cut = within_hole_budget(plan, self._hole_budget)
+        if (
+            cut is None
+            or cut.end <= computed_tokens
+            or (holes := tokens_to_compute(cut)) > self._hole_budget
+        ):
+            request.decline(DeclineReason.NO_CAPACITY, "more tokens than one pass may compute")
+            return NOTHING
+        if holes > self._holes_left:
+            self._stats.count("deferred_steps")
+            return ASK_AGAIN
+        if cut is not plan:
+            request.account.claimed(cut)
+        first = request.reuse is None
+        claim = request.make_claim(cut)
+        if first:
+            self._advertise(request, cut)
+        return claim.end - computed_tokens
+
+    def _claim_again(self, request: Request[EngineRequest], computed_tokens: int) -> int | None:
+        """A preempted request comes back: what its private blocks no longer hold, once more."""
+        plan = request.plan
+        if (
+            plan is None
+            or probes(plan)  # what its policy chose the first time is not known here
+            or computed_tokens >= plan.end
+            or not self._planner.still_held(plan)
+        ):
+            return NOTHING
+        rest = (span.clipped(computed_tokens, plan.end) for span in plan.spans)
+        spans = tuple(span for span in rest if span is not None)
+        if not spans:
+            return NOTHING
+        runs = (
+            replace(run, start=max(run.start, computed_tokens))
+            for run in plan.recompute
+            if run.end > computed_tokens
+        )
+        again = replace(plan, spans=spans, recompute=tuple(runs), exact_tokens=computed_tokens)
+        holes = sum(map(len, again.holes))
+        if holes > self._holes_left:
+            return ASK_AGAIN
+        return request.make_claim(again).end - computed_tokens
+
+    # -- saying so -------------------------------------------------------------------
+
+    def _audit_lookup(self, request: Request[EngineRequest], plan: Plan) -> None:
+        if plan.spans:
+            self._audit.lookup_hit(
+                request.request_id,
+                donor_id=",".join(plan.donor_ids),
+                kind=plan.spans[0].kind.value,
+                reusable_tokens=plan.reused_tokens,
+                reason=plan.reason.value if plan.reason is not None else "planned",
+                lookup_ms=plan.evidence.lookup_ms,
+                spans=len(plan.spans),
+                matched_tokens=plan.evidence.matched_tokens,
+            )
+            if plan.reason is not None:
+                self._audit.event(
+                    "discovery_only_no_supply", request.request_id, reason=plan.reason.value
+                )
+            return
+        reason = plan.reason.value if plan.reason is not None else "no_match"
+        if plan.reason is DeclineReason.SHORT_PROMPT:
+            self._audit.event("lookup_skipped_short_prompt", request.request_id)
+        elif plan.reason is DeclineReason.INTERNAL_ERROR:
+            self._audit.event("lookup_error", request.request_id, detail=plan.detail)
+        else:
+            self._audit.lookup_miss(
+                request.request_id,
+                reason=reason,
+                miss_donor_count=plan.evidence.candidate_donors,
+                lookup_ms=plan.evidence.lookup_ms,
+            )
+
+    def _advertise(self, request: Request[EngineRequest], plan: Plan) -> None:
+        first = plan.spans[0]
+        self._audit.load_advertised(
+            "segmented_prefill_segment_advertised"
+            if request.ladder_id is not None
+            else _ADVERTISED[self._setup.mode],
+            request.request_id,
+            donor_id=",".join(plan.donor_ids),
+            tokens=plan.reused_tokens,
+            boundary=plan.end,
+            target_start=first.target_start,
+            donor_start=first.donor_start,
+            pieces=len(plan.copies),
+            donors_used=len(plan.donor_ids),
+            hole_tokens=plan.hole_tokens,
+        )
+
+
+def cheaper_computed_once(plan: Plan, samples: int) -> bool:
+    """Whether one cold prefill that all samples share costs less than a load for each.
+
+    Computed, the first one fills the prefix cache and the others hit it in the same step. Blocks
+    with approximate K/V are a request's own, so that each would be loaded for itself.
+    """
+    return samples > 1 and 0 < plan.cost.cold <= samples * plan.cost.planned

@@ -1,0 +1,22 @@
+"""What a scheduler's side is made of, for whoever works beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from semblend.integration.audit import AuditStream
+from semblend.integration.scheduler.planner import Planner
+from semblend.integration.scheduler.prefill_clock import PrefillClock
+from semblend.integration.scheduler.setup import SchedulerSetup
+from semblend.integration.stats import Stats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerParts:
+    """One engine's."""
+
+    setup: SchedulerSetup
+    planner: Planner
+    audit: AuditStream
+    stats: Stats
+    clock: PrefillClock

@@ -1,0 +1,254 @@
+"""One live request: what it is, and how far its reuse has come.
+
+    SEEN → CLAIMED → LOADING → LOADED → ENDED
+             ↓          ↓
+           (back)     FAILED → ENDED
+
+A claim that the engine does not take is withdrawn. A request that was loaded and loses its
+slots either claims again (its K/V is private and goes on) or is released (it starts anew).
+Every step is a method; one that makes no sense raises, and the adapter computes cold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+from semblend.core.account import Account, Reuse
+from semblend.core.errors import SemBlendError
+from semblend.core.namespace import Namespace
+from semblend.core.outcomes import DeclineReason
+from semblend.core.plan import Plan
+from semblend.core.tokens import TokenArray
+from semblend.integration.probing import probes, tokens_to_compute
+
+Handle = TypeVar("Handle", covariant=True)
+"""The engine's own object for a request, and what it takes to deal with it."""
+
+
+class IllegalStepError(SemBlendError):
+    """A request was told something that cannot have happened to it."""
+
+
+class Stage(StrEnum):
+    """How far a request's reuse has come."""
+
+    SEEN = "seen"
+    """It is known; the engine was promised nothing."""
+    CLAIMED = "claimed"
+    """The engine was told of tokens it need not compute; it may take them or not."""
+    LOADING = "loading"
+    """Slots are allocated and K/V is put into them; nothing may count on it yet."""
+    LOADED = "loaded"
+    """Every rank put the K/V in place. This alone is reuse."""
+    FAILED = "failed"
+    """The load did not happen: the engine computes these tokens exactly."""
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Arrival(Generic[Handle]):
+    """What a request is when it arrives."""
+
+    request_id: str
+    handle: Handle
+    tokens: TokenArray
+    namespace: Namespace
+    ladder_id: str | None = None
+    refusal: str | None = None
+    """Why it may neither reuse nor donate, if so (LoRA, multimodal, …)."""
+    may_reuse: bool = True
+    wants_capture: bool | None = None
+    """What the request itself says; None leaves it to the policy."""
+    policy: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What the engine was told can be supplied."""
+
+    plan: Plan
+    """The request's plan, or what is left of it after a preemption."""
+    end: int
+    """First position behind the claim."""
+    pass_tokens: int
+    """Tokens computed in passes of ours: holes, recompute runs, what a policy looks at."""
+
+    @classmethod
+    def of(cls, plan: Plan, prompt_tokens: int) -> Claim:
+        """The claim that carries out a plan.
+
+        A policy that looks at the prompt's tail needs the tail's slots, and an engine allocates
+        no more than is claimed: then the whole prompt is. The engine computes the last token
+        of a prompt itself whatever is claimed.
+        """
+        end = prompt_tokens if probes(plan) else plan.end
+        return cls(plan=plan, end=end, pass_tokens=tokens_to_compute(plan))
+
+
+class Request(Generic[Handle]):
+    """One request, from its arrival until it ends. One thread calls it."""
+
+    __slots__ = (
+        "_before_claim",
+        "_capture_decided",
+        "_made_for",
+        "account",
+        "arrival",
+        "asked_elsewhere",
+        "claim",
+        "notes",
+        "plan",
+        "reuse",
+        "stage",
+        "started",
+        "tainted",
+        "was_loaded",
+    )
+
+    def __init__(self, arrival: Arrival[Handle], account: Account) -> None:
+        self.arrival = arrival
+        self.account = account
+        self.stage = Stage.SEEN
+        self.plan: Plan | None = None
+        self.claim: Claim | None = None
+        self.reuse: Reuse | None = None
+        """What the claim supplies, corrected by the workers' word."""
+        self.tainted = False
+        """Whether any of its K/V is approximate: then it is never captured."""
+        self.started = False
+        """Whether the engine has admitted it: later calls are about a preempted request."""
+        self.was_loaded = False
+        """Whether a load of it was ever confirmed, whatever became of it since."""
+        self.asked_elsewhere = False
+        """Whether donors of other machines were looked for."""
+        self.notes: dict[str, Any] = {}
+        """What else the response should say (a ladder's rungs)."""
+        self._before_claim = Stage.SEEN
+        self._made_for: object = None
+        self._capture_decided = False
+
+    # -- what it is --------------------------------------------------------------------
+
+    @property
+    def request_id(self) -> str:
+        """The engine's id."""
+        return self.arrival.request_id
+
+    @property
+    def handle(self) -> Handle:
+        """The engine's own."""
+        return self.arrival.handle
+
+    @property
+    def tokens(self) -> TokenArray:
+        """The whole prompt, int32."""
+        return self.arrival.tokens
+
+    @property
+    def namespace(self) -> Namespace:
+        """Whose donors it may be given, and who may be given it."""
+        return self.arrival.namespace
+
+    @property
+    def ladder_id(self) -> str | None:
+        """The ladder it is a rung of."""
+        return self.arrival.ladder_id
+
+    @property
+    def exact_tokens(self) -> int:
+        """Tokens of the engine's own prefix hit."""
+        return self.account.exact_tokens
+
+    # -- planning ----------------------------------------------------------------------
+
+    def plan_for(self, made_for: object) -> Plan | None:
+        """The plan that was made for this exact prefix and these donors, if there is one."""
+        return self.plan if self.plan is not None and self._made_for == made_for else None
+
+    def planned(self, plan: Plan, made_for: object) -> None:
+        """A plan was made."""
+        self.plan, self._made_for = plan, made_for
+
+    def decline(self, reason: DeclineReason, detail: str = "") -> None:
+        """Remember why this request is computed."""
+        self.account.decline(reason, detail)
+
+    # -- steps -------------------------------------------------------------------------
+
+    def make_claim(self, plan: Plan) -> Claim:
+        """Tell the engine that `plan` can be carried out; the first time it is the whole plan."""
+        self._expect(Stage.SEEN, Stage.LOADED, doing="claim")
+        if not self.was_loaded:
+            self.plan, self.reuse = plan, Reuse.of(plan)
+        self._before_claim, self.stage = self.stage, Stage.CLAIMED
+        self.claim = Claim.of(plan, len(self.tokens))
+        return self.claim
+
+    def withdraw(self) -> None:
+        """A claim that was not taken leaves no trace."""
+        if self.stage is Stage.CLAIMED:
+            self.stage, self.claim = self._before_claim, None
+
+    def admitted(self) -> None:
+        """The engine allocated slots for the claim, and they are being filled."""
+        self._expect(Stage.CLAIMED, doing="load")
+        self.taint()
+        self.stage = Stage.LOADING
+
+    def taint(self) -> None:
+        """From here on its slots may hold approximate K/V, if the claim has any."""
+        approximate = self.claim is not None and self.claim.plan.first_approximate_token is not None
+        self.tainted = self.tainted or approximate or self.ladder_id is not None
+
+    def loaded(self, reused_tokens: int | None = None) -> None:
+        """Every rank put the K/V in place; of it `reused_tokens`, where a policy had a say."""
+        self._expect(Stage.LOADING, doing="confirm")
+        if reused_tokens is not None and self.reuse is not None and not self.was_loaded:
+            more = self.reuse.reused_tokens - reused_tokens
+            self.reuse = replace(
+                self.reuse,
+                reused_tokens=reused_tokens,
+                recomputed_tokens=self.reuse.recomputed_tokens + more,
+            )
+        self.stage, self.was_loaded = Stage.LOADED, True
+
+    def failed(self) -> None:
+        """Claimed tokens are computed: exact, unless an earlier load left traces."""
+        if self.stage is Stage.ENDED:
+            raise IllegalStepError(f"request {self.request_id} cannot fail: it has ended")
+        if not self.was_loaded:
+            self.tainted = self.ladder_id is not None
+        self.stage = Stage.FAILED
+
+    def released(self) -> None:
+        """Its slots are gone, and what they held: it starts anew if it comes back."""
+        self._expect(*(stage for stage in Stage if stage is not Stage.ENDED), doing="start anew")
+        self.stage, self.claim, self.reuse = Stage.SEEN, None, None
+        self.plan, self._made_for = None, None
+        self.was_loaded = False
+
+    def ended(self) -> None:
+        """It is gone."""
+        self.stage = Stage.ENDED
+
+    def decide_capture(self) -> bool:
+        """Whether it is still to be decided if its prompt is kept; no longer after this call."""
+        first, self._capture_decided = not self._capture_decided, True
+        return first
+
+    def report(self, *, certified: bool) -> dict[str, Any]:
+        """What the response says was reused: engine-confirmed tokens, nothing else."""
+        return self.account.report(
+            self.reuse if self.was_loaded else None,
+            approximate=self.tainted,
+            certified=certified,
+            **self.notes,
+        )
+
+    def _expect(self, *stages: Stage, doing: str) -> None:
+        if self.stage not in stages:
+            raise IllegalStepError(
+                f"request {self.request_id} cannot {doing}: it is {self.stage.value}"
+            )

@@ -1,0 +1,127 @@
+"""Everything the scheduler's side needs to know about an engine, worked out once at start."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from semblend.core.namespace import Namespace
+from semblend.core.settings import Settings
+from semblend.core.tokens import TokenArray
+from semblend.integration.certificates import standing_of, uncertified_standing
+from semblend.integration.modes import CapturePolicy, Execution, Mode, ReuseMode
+from semblend.integration.probing import can_probe, needs_no_probe
+from semblend.planning.boundaries import Boundaries
+from semblend.planning.certificates import Standing
+from semblend.planning.cost import CostModel
+
+Decoder = Callable[[TokenArray], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureRules:
+    """Which exactly computed prompts become donors."""
+
+    policy: CapturePolicy = CapturePolicy.ALL
+    sample_ratio: float = 1.0
+    """Share of prompts kept when the policy is `sampled`."""
+    queue: int = 8
+    """Prompts that may wait to be copied; more are not kept."""
+    min_prompt_tokens: int = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSetup:
+    """The scheduler side's view of one engine."""
+
+    engine: str
+    """Its name in audit records."""
+    logger: logging.Logger
+    """The log its users read."""
+    settings: Settings
+    namespace: Namespace
+    mode: Mode
+    execution: Execution = Execution.NESTED
+    block_size: int
+    ranks: int = 1
+    hole_budget: int
+    """Hole tokens one nested pass may compute."""
+    step_tokens: int
+    """Tokens one step of the engine computes at most."""
+    cost: CostModel
+    standing: Standing = field(default_factory=Standing)
+    """What certificates say about the model; asked in mode `segmented` only."""
+    boundaries: Boundaries | None = None
+    capture: CaptureRules = field(default_factory=CaptureRules)
+    audit_path: Path | None = None
+    make_decoder: Callable[[], Decoder] | None = None
+    """Makes texts of tokens; set where donors are also looked for by meaning."""
+
+    @property
+    def certified(self) -> bool:
+        """Whether what is loaded stands under a certificate."""
+        return self.standing.certificate is not None
+
+    @property
+    def may_load(self) -> bool:
+        """Whether donor K/V is loaded at all."""
+        return may_load(self.mode, self.settings, self.standing)
+
+    @property
+    def nested(self) -> bool:
+        """Whether holes are computed in passes of our own."""
+        return self.mode.segmented and self.execution is Execution.NESTED
+
+    @property
+    def staged(self) -> bool:
+        """Whether holes are computed by ordinary requests, rungs of a ladder."""
+        return self.mode.segmented and self.execution is Execution.STAGED
+
+    def can_run(self, policy: str) -> bool:
+        """Whether a recompute policy gets the probe it asks for."""
+        return needs_no_probe(policy) or (self.nested and can_probe(policy))
+
+
+def may_load(mode: ReuseMode, settings: Settings, standing: Standing) -> bool:
+    """Whether donor K/V may be loaded: asked for, and certified where that is asked."""
+    if settings.discovery_only or not mode.loads:
+        return False
+    return mode != Mode.SEGMENTED or standing.certificate is not None
+
+
+def standing_for(
+    mode: ReuseMode,
+    name: str,
+    hf_config: Any,
+    *,
+    dtype: str,
+    settings: Settings,
+    logger: logging.Logger,
+    revision: str | None = None,
+    can_run: Callable[[str], bool] | None = None,
+) -> Standing:
+    """What certificates say about the model; other modes than `segmented` ask for none."""
+    if mode != Mode.SEGMENTED:
+        return uncertified_standing(
+            name, hf_config, dtype=dtype, settings=settings, revision=revision
+        )
+    standing = standing_of(
+        name, hf_config, dtype=dtype, settings=settings, revision=revision, can_run=can_run
+    )
+    if standing.certificate is None:
+        logger.warning(
+            "SemBlend: no quality certificate for %s (%s); mode segmented runs discovery only",
+            name,
+            standing.detail,
+        )
+    else:
+        logger.info(
+            "SemBlend: reuse of %s is certified: %s, until %s",
+            name,
+            standing.certificate.policy,
+            standing.certificate.expires,
+        )
+    return standing

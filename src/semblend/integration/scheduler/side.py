@@ -1,0 +1,468 @@
+"""An adapter in its engine's scheduler: claims, orders to the workers, settlement.
+
+Call order in a step: `arrived` when the engine hears of a request; `matched_tokens` for each
+waiting request that may start; `allocated` for those that do; `fill` once; then, with the
+workers' answer, `ended` for those that end and `update` after that. A request with a claim is
+first scheduled in a step after the one whose `update` heard how its load ended, so only an
+aborted request can be gone before that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Generic
+
+from semblend.core.outcomes import DeclineReason
+from semblend.core.plan import Plan
+from semblend.core.tokens import TokenArray
+from semblend.integration.audit import AuditStream
+from semblend.integration.probing import probes
+from semblend.integration.scheduler.captures import Captures
+from semblend.integration.scheduler.claims import NOTHING, Claims
+from semblend.integration.scheduler.exchange import RemoteDonors
+from semblend.integration.scheduler.held_blocks import HeldBlocks
+from semblend.integration.scheduler.meaning import MeaningThread
+from semblend.integration.scheduler.orders import (
+    LoadCommand,
+    LoadFailure,
+    StepOrders,
+    WorkerReport,
+)
+from semblend.integration.scheduler.parts import SchedulerParts
+from semblend.integration.scheduler.planner import Planner, PlanRewriter
+from semblend.integration.scheduler.port import EngineHandle, SchedulerPort, Step
+from semblend.integration.scheduler.prefill_clock import PrefillClock
+from semblend.integration.scheduler.request import Claim, Request, Stage
+from semblend.integration.scheduler.settlement import Settlements, beside
+from semblend.integration.scheduler.setup import SchedulerSetup
+from semblend.integration.scheduler.shadows import ShadowOrders
+from semblend.integration.scheduler.staged import StagedClaims
+from semblend.integration.stats import Stats
+from semblend.planning.depth import table_for
+
+logger = logging.getLogger("semblend.adapter")
+
+WEIGHTS_CHANGED = "the weights changed since the engine started"
+WEIGHTS_WARNING = (
+    "SemBlend: the weights changed under the running engine. No certificate speaks of the new "
+    "ones, so that nothing is kept or reused any more; start anew for that."
+)
+
+
+RemoteMaker = Callable[[SchedulerParts], RemoteDonors | None]
+"""Makes what brings donors of other machines, if this engine takes part in that."""
+
+
+def _alone(_: SchedulerParts) -> None:
+    return None
+
+
+class SchedulerSide(Generic[EngineHandle]):
+    """Owns the requests as the scheduler sees them. One thread calls it; nothing raises."""
+
+    def __init__(
+        self,
+        setup: SchedulerSetup,
+        port: SchedulerPort[Any, EngineHandle],
+        *,
+        make_remote: RemoteMaker = _alone,
+        rewrite: PlanRewriter | None = None,
+    ) -> None:
+        self.setup = setup
+        self._port = port
+        self.audit = AuditStream(engine=setup.engine, logger=setup.logger, path=setup.audit_path)
+        self.stats = Stats()
+        self.clock = PrefillClock(setup.cost)
+        self._dropped: list[str] = []
+        self.planner = Planner(
+            settings=setup.settings,
+            mode=setup.mode,
+            block_size=setup.block_size,
+            ranks=setup.ranks,
+            cost=setup.cost,
+            standing=setup.standing,
+            can_run=setup.can_run,
+            boundaries=setup.boundaries,
+            rewrite=rewrite,
+            forgotten=lambda donor_id: self._dropped.append(donor_id),
+        )
+        self.remote = make_remote(
+            SchedulerParts(
+                setup=setup,
+                planner=self.planner,
+                audit=self.audit,
+                stats=self.stats,
+                clock=self.clock,
+            )
+        )
+        self._meaning = self._start_meaning()
+        self._staged = StagedClaims(planner=self.planner, block_size=setup.block_size)
+        self.shadows = self._start_shadows()
+        self._claims = Claims(
+            setup=setup,
+            planner=self.planner,
+            audit=self.audit,
+            stats=self.stats,
+            staged=self._staged,
+            remote=self.remote,
+            objection=self._objection,
+        )
+        self._captures = Captures(
+            setup=setup,
+            planner=self.planner,
+            audit=self.audit,
+            stats=self.stats,
+            blocks_of=port.blocks_of,
+            register=self.planner.register if self._meaning is None else self._meaning.register,
+            share=_not_shared if self.remote is None else self.remote.share,
+        )
+        self._settlements = Settlements(
+            ledger=self.planner.pipeline.ledger, audit=self.audit, stats=self.stats
+        )
+        self.requests: dict[str, Request[EngineHandle]] = {}
+        self._claimed: set[str] = set()
+        self._loads: list[LoadCommand] = []
+        self._held = HeldBlocks()
+        self._drop_all = False
+        self._weights_epoch = 0
+
+    def _start_meaning(self) -> MeaningThread | None:
+        """Donors are also looked for by meaning, where texts can be had and somebody wants it."""
+        if self.setup.make_decoder is None or not self.setup.settings.enabled:
+            return None
+        return MeaningThread(
+            planner=self.planner, audit=self.audit, make_decoder=self.setup.make_decoder
+        )
+
+    def _start_shadows(self) -> ShadowOrders | None:
+        """None where nothing approximate is loaded, no model is at hand, or nobody wants it."""
+        setup, rate = self.setup, self.setup.settings.shadow_rate
+        if not (setup.nested and setup.may_load and rate > 0):
+            return None
+        return ShadowOrders(
+            port=self._port,
+            rate=rate,
+            block_size=setup.block_size,
+            chunk_tokens=setup.step_tokens,
+            stats=self.stats,
+        )
+
+    # -- a request arrives and is scheduled ------------------------------------------
+
+    def arrived(self, native: Any) -> None:
+        """Take note of a request."""
+        with beside("take note of a request"):
+            self._arrived(native)
+
+    def _arrived(self, native: Any) -> Request[EngineHandle]:
+        arrival = self._port.arrival(native)
+        account = self._settlements.accounts.open(
+            arrival.request_id, prompt_tokens=len(arrival.tokens)
+        )
+        request = Request(arrival, account)
+        self.requests[request.request_id] = request
+        self.audit.event(
+            "request_first_seen", request.request_id, prompt_tokens=len(request.tokens)
+        )
+        return request
+
+    def matched_tokens(self, native: Any, computed_tokens: int) -> int | None:
+        """How many tokens behind `computed_tokens` are supplied; None is "ask again"."""
+        request: Request[EngineHandle] | None = None
+        try:
+            request = self.requests.get(self._port.request_id(native)) or self._arrived(native)
+            self._withdraw(request)
+            live = (other.handle for other in self.requests.values())
+            answer = self._claims.claim(request, computed_tokens, live=live)
+            if request.stage is Stage.CLAIMED:
+                self._claimed.add(request.request_id)
+            return answer
+        except Exception as error:
+            logger.warning("SemBlend lookup failed; computed cold", exc_info=True)
+            if request is not None:
+                self._withdraw(request)
+                request.decline(DeclineReason.INTERNAL_ERROR, type(error).__name__)
+                self.audit.event("lookup_error", request.request_id, detail=repr(error))
+            return NOTHING
+
+    def _withdraw(self, request: Request[EngineHandle]) -> None:
+        request.withdraw()
+        self._claimed.discard(request.request_id)
+
+    def allocated(
+        self, request_id: str, block_ids: Callable[[], Sequence[int]], external_tokens: int
+    ) -> None:
+        """The engine allocated slots; `external_tokens` of them are to be supplied."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return
+        request.started = True
+        if external_tokens == 0:
+            if request.stage is Stage.CLAIMED:
+                request.decline(DeclineReason.NOT_WORTH_IT, "the engine did not take the offer")
+            self.clock.started(request.request_id, request.exact_tokens)
+            return  # a claim that was not taken is undone when the step is built
+        blocks, orders = tuple(block_ids()), len(self._loads)
+        try:
+            self._order_load(request, blocks, external_tokens)
+        except Exception:
+            # The engine waits for these tokens by now: a load that fails makes it compute them.
+            logger.warning("SemBlend could not order a load", exc_info=True)
+            self._loads[orders:] = [_impossible(request, blocks, external_tokens)]
+
+    def _order_load(
+        self, request: Request[EngineHandle], block_ids: tuple[int, ...], external_tokens: int
+    ) -> None:
+        claim = request.claim
+        if claim is None or request.stage is not Stage.CLAIMED:
+            self._loads.append(_impossible(request, block_ids, external_tokens))
+            return
+        plan = claim.plan
+        command = LoadCommand(
+            request_id=request.request_id,
+            block_ids=block_ids,
+            tokens=request.tokens,
+            start=claim.end - external_tokens,
+            end=claim.end,
+            copies=plan.copies,
+            holes=plan.holes,
+            refine=plan if probes(plan) else None,
+            depth_table=table_for(plan.policy, self.setup.standing.depth_table),
+        )
+        self._admit(request, claim, command)
+
+    def _admit(self, request: Request[EngineHandle], claim: Claim, command: LoadCommand) -> None:
+        self._claimed.discard(request.request_id)
+        self._make_private(request, claim.plan)
+        self._loads.append(command)
+        request.admitted()
+        self._claims.admitted(request)
+        blocks = len(command.claimed_blocks(self.setup.block_size))
+        self.audit.event("load_allocated", request.request_id, blocks=blocks, start=command.start)
+        self.audit.materialising(
+            request.request_id,
+            donor_id=",".join(claim.plan.donor_ids),
+            tokens=command.reused_tokens,
+        )
+
+    def _make_private(self, request: Request[EngineHandle], plan: Plan) -> None:
+        """Before any block of an approximate load can be published: that is when it has ended.
+
+        A ladder's blocks are private already: nobody else has its salt.
+        """
+        approximate = plan.first_approximate_token
+        if approximate is not None and request.ladder_id is None:
+            request.handle.make_private(approximate)
+        request.taint()
+
+    def fill(self, orders: StepOrders, step: Step) -> None:
+        """This step's orders to the workers; what was claimed and not taken is undone.
+
+        The engine waits for the loads, so they go out whatever else fails.
+        """
+        orders.loads, self._loads = self._loads, []
+        orders.held = self._held.take_new()
+        orders.preempted = sorted({*step.preempted, *self._held.take_let_go()})
+        orders.drop_all, self._drop_all = self._drop_all, False
+        orders.weights_epoch, orders.idle = self._weights_epoch, step.idle
+        with beside("order all of a step"):
+            self._undo_claims()
+            orders.captures = self._captures.orders(step.computes, self.requests)
+            orders.dropped, self._dropped = self._dropped, []
+            if self.remote is not None:
+                orders.fetches = self.remote.take_fetches()
+            if self.shadows is not None:
+                orders.shadows = self.shadows.orders(idle=step.idle)
+                orders.shadows_dropped = self.shadows.take_dropped()
+            self._time_prefills(orders.preempted)
+            self.stats.count("donors_dropped", len(orders.dropped))
+
+    def _undo_claims(self) -> None:
+        """Claims that the step being built did not take."""
+        for request_id in self._claimed:
+            request = self.requests.get(request_id)
+            if request is not None:
+                request.withdraw()
+                self.audit.event("load_dropped_before_alloc", request_id)
+        self._claimed.clear()
+        self._claims.next_step()
+
+    def _time_prefills(self, preempted: Sequence[str]) -> None:
+        for request_id in preempted:
+            self.clock.forget(request_id)
+        for request_id, tokens in self._captures.finished:
+            self.clock.finishes(request_id, tokens)
+
+    # -- the workers answer ------------------------------------------------------------
+
+    def ended(self, native: Any, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
+        """A request ends; True keeps its blocks until its capture and its sample are done."""
+        request_id = self._port.request_id(native)
+        request = self.requests.pop(request_id, None)
+        sampled, report = False, None
+        if request is not None:
+            with beside("settle a request"):
+                self._settle(request)
+                sampled = self._sample(request, block_ids)
+                report = {"semblend": request.report(certified=self.setup.certified)}
+            request.ended()
+        if not sampled and not self._captures.is_pending(request_id):
+            return False, report
+        self._held.hold(request_id, self._port.handle(native))
+        return True, report
+
+    def _settle(self, request: Request[EngineHandle]) -> None:
+        self.clock.step_done()
+        self.clock.forget(request.request_id)
+        if self.remote is not None:
+            self.remote.forget(request.request_id)
+        self._withdraw(request)
+        self._settlements.ended(request)
+        self._staged.ended(request)
+        ordinary = request.arrival.refusal is None and request.ladder_id is None
+        if self._meaning is not None and ordinary:
+            self._meaning.look_up(request.request_id, request.tokens, request.namespace)
+
+    def _sample(self, request: Request[EngineHandle], block_ids: Sequence[int]) -> bool:
+        """Have some reused requests computed cold too, if they ended as they should."""
+        approximate = request.was_loaded and request.tainted and request.ladder_id is None
+        if not approximate or self.shadows is None or not request.handle.ended_normally:
+            return False
+        key = self.planner.pipeline.share_key(request.namespace)
+        return self.shadows.take(request, key, tuple(block_ids))
+
+    def _objection(self, request: Request[Any]) -> str | None:
+        if self.shadows is None or not request.namespace.is_complete:
+            return None
+        return self.shadows.watch.objection(self.planner.pipeline.share_key(request.namespace))
+
+    @property
+    def has_held_blocks(self) -> bool:
+        """Whether finished requests' blocks will be freed without anything else happening."""
+        return bool(self._held)
+
+    def update(self, report: WorkerReport | None, freed: set[str] | None) -> None:
+        """Settle what the workers report."""
+        with beside("settle a step"):
+            self.clock.step_done()
+            self._held.freed(freed or ())
+            if report is None:
+                return
+            if report.weights_epoch > self._weights_epoch:
+                self._weights_changed(report.weights_epoch)
+            for request_id, failure in report.failed.items():
+                with beside("settle a load that failed"):
+                    self._load_failed(request_id, failure)
+            for request_id, ranks in report.loaded.items():
+                if request_id not in report.failed and ranks >= self.setup.ranks:
+                    with beside("settle a load"):
+                        self._load_ended_well(request_id, report)
+            if report.loaded or report.failed:
+                self.stats.time("load", report.load_ms / 1e3)
+                self.stats.time("nested", report.nested_ms / 1e3)
+            self._captures.settle(report)
+            if self.shadows is not None:
+                self.shadows.settle(report)
+            if self.remote is not None:
+                self.remote.settle(report)
+
+    def _load_failed(self, request_id: str, failure: LoadFailure) -> None:
+        if failure.donor_id is not None:
+            self.planner.drop(failure.donor_id)
+        request = self.requests.get(request_id)
+        if request is None or request.stage is Stage.FAILED:
+            return
+        blocks = 0 if request.claim is None else self._blocks_of(request.claim)
+        request.failed()
+        if not request.was_loaded:
+            request.handle.undo_private()
+            request.handle.tell_cached(exact_tokens=request.exact_tokens, reused_tokens=0)
+        self._settlements.failed(request, failure, blocks=blocks)
+
+    def _blocks_of(self, claim: Claim) -> int:
+        size = self.setup.block_size
+        return -(-claim.end // size) - claim.plan.exact_tokens // size
+
+    def _load_ended_well(self, request_id: str, report: WorkerReport) -> None:
+        request = self.requests.get(request_id)
+        if request is None:
+            return
+        again = request.was_loaded
+        request.loaded(report.refined.get(request_id))
+        request.handle.keep_private()
+        if not again and request.reuse is not None:
+            request.handle.tell_cached(
+                exact_tokens=request.exact_tokens, reused_tokens=request.reuse.reused_tokens
+            )
+        self._staged.confirmed(request)
+        self._settlements.confirmed(request, layers=report.layers)
+
+    # -- housekeeping ------------------------------------------------------------------
+
+    def hit_sources(self, request_id: str, external_tokens: int) -> tuple[int, int]:
+        """Of the claimed tokens, how many donors supply and how many are computed."""
+        request = self.requests.get(request_id)
+        claim = None if request is None else request.claim
+        reused = min(0 if claim is None else claim.plan.reused_tokens, external_tokens)
+        return reused, external_tokens - reused
+
+    @property
+    def has_pending_work(self) -> bool:
+        """Whether the engine should step on although no request waits for it."""
+        moving = self.remote is not None and self.remote.has_pending_work
+        return moving or (self.shadows is not None and self.shadows.has_pending_work)
+
+    def let_go_of_blocks(self) -> None:
+        """The engine wants every block back at once: samples end."""
+        with beside("let go of blocks"):
+            if self.shadows is not None:
+                self.shadows.clear()
+            self._held.let_go()
+
+    def reset(self) -> None:
+        """Forget every donor, here and in the workers; what shadow samples objected to is over."""
+        if self.shadows is not None:
+            self.shadows.clear()
+            self.shadows.watch.resume()
+        self.planner.clear()
+        self._dropped.clear()
+        self._drop_all = True
+        if self.remote is not None:
+            self.remote.stop()
+
+    def _weights_changed(self, epoch: int) -> None:
+        """Nothing is loaded or kept until the next start: nobody knows the new weights.
+
+        Requests and the engine's own prefix cache may hold K/V of both.
+        """
+        if not self._weights_epoch:
+            logger.warning(WEIGHTS_WARNING)
+        self._weights_epoch = epoch
+        self.reset()
+        if self.setup.mode.loads:
+            self._claims.stop(WEIGHTS_CHANGED)
+            self._captures.stop(WEIGHTS_CHANGED)
+
+    def close(self) -> None:
+        """Stop the threads and close the audit file."""
+        if self._meaning is not None:
+            self._meaning.close()
+        self.planner.close()
+        self.audit.close()
+
+
+def _impossible(
+    request: Request[Any], block_ids: tuple[int, ...], external_tokens: int
+) -> LoadCommand:
+    return LoadCommand.impossible(
+        request_id=request.request_id,
+        block_ids=block_ids,
+        tokens=request.tokens,
+        start=request.exact_tokens,
+        end=request.exact_tokens + external_tokens,
+    )
+
+
+def _not_shared(donor_id: str, tokens: TokenArray, share_key: bytes) -> int | None:
+    return None

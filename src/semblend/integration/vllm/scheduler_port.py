@@ -1,0 +1,159 @@
+"""vLLM's scheduler, as the shared scheduler side asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from semblend.core.tokens import as_token_array
+from semblend.integration.ladder import split_salt
+from semblend.integration.modes import ReuseRequests
+from semblend.integration.scheduler.port import Loan, Step
+from semblend.integration.scheduler.request import Arrival
+from semblend.integration.vllm import namespaces
+from semblend.integration.vllm.block_hashes import PrivateChain
+from semblend.integration.vllm.samples import samples_of
+from semblend.integration.vllm.setup import VllmSetup
+from semblend.integration.vllm.support import request_refusal
+
+_FINISHED_NORMALLY = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION")
+
+
+class VllmRequest:
+    """One of vLLM's requests."""
+
+    __slots__ = ("_chain", "_port", "request")
+
+    def __init__(self, request: Any, port: VllmScheduler) -> None:
+        self.request = request
+        self._port = port
+        self._chain: PrivateChain | None = None
+
+    def make_private(self, first_approximate_token: int) -> None:
+        """Block hashes that nobody else can compute, from here on."""
+        if self._chain is None:
+            self._chain = PrivateChain(
+                self.request,
+                first_approximate_token=first_approximate_token,
+                hash_block_size=self._port.hash_block_size,
+            )
+
+    def undo_private(self) -> None:
+        """The hashes that were replaced."""
+        if self._chain is not None:
+            self._chain.undo()
+            self._chain = None
+
+    def keep_private(self) -> None:
+        """The chain stays for the request's whole life."""
+        if self._chain is not None:
+            self._chain.keep()
+
+    def tell_cached(self, *, exact_tokens: int, reused_tokens: int) -> None:
+        """Correct what vLLM reports as cached: it counts every claimed token."""
+        stats = getattr(self.request, "prefill_stats", None)
+        if stats is not None:
+            stats.set(
+                num_prompt_tokens=len(self.request.prompt_token_ids or ()),
+                num_local_cached_tokens=exact_tokens,
+                num_external_cached_tokens=reused_tokens,
+            )
+
+    def samples(self, live: Iterable[VllmRequest]) -> int:
+        """Live requests that sample this very prompt."""
+        return samples_of(self.request, (other.request for other in live))
+
+    def hints(self) -> dict[str, Any]:
+        """`kv_transfer_params["semblend"]`, if it is a mapping."""
+        hints = (self.request.kv_transfer_params or {}).get("semblend")
+        return hints if isinstance(hints, dict) else {}
+
+    @property
+    def ended_normally(self) -> bool:
+        """Whether its answer is complete."""
+        return self.request.status.name in _FINISHED_NORMALLY
+
+    @property
+    def output_tokens(self) -> Sequence[int]:
+        """What was sampled so far."""
+        outputs: Sequence[int] = self.request.output_token_ids
+        return outputs
+
+    def free_blocks(self) -> None:
+        """Its blocks go back to vLLM's pool."""
+        self._port.manager.free(self.request)
+
+
+class VllmScheduler:
+    """Answers for vLLM's scheduler and its cache manager."""
+
+    def __init__(self, setup: VllmSetup) -> None:
+        self._setup = setup
+        self.hash_block_size = setup.hash_block_size
+        self.manager: Any = None
+        """vLLM makes its cache manager after the connector."""
+
+    def request_id(self, native: Any) -> str:
+        """The engine's id."""
+        return str(native.request_id)
+
+    def handle(self, native: Any) -> VllmRequest:
+        """What deals with one of vLLM's requests."""
+        return VllmRequest(native, self)
+
+    def arrival(self, native: Any) -> Arrival[VllmRequest]:
+        """What a new request is to us."""
+        options, handle = self._setup.options, self.handle(native)
+        user_salt, ladder_id = native.cache_salt, None
+        if options.staged:
+            user_salt, ladder_id = split_salt(native.cache_salt)
+        hints = handle.hints()
+        wanted, policy = hints.get("reuse"), hints.get("policy")
+        opt_in = options.reuse is ReuseRequests.OPT_IN
+        return Arrival(
+            request_id=str(native.request_id),
+            handle=handle,
+            tokens=as_token_array(native.prompt_token_ids or []),
+            namespace=namespaces.of_request(self._setup.scheduler.namespace, user_salt),
+            ladder_id=ladder_id,
+            refusal=request_refusal(native),
+            may_reuse=wanted is True if opt_in else wanted is not False,
+            wants_capture=hints.get("capture"),
+            policy=policy if isinstance(policy, str) and options.mode.uncertified else None,
+        )
+
+    def blocks_of(self, request_id: str) -> tuple[int, ...]:
+        """The request's blocks in vLLM's one cache group."""
+        (block_ids,) = self.manager.get_block_ids(request_id)
+        return tuple(block_ids)
+
+    def borrow(self, count: int, *, keep_free: float) -> Loan | None:
+        """Blocks of vLLM's own pool."""
+        pool = self.manager.block_pool
+        if pool.get_num_free_blocks() - count < keep_free * pool.num_gpu_blocks:
+            return None
+        blocks = list(pool.get_new_blocks(count))
+        return Loan(block_ids=tuple(block.block_id for block in blocks), blocks=blocks)
+
+    def give_back(self, loan: Loan) -> None:
+        """They are free again."""
+        self.manager.block_pool.free_blocks(reversed(loan.blocks))
+
+
+def step_of(scheduled: Any) -> Step:
+    """What vLLM's SchedulerOutput is about to run."""
+    return Step(
+        idle=scheduled.total_num_scheduled_tokens == 0,
+        computes=_computes(scheduled),
+        preempted=scheduled.preempted_req_ids or (),
+    )
+
+
+def _computes(scheduled: Any) -> Iterator[tuple[str, int]]:
+    """Read only when it is asked for: whatever is odd about it must not hold up the loads."""
+    for new in scheduled.scheduled_new_reqs:
+        tokens = scheduled.num_scheduled_tokens[new.req_id]
+        yield new.req_id, new.num_computed_tokens + tokens
+    running = scheduled.scheduled_cached_reqs
+    for request_id, computed in zip(running.req_ids, running.num_computed_tokens, strict=True):
+        yield request_id, computed + scheduled.num_scheduled_tokens[request_id]

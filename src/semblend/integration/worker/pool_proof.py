@@ -1,0 +1,71 @@
+"""The start-up proof that the cache lies as its strides say.
+
+K/V is put into a scratch block by the kernel that copies spans and read back both through the
+places the backend was seen to write to and by that kernel, every layer and number of it. Where
+that is not what was put there, strides are not used. The kernel is compiled by this, before
+a request waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import torch
+
+from semblend.integration.worker.port import KvAccess
+from semblend.kv.paged_kv import PagedKv
+from semblend.kv.rotary_table import RotaryTable
+from semblend.kv.transfer import SpanCopy, copy_spans
+
+logger = logging.getLogger("semblend.adapter")
+
+_PARTS = (1, 4)
+"""Of a stored segment one in so many tokens is copied: all of it, or a little."""
+
+
+def prove_pool(access: KvAccess, table: RotaryTable) -> None:
+    """Stop `access` from using strides that do not hold. Never raises."""
+    pool = access.pool
+    if pool is None:
+        return
+    try:
+        proven = access.blocks > access.scratch_block and all(
+            _comes_back(access, pool, table, part) for part in _PARTS
+        )
+    except Exception:
+        logger.warning("SemBlend could not prove the cache's strides", exc_info=True)
+        proven = False
+    if not proven:
+        logger.warning("SemBlend copies K/V layer by layer: the cache's strides are not proven")
+        access.pool = None
+
+
+@torch.inference_mode()
+def _comes_back(access: KvAccess, pool: PagedKv, table: RotaryTable, part: int) -> bool:
+    size, (heads, dim) = access.block_size, access.head_shape
+    shape = (access.layer_count, 2, part * size, heads, dim)
+    generator = torch.Generator().manual_seed(part)
+    numbers = torch.randint(1, 64, shape, generator=generator).to(access.dtype)
+    segment = numbers.pin_memory() if access.device.type == "cuda" else numbers
+    slots = np.arange(size) + access.scratch_block * size
+    put = SpanCopy(
+        source=segment,
+        source_slots=np.arange(size),
+        target_slots=slots,
+        source_start=0,
+        target_start=0,
+    )
+    copy_spans(pool, [put], table)
+    want = segment[:, :, :size]
+    got = access.read((access.scratch_block,), 0, size)
+    taken = torch.zeros_like(got)
+    take = SpanCopy(
+        source=pool,
+        source_slots=slots,
+        target_slots=np.arange(size),
+        source_start=0,
+        target_start=0,
+    )
+    copy_spans(taken, [take], table)
+    return torch.equal(got.cpu(), want) and torch.equal(taken.cpu(), want)

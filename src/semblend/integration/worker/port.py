@@ -1,0 +1,131 @@
+"""What an engine offers the worker's side of its adapter: single things; it decides nothing.
+
+The side is called in this order (see :class:`~semblend.integration.worker.side.WorkerSide`):
+`attach` once the K/V cache exists, `bind` once the model does, then in every step
+`before_overwrite`, `start_step`, the engine's forward, `after_forward`, and the `take_…` methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from semblend.integration.worker.sequences import VirtualSequence
+from semblend.kv.layout import SlotArray
+from semblend.kv.paged_kv import PagedKv
+from semblend.kv.span_batch import Destination
+
+
+class KvAccess(Protocol):
+    """The engine's paged K/V cache, token by token, all layers of this rank.
+
+    A slot is block * block_size + offset.
+    """
+
+    block_size: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+    scratch_block: int
+    """A block that holds nothing while the engine starts: proofs are made in it."""
+    pool: PagedKv | None
+    """The cache by strides; None where only the backend knows its way about it."""
+
+    @property
+    def destination(self) -> Destination:
+        """Where spans are copied to."""
+        ...
+
+    @property
+    def layer_count(self) -> int:
+        """Layers that hold K/V."""
+        ...
+
+    @property
+    def head_shape(self) -> tuple[int, int]:
+        """K/V heads of this rank, and numbers a head."""
+        ...
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's K and V on all layers of this rank."""
+        ...
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in the cache."""
+        ...
+
+    def host_slots(self, block_ids: Sequence[int], start: int, end: int) -> SlotArray:
+        """Slots of positions [start, end) of a request with these blocks, on the host."""
+        ...
+
+    def read(self, block_ids: Sequence[int], start: int, end: int) -> torch.Tensor:
+        """K/V of positions [start, end): [layers, 2, tokens, kv_heads, head_dim]."""
+        ...
+
+    def read_layer(
+        self, layer: int, block_ids: Sequence[int], start: int, end: int
+    ) -> torch.Tensor:
+        """K/V of positions [start, end) on one layer: [2, tokens, kv_heads, head_dim]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Somebody looks at queries while a pass runs."""
+
+    layers: Sequence[int]
+    see: Callable[[int, torch.Tensor], None]
+    """Told a layer and its queries, [tokens, heads * head_dim], once they were attended with."""
+
+
+class Passes(Protocol):
+    """The engine's own model over virtual sequences, beside the engine's steps."""
+
+    def serving(self) -> None:
+        """A step of the engine begins: whatever it prepares at start is ready."""
+        ...
+
+    def run(self, sequences: Sequence[VirtualSequence], *, watch: Watch | None = None) -> int:
+        """Compute the K/V of all sequences' query tokens; returns how many there were.
+
+        Sequences over the same blocks come in the order of their positions. Only the last
+        forward is watched, which has the last sequence's last tokens.
+        """
+        ...
+
+    def logits(self, sequence: VirtualSequence, *, last: int) -> torch.Tensor | None:
+        """Compute a sequence; log-probabilities behind its last tokens, [last, vocabulary].
+
+        On the host, float32. None if none are asked for, or on a rank that gathers none.
+        """
+        ...
+
+
+class Ranks(Protocol):
+    """This rank among those that share one model. Every rank makes the same calls in order."""
+
+    def all_true(self, flags: Sequence[bool]) -> list[bool]:
+        """Which of the flags are true on every rank."""
+        ...
+
+    def summed(self, values: torch.Tensor) -> torch.Tensor:
+        """A tensor on the host, added up over the ranks in place."""
+        ...
+
+
+class OneRank:
+    """The ranks of an engine that has one."""
+
+    def all_true(self, flags: Sequence[bool]) -> list[bool]:
+        """Which of the flags are true."""
+        return list(flags)
+
+    def summed(self, values: torch.Tensor) -> torch.Tensor:
+        """The tensor itself."""
+        return values

@@ -1,0 +1,94 @@
+"""Holes as virtual sequences, cut into forwards that fit what the engine has room for.
+
+Attention backends plan into buffers made for so many sequences, and compiled code,
+workspaces and LoRA kernels are made for so many tokens. The pieces are run in the order of the
+list: as each layer writes its K/V before attention reads, a hole sees all earlier ones, those of
+its own forward and those of the forwards before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from semblend.core.plan import Hole
+from semblend.core.tokens import TokenArray
+from semblend.integration.scheduler.orders import LoadCommand
+
+BlockTable = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class VirtualSequence:
+    """Tokens [start, end) of a prompt, to be computed on top of what its blocks hold.
+
+    Attention sees the prompt up to `end`: the last query token is the last of them.
+    """
+
+    tokens: TokenArray
+    """The whole prompt, int32."""
+    start: int
+    end: int
+    blocks: BlockTable
+    """The prompt's blocks, int32 [blocks]; sequences of one prompt share it."""
+    shift: int = 0
+    """Added to positions: a proof puts a token where no prompt has brought it."""
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def cut(self, first: int) -> tuple[VirtualSequence, VirtualSequence]:
+        """The first so many query tokens, and the others."""
+        middle = self.start + first
+        return replace(self, end=middle), replace(self, start=middle)
+
+
+def block_table(block_ids: Sequence[int]) -> BlockTable:
+    """A request's blocks as passes take them; made once for all sequences of one prompt."""
+    return np.asarray(block_ids, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassLimits:
+    """What one forward of a nested pass may hold."""
+
+    sequences: int
+    tokens: int
+
+    def forwards(self, sequences: Sequence[VirtualSequence]) -> list[list[VirtualSequence]]:
+        """The sequences in as many forwards as they need, in the order they came in.
+
+        Filled from the end, so that the last forward is the fullest: a sequence whose last
+        tokens somebody watches stays together there as far as one forward goes.
+        """
+        forwards: list[list[VirtualSequence]] = []
+        current: list[VirtualSequence] = []
+        room = self.tokens
+        for sequence in reversed(sequences):
+            rest = sequence
+            while len(rest):
+                if not room or len(current) == self.sequences:
+                    forwards.append(current[::-1])
+                    current, room = [], self.tokens
+                piece = rest
+                if len(rest) > room:
+                    rest, piece = rest.cut(len(rest) - room)
+                current.append(piece)
+                room -= len(piece)
+                if piece is rest:
+                    break
+        if current:
+            forwards.append(current[::-1])
+        return forwards[::-1]
+
+
+def sequences_of(command: LoadCommand, holes: Sequence[Hole]) -> list[VirtualSequence]:
+    """Runs of a load's prompt as virtual sequences over the request's own blocks."""
+    blocks = block_table(command.block_ids)
+    return [
+        VirtualSequence(tokens=command.tokens, start=hole.start, end=hole.end, blocks=blocks)
+        for hole in holes
+    ]

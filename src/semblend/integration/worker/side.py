@@ -1,0 +1,307 @@
+"""An adapter beside its engine's model: donors, and the order of things in a step.
+
+Captures and loads both come behind the step's forward. See `loads` for what becomes of a load.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from semblend.core.errors import DonorError, UnsupportedModelError
+from semblend.core.faults import plant
+from semblend.integration.scheduler.orders import CaptureCommand, StepOrders, WorkerReport
+from semblend.integration.worker.captures import CaptureThread
+from semblend.integration.worker.donors import DonorRoom, WorkerDonors, make_tiers
+from semblend.integration.worker.exchange import DonorExchange
+from semblend.integration.worker.loading import SpanLoader
+from semblend.integration.worker.loads import WorkerLoads
+from semblend.integration.worker.port import KvAccess, Passes, Ranks
+from semblend.integration.worker.self_test import prove_rotation
+from semblend.integration.worker.shadow_passes import ShadowPasses
+from semblend.integration.worker.weights import WeightWatch
+from semblend.kv.rotary_table import RotaryTable
+
+logger = logging.getLogger("semblend.adapter")
+
+_WEIGHTS_CHANGED = "the weights changed"
+_GPU_LOAD_THREADS = 1
+"""Copies share one bus, so loads come one after another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSetup:
+    """The worker side's view of one engine."""
+
+    loads: bool
+    """Whether donor K/V is kept and loaded at all."""
+    nested: bool
+    """Whether holes are computed in passes of our own, so that the model is needed."""
+    step_tokens: int
+    """Tokens one step of the engine computes at most."""
+    max_positions: int
+    """Longest prompt the engine takes."""
+    room: DonorRoom = field(default_factory=DonorRoom)
+    load_threads: int | None = None
+    """Threads that copy donor K/V; None is one on a GPU and none on a CPU."""
+    faults: str = ""
+
+
+ExchangeMaker = Callable[[WorkerDonors, KvAccess], DonorExchange | None]
+"""Makes what shares this rank's donors with other machines, if they are shared."""
+
+
+def _alone(_: WorkerDonors, __: KvAccess) -> None:
+    return None
+
+
+class WorkerSide:
+    """Owns this rank's donors and its access to the K/V cache. One thread calls it."""
+
+    def __init__(self, setup: WorkerSetup, *, make_exchange: ExchangeMaker = _alone) -> None:
+        self._setup = setup
+        self._make_exchange = make_exchange
+        plant(setup.faults)  # a worker may have a process of its own
+        self._held: set[str] = set()
+        self._report = WorkerReport()
+        self._weights: WeightWatch | None = None
+        self._weights_epoch = 0
+        self._outdated = False
+        """Whether this step's orders were given before the weights changed."""
+        self.access: KvAccess | None = None
+        self.donors: WorkerDonors | None = None
+        self.captures: CaptureThread | None = None
+        self.exchange: DonorExchange | None = None
+        """Set where donors are shared with other machines."""
+        self.nested: Passes | None = None
+        self.loads: WorkerLoads | None = None
+        self.shadows: ShadowPasses | None = None
+        self._ranks: Ranks | None = None
+        self._place = (0, 1)
+
+    # -- start -------------------------------------------------------------------------
+
+    def attach(
+        self,
+        access: KvAccess,
+        ranks: Ranks,
+        *,
+        place: tuple[int, int] = (0, 1),
+        table: RotaryTable | None = None,
+    ) -> None:
+        """The K/V cache is allocated: start the donors' store.
+
+        Parameters
+        ----------
+        place
+            This rank, and how many there are.
+        table
+            The rows K is rotated with; where the model is needed, they come with it.
+        """
+        rank, count = self._place = place
+        self.access, self._ranks = access, ranks
+        tiers = make_tiers(self._setup.room, rank, ranks=count, token_bytes=access.token_bytes)
+        self.donors = WorkerDonors(tiers)
+        self.exchange = self._make_exchange(self.donors, access)
+        self.captures = CaptureThread(
+            access,
+            self.donors,
+            on_stored=None if self.exchange is None else self.exchange.share,
+        )
+        self._report.layers = access.layer_count
+        if table is not None:
+            self._start_loads(access, self.donors, ranks, table)
+
+    def bind(
+        self,
+        model: torch.nn.Module,
+        *,
+        make_passes: Callable[[KvAccess], Passes],
+        make_table: Callable[[], RotaryTable],
+    ) -> None:
+        """The model is there: watch it, prepare the nested pass and prove it."""
+        if self._setup.loads:
+            self._weights = WeightWatch(model)
+        if not self._setup.nested:
+            return
+        if self.access is None or self.donors is None or self._ranks is None:
+            raise UnsupportedModelError("the model was handed over before the K/V cache")
+        self.nested = make_passes(self.access)
+        self.shadows = ShadowPasses(self.nested)
+        table = make_table()
+        prove_rotation(self.nested, self.access, table, max_positions=self._setup.max_positions)
+        self._start_loads(self.access, self.donors, self._ranks, table)
+
+    def _start_loads(
+        self, access: KvAccess, donors: WorkerDonors, ranks: Ranks, table: RotaryTable
+    ) -> None:
+        threads = self._setup.load_threads
+        if threads is None:
+            threads = _GPU_LOAD_THREADS if access.device.type == "cuda" else 0
+        self.loads = WorkerLoads(
+            SpanLoader(access, donors, table, rank=self._place),
+            access,
+            nested=self.nested,
+            ranks=ranks,
+            pass_tokens=self._setup.step_tokens,
+            threads=threads,
+        )
+
+    # -- between steps -------------------------------------------------------------------
+
+    def weights_changed(self, how: str) -> None:
+        """Let go of everything that was computed with other weights than now. Never raises."""
+        self._weights_epoch += 1
+        logger.warning("SemBlend: the weights changed (%s); all donors are dropped", how)
+        self._weights = None  # nothing is kept any more; there may be no memory to look at
+        if self.loads is not None:
+            self.loads.cancel(_WEIGHTS_CHANGED)
+        if self.exchange is not None:
+            self.exchange.clear()
+        try:
+            self.before_unmapping()
+        except DonorError as error:  # it is not kept, however long it takes
+            logger.warning("SemBlend: %s", error)
+        if self.donors is not None:
+            self.donors.clear()
+
+    def before_unmapping(self) -> None:
+        """The K/V cache is about to lose its memory: nobody uses it when this returns."""
+        if self.loads is not None:
+            self.loads.wait()
+        if self.captures is not None:
+            self.captures.abandon()
+
+    def _look_at_weights(self, meta: StepOrders) -> None:
+        uses_donors = bool(meta.loads or meta.captures or meta.shadows)
+        if uses_donors and self._weights is not None and self._weights.changed():
+            self.weights_changed("seen in the parameters")
+        self._outdated = meta.weights_epoch != self._weights_epoch
+
+    # -- a step --------------------------------------------------------------------------
+
+    def before_overwrite(self, meta: StepOrders) -> None:
+        """Blocks of preempted requests are about to be overwritten: finish copying them."""
+        if meta.preempted and self.captures is not None:
+            self.captures.wait_for(meta.preempted)
+
+    def start_step(self, meta: StepOrders) -> None:
+        """What comes before everything else in a step. Never raises.
+
+        Called in every step, also in those without a forward, in which everything is done
+        here (some engines skip `after_forward` in them).
+        """
+        try:
+            self._housekeeping(meta)
+        except Exception:
+            logger.warning("SemBlend could not keep its donors in order", exc_info=True)
+        if meta.idle:
+            self._load(meta)
+
+    def after_forward(self, meta: StepOrders) -> None:
+        """This step's K/V is written: queue what becomes a donor, then carry out loads.
+
+        Loads come last because a request may have hit prefix blocks that another one
+        computes in this very step. Never raises.
+        """
+        for command in meta.captures if self.captures is not None else ():
+            self._capture(command)
+        if not meta.idle:
+            self._load(meta)
+
+    def _housekeeping(self, meta: StepOrders) -> None:
+        if self.nested is not None:
+            self.nested.serving()
+        self._held.update(meta.held)
+        self._look_at_weights(meta)
+        if meta.idle and self._held and self.captures is not None:
+            # The engine steps on until the blocks are freed; spinning would starve the copy.
+            self.captures.wait_a_little(self._held)
+        elif meta.idle and self.exchange is not None:
+            self.exchange.wait_a_little()
+        if self.donors is not None:
+            if meta.drop_all:
+                if self.captures is not None:
+                    self.captures.wait()
+                if self.exchange is not None:
+                    self.exchange.clear()
+                if self.loads is not None:
+                    self.loads.cancel("the donors were dropped while they were copied")
+                self.donors.clear()
+            for donor_id in meta.dropped:
+                self.donors.drop(donor_id)
+        if self.exchange is not None:
+            for order in meta.fetches:
+                self.exchange.fetch(order)
+        if self.shadows is not None:
+            for sample_id in meta.shadows_dropped:
+                self.shadows.drop(sample_id)
+            for shadow in meta.shadows:
+                self.shadows.run(shadow, self._report)
+
+    def _capture(self, command: CaptureCommand) -> None:
+        try:
+            if self._outdated:
+                raise DonorError(_WEIGHTS_CHANGED)
+            if self.captures is not None:
+                self.captures.submit(command)
+        except Exception as error:
+            logger.warning("SemBlend could not capture %s: %s", command.donor_id, error)
+            self._report.rejected[command.donor_id] = repr(error)
+            self._report.answered[command.donor_id] += 1
+
+    def _load(self, meta: StepOrders) -> None:
+        if self.loads is None:
+            return
+        loads = meta.loads
+        if self._outdated:
+            loads = [replace(command, refused=_WEIGHTS_CHANGED) for command in loads]
+        self.loads.step(loads, self._report, idle=meta.idle)
+
+    # -- answers -------------------------------------------------------------------------
+
+    def take_bad_blocks(self) -> set[int]:
+        """Blocks of loads that failed in this step."""
+        return set() if self.loads is None else self.loads.take_bad_blocks()
+
+    def take_received(self) -> set[str]:
+        """Requests whose loads have ended, well or not."""
+        return set() if self.loads is None else self.loads.take_received()
+
+    def take_freed(self) -> set[str]:
+        """Finished requests whose blocks are no longer needed."""
+        captures = self.captures
+        freed = {
+            request_id
+            for request_id in self._held
+            if captures is None or not captures.is_pending(request_id)
+        }
+        self._held -= freed
+        return freed
+
+    def take_report(self) -> WorkerReport | None:
+        """What this rank did since the last call, or None."""
+        report = self._report
+        report.weights_epoch = self._weights_epoch
+        self._report = WorkerReport(layers=report.layers)
+        if self.captures is not None:
+            report = report + self.captures.take_report()
+        if self.exchange is not None:
+            report = report + self.exchange.take_report()
+        if self.donors is not None:
+            report.lost |= self.donors.take_lost()
+        return None if report.is_empty else report
+
+    def close(self) -> None:
+        """Stop the threads and let go of the donors."""
+        if self.loads is not None:
+            self.loads.close()
+        if self.captures is not None:
+            self.captures.close()
+        if self.exchange is not None:
+            self.exchange.close()
+        if self.donors is not None:
+            self.donors.close()
