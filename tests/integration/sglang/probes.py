@@ -35,7 +35,12 @@ def kv_of(host: Any, rid: str, start: int, end: int) -> np.ndarray:
 
 
 def counts(host: Any) -> dict[str, int]:
-    return dict(host.side.stats.counts)
+    data = host.side.stats.data
+    return data["counts"] | {
+        f"{part}:{name}": amount
+        for part in ("requests", "declines", "tokens")
+        for name, amount in data[part].items()
+    }
 
 
 def wait_for_donors(host: Any) -> None:
@@ -92,11 +97,11 @@ def donor_kv(host: Any, tokens: list[int]) -> np.ndarray:
 
 def copies_of(host: Any, rid: str) -> tuple[Any, ...]:
     """The spans that were copied for a request."""
-    return host.requests[rid].semblend_state.load.plan.copies
+    return host.requests[rid].semblend_state.handle.load.plan.copies
 
 
 def open_requests(host: Any) -> int:
-    return host.side.provider.ledger.totals().open_requests
+    return host.side.provider.pipeline.ledger.totals().open_requests
 
 
 def rewrite_plans(host: Any, how: str) -> None:
@@ -189,7 +194,7 @@ def remember_donors(host: Any) -> None:
 
 def forget_contents(host: Any) -> None:
     """Let the same passage be registered again, so that two donors hold it."""
-    host.side.provider._contents.clear()
+    host.side.provider.planner._contents.clear()
 
 
 def lose_a_slot(host: Any) -> None:
@@ -227,7 +232,7 @@ def is_tainted(host: Any, rid: str) -> bool:
 def donates(host: Any, rid: str) -> bool:
     """Whether the request's prompt is a donor, or would be if it had been matched."""
     state = getattr(host.requests[rid], "semblend_state", None)
-    return state is None or state.donated
+    return state is None or state.handle.donated
 
 
 def set_policy(host: Any, spec: str) -> None:
@@ -254,7 +259,7 @@ def counted_plans(host: Any) -> tuple[int, int]:
 
 def holes_of(host: Any, rid: str) -> tuple[Any, ...]:
     """The holes a request's plan had in the end."""
-    return host.requests[rid].semblend_state.load.plan.holes
+    return host.requests[rid].semblend_state.handle.load.plan.holes
 
 
 def recompute_instead(host: Any, runs: list[tuple[int, int]]) -> None:

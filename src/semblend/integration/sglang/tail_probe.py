@@ -48,20 +48,20 @@ class PolicyProbe:
     def holes(self, batch: Any, loaded: Loaded) -> dict[int, tuple[Hole, ...]]:
         """What is left to compute in every row; loads hold their final plans afterwards."""
         loads = loads_of(loaded)
-        holes = {row: state.load.plan.holes for row, state in loads}
-        asking = {row: state for row, state in loads if is_dynamic(state.load.plan.policy)}
+        holes = {row: load.plan.holes for row, _, load in loads}
+        asking = [each for each in loads if is_dynamic(each[2].plan.policy)]
         if not asking:
             return holes
-        scores = self._tail_attention(batch, {row: state.load for row, state in asking.items()})
-        for row, state in asking.items():
-            before = state.load.plan
+        scores = self._tail_attention(batch, {row: load for row, _, load in asking})
+        for row, state, load in asking:
+            before = load.plan
             after = probed(
                 before,
-                state.tokens,
+                state.handle.tokens,
                 policy_from_spec(before.policy),
                 TailProbe(partial(scores.__getitem__, row)),
             )
-            state.load = replace(state.load, plan=after)
+            state.handle.load = replace(load, plan=after)
             holes[row] = not_yet_final(before, after)
         return holes
 
