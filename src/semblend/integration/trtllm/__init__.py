@@ -7,7 +7,7 @@ Where things are, scheduler side first:
   and why, and the account of what became of it.
 - `captures`, `donor_budget`: which prompts become donors; the scheduler alone decides
   what the ranks keep, because TensorRT-LLM has no way to take a load back.
-- `ladder_desk`, `ladder_socket`, `ladder_client`: segments with the public API alone.
+- `ladder_client`: segments with the public API alone.
 - `metadata`: everything that travels between the two sides.
 - `worker_side`, `pool_view`, `donor_segments`, `copy_threads`, `agreement`: the K/V of one rank.
 - `wiring`: how the two halves in the leader's process find one another.
