@@ -219,6 +219,11 @@ class EmbeddedEngine:
                 f"tokens: ids below {self.model.vocab_size} expected, got {int(tokens.max())}"
             )
         namespace, sampling = request.namespace, request.sampling
+        for token_id, _ in sampling.logit_bias:
+            if not 0 <= token_id < self.model.vocab_size:
+                raise RequestError(
+                    f"logit_bias: ids below {self.model.vocab_size} expected, got {token_id}"
+                )
         sequence = Sequence(
             request=replace(request, tokens=tokens),
             handle=RequestHandle(request.request_id, on_cancel=self._wake),
