@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
+from sembench import plugins
 from sembench.conversations.agent import AgentStory
 from sembench.conversations.chat import ChatStory
 from sembench.conversations.library import Library
 from sembench.conversations.story import Limits, Story
 from sembench.errors import UsageError
+from sembench.plugins import load_plugin
 
 STORIES: dict[str, Callable[..., Story]] = {"agent": AgentStory, "chat": ChatStory}
 """Profiles whose requests follow one another, by name."""
@@ -34,6 +37,7 @@ def load_story(
     UsageError
         If there is no such profile.
     """
-    if profile not in STORIES:
+    make = STORIES.get(profile) or load_plugin(plugins.STORIES, profile)
+    if make is None:
         raise UsageError(f"--profile: {profile!r} is not one of {', '.join(STORIES)}")
-    return STORIES[profile](seed=seed, index=index, limits=limits or Limits(), library=library)
+    return cast(Story, make(seed=seed, index=index, limits=limits or Limits(), library=library))
