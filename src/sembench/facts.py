@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from sembench.profiles.synthetic_words import NAME_ENDS, NAME_MIDDLES, NAME_STARTS
+from sembench.name_parts import NAME_ENDS, NAME_MIDDLES, NAME_STARTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,3 +70,34 @@ def test_logprobs_are_the_models_own() -> None:
     assert choice.logprob == pytest.approx(float(expected[choice.token_id]))
     assert [top.token_id for top in choice.top] == [1, 4, 2]
     assert choice.top[0].logprob == pytest.approx(float(expected[1]))
+
+
+def test_penalties_are_counted_over_the_answer_alone() -> None:
+    params = SamplingParams(presence_penalty=0.3, frequency_penalty=0.2)
+    # Token 1 (2.0) twice: 2.0 - 0.3 - 0.4 = 1.3, below token 4 (1.5).
+    assert choose(LOGITS, params, None, output=[1, 1]).token_id == 4
+    assert choose(LOGITS, params, None, output=[1]).token_id == 1  # 1.5 and first
+    assert choose(LOGITS, params, None, prompt=[1, 1, 1], output=[]).token_id == 1
+
+
+def test_the_repetition_penalty_looks_at_prompt_and_answer_and_lowers_every_sign() -> None:
+    params = SamplingParams(repetition_penalty=2.0)
+    assert choose(LOGITS, params, None, prompt=[1]).token_id == 4  # 2.0 / 2 < 1.5
+    assert choose(LOGITS, params, None, prompt=[1], output=[4]).token_id in (1, 2)
+    negative = torch.tensor([-1.0, -1.5])
+    assert choose(negative, params, None, prompt=[0]).token_id == 1  # -1.0 * 2 < -1.5
+
+
+def test_penalties_leave_the_logits_and_the_reported_probabilities_alone() -> None:
+    before = LOGITS.clone()
+    params = SamplingParams(presence_penalty=2.0, logit_bias=((3, 50.0),), top_logprobs=1)
+    choice = choose(LOGITS, params, None, output=[1])
+    assert choice.token_id == 3
+    assert torch.equal(LOGITS, before)
+    assert choice.logprob == pytest.approx(float(torch.log_softmax(LOGITS, -1)[3]))
+
+
+def test_min_p_drops_what_is_less_likely_than_its_share_of_the_best() -> None:
+    # Against token 1: token 4 has exp(-0.5) = 0.61, token 2 exp(-1) = 0.37.
+    seen = draws(SamplingParams(temperature=1.0, min_p=0.5, seed=1))
+    assert (seen > 0).tolist() == [False, True, False, False, True]

@@ -177,6 +177,6 @@ def test_a_port_in_use_is_named() -> None:
     assert "--port" in message
 
 
-@pytest.mark.parametrize("name", [name for name, _ in COMMANDS])
+@pytest.mark.parametrize("name", [name for group in COMMANDS.values() for name, _ in group])
 def test_a_flag_nobody_knows_is_refused_by_every_command(name: str) -> None:
     assert sembench(name, "--no-such-flag", "1").exit_code == 2

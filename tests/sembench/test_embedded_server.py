@@ -127,18 +127,10 @@ def result(server: str, manifest: Path, tmp_path_factory: pytest.TempPathFactory
     output = tmp_path_factory.mktemp("result") / "r.json"
     done = sembench(
         *("run-live-gateway", "--manifest", manifest, "--output", output),
-        *("--gateway-url", server, "--model", MODEL.name, "--tokenizer", MODEL),
+        *("--base-url", server, "--tokenizer", MODEL, "--max-tokens", 24),
         *("--paired", "--isolate-by-salt", "--contamination-check", "--capture-logprobs"),
-        # Donors are stored off the request path; a busy machine takes its time.
-        *("--post-donor-delay-ms", 1500),
-        *(
-            "--recipient-max-tokens",
-            24,
-            "--warmup-requests",
-            1,
-            "--metrics-url",
-            f"{server}/metrics",
-        ),
+        *("--warmup-requests", 1, "--metrics-url", f"{server}/metrics"),
+        # No delay: donors are stored off the request path, and the run waits for them.
     )
     assert done.exit_code == 0, done.output
     return output
@@ -149,6 +141,14 @@ def by_transform(path: Path) -> dict[str, list[dict[str, Any]]]:
     for row in load_json(path)["requests"]:
         found.setdefault(row["transform"], []).append(row)
     return found
+
+
+def test_the_model_is_asked_for_and_reuse_is_confirmed_by_the_responses(result: Path) -> None:
+    data = load_json(result)
+    assert data["config"]["model"] == MODEL.name
+    assert data["config"]["engine_counters"] is True
+    assert {row["confirmed_by"] for row in data["requests"]} == {"response"}
+    assert data["aggregate"]["backend_confirmed_block_rate"] > 0
 
 
 def test_reuse_is_where_the_manifest_has_it_and_nowhere_else(result: Path) -> None:

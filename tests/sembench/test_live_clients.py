@@ -15,11 +15,11 @@ from fastapi.responses import StreamingResponse
 from sembench.errors import EndpointError
 from sembench.live.client import StreamingClient
 from sembench.live.identity import Caller, RequestName, our_id_in
-from sembench.live.openai_client import OpenAIClient, Route
+from sembench.live.openai_client import OpenAIClient, OpenAIReader, Route
 from sembench.live.prompt import Prompt
 from sembench.live.reply import Reply
 from sembench.live.rows import mean_kl
-from sembench.live.sglang_client import SglangClient
+from sembench.live.sglang_client import SglangClient, SglangReader
 from sembench.live.verify import verify
 from sembench.mock_engine import Cheat, Fault
 from tests.sembench.mock_runs import mock_engine
@@ -215,3 +215,28 @@ def test_verify_says_who_an_endpoint_is_and_what_it_reports() -> None:
         assert "cached_tokens" in asyncio.run(go(url, None))["warnings"][0]
     with pytest.raises(EndpointError):
         asyncio.run(go("http://127.0.0.1:9", None))
+
+
+def test_vllms_account_in_kv_transfer_params_is_read_and_tells_exact_from_reused() -> None:
+    reader = OpenAIReader()
+    report = {"outcome": "materialised", "exact_tokens": 32, "reused_tokens": 600}
+    reader.take(
+        {
+            "choices": [{"delta": {"content": "yes"}}],
+            "usage": {"prompt_tokens": 700, "prompt_tokens_details": {"cached_tokens": 632}},
+            "kv_transfer_params": {"semblend": report},
+        }
+    )
+    reply = reader.reply("r")
+    assert (reply.exact_tokens, reply.reused_tokens, reply.cached_tokens) == (32, 600, 632)
+    assert reply.outcome == "materialised"
+    assert reply.confirmed_by == "response"
+
+
+def test_sglangs_account_in_meta_info_is_read() -> None:
+    reader = SglangReader()
+    report = {"outcome": "materialised", "exact_tokens": 16, "reused_tokens": 300}
+    reader.take({"text": "yes", "meta_info": {"cached_tokens": 316, "semblend": [report]}})
+    reply = reader.reply("r")
+    assert (reply.exact_tokens, reply.reused_tokens, reply.cached_tokens) == (16, 300, 316)
+    assert reply.outcome == "materialised"

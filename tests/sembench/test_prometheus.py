@@ -26,8 +26,6 @@ vllm:external_prefix_cache_hits_total{model_name="a \"quoted\" \\ name"} 12.0
 vllm:prompt_tokens_by_source_total{source="external_kv_transfer",model_name="m"} 1e2 1700000000
 vllm:prompt_tokens_by_source_total{source="local_compute",model_name="m"} 7
 no_labels 3
-not a sample
-broken{x="y"} abc
 undefined NaN
 endless +Inf
 """
@@ -43,6 +41,25 @@ def test_a_page_is_read_with_labels_escapes_and_timestamps() -> None:
     hits = samples["vllm:external_prefix_cache_hits_total", None]
     assert hits.labels == {"model_name": 'a "quoted" \\ name'}
     assert samples["vllm:prompt_tokens_by_source_total", "external_kv_transfer"].value == 100.0
+
+
+@pytest.mark.parametrize("line", ["not a sample", 'broken{x="y"} abc', "<html>"])
+def test_a_page_with_a_line_that_is_no_sample_is_refused_whole(line: str) -> None:
+    # Half a page would make a wrong window.
+    with pytest.raises(ResultError, match="text format"):
+        parse(PAGE + line)
+
+
+def test_a_key_is_read_back_with_its_escapes() -> None:
+    (hits, *_) = [sample for sample in parse(PAGE) if "quoted" in sample.key]
+    (again,) = parse(f"{hits.key} 12.0")
+    assert again == hits
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_connectors_counters_confirm_reuse(engine: str) -> None:
+    found = semantics({f'{engine}:semblend_tokens_total{{source="reused"}}': 64.0})
+    assert semantic_tokens(found) == 64.0
 
 
 @pytest.mark.parametrize("suffix", ["", "_total"])

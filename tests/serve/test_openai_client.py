@@ -154,7 +154,7 @@ def test_models_are_listed_and_found_by_name(client: openai.OpenAI) -> None:
 
 def test_errors_arrive_as_the_clients_own_types(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model=MODEL_NAME, messages=SHORT, n=2)
+        client.chat.completions.create(model=MODEL_NAME, messages=SHORT, n=99)
     assert caught.value.param == "n"
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="gpt-oops", messages=SHORT)

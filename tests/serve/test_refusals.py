@@ -65,12 +65,17 @@ def refused(response: httpx.Response, status: int, param: str | None, *words: st
         ({"messages": "hello"}, "messages", "list"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "'user'"),
-        ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages[1].role", "'system'"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "required"),
+        (
+            {"messages": [{**USER, "tool_calls": [{"function": {"name": "f"}}]}]},
+            "messages[0].tool_calls",
+            "only an assistant",
+        ),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "string"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content[0].type",
-            "'text'",
+            "messages[0].content[0]",
+            "images are not supported: this model reads text",
         ),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "Unicode"),
         ({"messages": [{**USER, "colour": "red"}]}, "messages[0].colour", "no such field"),
@@ -95,12 +100,20 @@ def refused(response: httpx.Response, status: int, param: str | None, *words: st
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"cache_salt": ""}, "cache_salt", "at least 1"),
         ({"cache_salt": "a\nb"}, "cache_salt", "pattern"),
-        ({"n": 2}, "n", "only 1"),
+        ({"n": 17}, "n", "less than or equal to 16"),
+        ({"n": 0}, "n", "greater than or equal to 1"),
         ({"best_of": 2}, "best_of", "only 1"),
-        ({"tools": [{"type": "function"}]}, "tools", "[]"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "required"),
+        ({"tools": [{"type": "code"}]}, "tools[0].type", "'function'"),
+        ({"tool_choice": "required"}, "tool_choice", "'none' or 'auto'"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize", "itself"),
         ({"response_format": {"type": "json_object"}}, "response_format", "text"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "{}"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty", "only 0"),
+        ({"logit_bias": {"cat": 1}}, "logit_bias", "token ids"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "-100 to 100"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty", "less than or equal to 2"),
+        ({"presence_penalty": -3}, "presence_penalty", "greater than or equal to -2"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+        ({"min_p": 1.5}, "min_p", "less than or equal to 1"),
         ({"prediction": {}}, "prediction", "leave it out"),
         ({"temperatur": 1}, "temperatur", "did you mean temperature?"),
         ({"semblend": {"reuse": 1}}, "semblend.reuse", "boolean"),
@@ -117,7 +130,8 @@ def test_a_wrong_field_is_named(app: Any, change: dict[str, Any], param: str, wo
         ({"prompt": None}, "prompt", "required"),
         ({"prompt": ""}, "prompt", "at least one token"),
         ({"prompt": []}, "prompt", "at least one token"),
-        ({"prompt": ["a", "b"]}, "prompt", "one prompt"),
+        ({"prompt": ["a", ""]}, "prompt[1]", "at least one token"),
+        ({"prompt": ["a"] * 65}, "prompt", "at most 64 prompts"),
         ({"prompt": [2**31]}, "prompt[0]", "less than"),
         ({"prompt": [16_384]}, "prompt", "below 16384"),
         ({"prompt": [1, "a"]}, "prompt[0]", "string"),
@@ -305,6 +319,10 @@ def test_the_openapi_description_is_complete_and_local(app: Any) -> None:
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics"} <= set(
         paths
     )
-    assert call(app, "GET", "/docs").status_code == 404
+    page = call(app, "GET", "/docs")
+    assert page.status_code == 200
+    assert "/v1/chat/completions" in page.text
+    assert "<script" not in page.text
+    assert "default-src 'none'" in page.headers["content-security-policy"]
     for status in ("400", "401", "404", "413", "415", "429", "500", "503", "504"):
         assert status in paths["/v1/chat/completions"]["post"]["responses"]

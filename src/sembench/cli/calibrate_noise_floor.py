@@ -18,20 +18,20 @@ from sembench.provenance import environment, run_metadata
 def calibrate_noise_floor(
     manifest: Manifest,
     output: live.Output,
-    base_url: Annotated[str, typer.Option(help="Base URL of the endpoint.")],
-    model: live.Model,
+    base_url: live.BaseUrl,
+    model: live.Model = None,
     engine: Annotated[str, typer.Option(help="sglang or gateway.")] = "gateway",
     reset_url: Annotated[
         list[str] | None, typer.Option(help="Posted to before every request; repeatable.")
     ] = None,
     max_items: Annotated[int, typer.Option(min=1, help="Items asked twice.")] = 200,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens generated.")] = 64,
+    max_tokens: live.MaxTokens = 64,
     cooldown_ms: live.Cooldown = 0.0,
     warmup_requests: live.Warmup = 2,
     capture_logprobs: live.CaptureLogprobs = False,
     top_logprobs_num: live.TopLogprobs = 8,
     api_key: live.ApiKey = "",
-    timeout_seconds: Annotated[float, typer.Option(min=0.001, help="Per request.")] = 900.0,
+    timeout_seconds: live.TimeoutSeconds = 900.0,
     run_id: live.RunId = None,
 ) -> None:
     """Serve every recipient cold twice; the difference is what no cache can be blamed for."""
@@ -60,8 +60,9 @@ def calibrate_noise_floor(
     }
 
     async def go() -> list[tuple[Reply, Reply]]:
+        name = await live.model_named(model, engine=engine, base_url=base_url)
         client: StreamingClient = (
-            SglangClient(**shared) if engine == "sglang" else OpenAIClient(model=model, **shared)
+            SglangClient(**shared) if engine == "sglang" else OpenAIClient(model=name, **shared)
         )
 
         async def ask(item_id: str, text: str, role: str, position: int) -> Reply:
@@ -76,7 +77,7 @@ def calibrate_noise_floor(
                 Prompt(
                     request_id=str(name),
                     text=text,
-                    max_tokens=max_new_tokens,
+                    max_tokens=max_tokens,
                     cache_salt=salt,
                     top_logprobs=top_logprobs_num if capture_logprobs else 0,
                 )

@@ -20,7 +20,33 @@ from sembench.results import RunMetadata
 from sembench.spool import resumed_run_id
 
 Output = Annotated[Path, typer.Option("--output", help="Result file to write.")]
-Model = Annotated[str, typer.Option("--model", help="Model name the endpoint serves.")]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", help="Model to ask for; left out, the first one the endpoint serves."),
+]
+BaseUrl = Annotated[
+    str,
+    typer.Option("--base-url", "--gateway-url", help="Base URL that recipients are sent to."),
+]
+MaxTokens = Annotated[
+    int,
+    typer.Option(
+        *("--max-tokens", "--recipient-max-tokens", "--recipient-max-new-tokens"),
+        "--max-new-tokens",
+        min=1,
+        help="Tokens a measured request generates.",
+    ),
+]
+DonorMaxTokens = Annotated[
+    int,
+    typer.Option(
+        *("--donor-max-tokens", "--donor-max-new-tokens"), min=1, help="Tokens a donor generates."
+    ),
+]
+TimeoutSeconds = Annotated[
+    float, typer.Option("--timeout-seconds", min=0.001, help="Seconds a request may take.")
+]
+Tenant = Annotated[str, typer.Option("--tenant", help="x-tenant-id of every request.")]
 ApiKey = Annotated[
     str,
     typer.Option(
@@ -64,7 +90,23 @@ QualityThreshold = Annotated[
     float, typer.Option("--quality-threshold", min=0, max=1, help="Answer recall that passes.")
 ]
 PostDonorDelay = Annotated[
-    float, typer.Option("--post-donor-delay-ms", min=0, help="Pause between donors and recipient.")
+    float,
+    typer.Option(
+        "--post-donor-delay-ms",
+        min=0,
+        help="A pause between donors and recipient, on top of the wait for registered donors.",
+    ),
+]
+DonorWait = Annotated[
+    float,
+    typer.Option(
+        "--donor-wait-ms",
+        min=0,
+        help=(
+            "Wait at most so long until the engine's counters show the donors registered; "
+            "an engine without such counters is not waited for."
+        ),
+    ),
 ]
 Cooldown = Annotated[float, typer.Option("--cooldown-ms", min=0, help="Pause after each request.")]
 Warmup = Annotated[
@@ -119,7 +161,7 @@ class RunFlags:
 
     manifest: Manifest
     output: Output
-    model: Model
+    model: Model = None
     max_items: MaxItems = None
     resume: Resume = False
     run_id: RunId = None
@@ -178,6 +220,7 @@ class ReplayFlags(RunFlags):
     block_size: BlockSize = 16
     quality_threshold: QualityThreshold = PASS_THRESHOLD
     post_donor_delay_ms: PostDonorDelay = 0.0
+    donor_wait_ms: DonorWait = 5000.0
     cooldown_ms: Cooldown = 0.0
     warmup_requests: Warmup = 0
     contamination_check: ContaminationCheck = False
@@ -213,6 +256,29 @@ def require_urls(**flags: str | Sequence[str] | None) -> None:
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 flag = "--" + name.replace("_", "-")
                 raise UsageError(f"{flag}: http://host:port expected, got {url!r}")
+
+
+async def model_named(given: str | None, *, engine: str, base_url: str) -> str:
+    """The model given, or the first one the endpoint says it serves.
+
+    Raises
+    ------
+    EndpointError
+        If none was given and the endpoint cannot be asked.
+    UsageError
+        If it names none.
+    """
+    if given:
+        return given
+
+    from sembench.live.verify import served_models
+
+    models = await served_models(engine, base_url, timeout_seconds=15.0)
+    if engine == "sglang" and not models:
+        return ""  # its own protocol names no model
+    if not models:
+        raise UsageError(f"--model: {base_url} does not say which models it serves; give one")
+    return models[0]
 
 
 def require_http() -> None:

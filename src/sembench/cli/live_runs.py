@@ -25,6 +25,9 @@ class Target:
     recipient: EngineClient
     donors: Sequence[EngineClient] = ()
     """Workers that donors go to in turn; none means the recipient's endpoint."""
+    donor_urls: Sequence[str] = ()
+    """Where those workers are."""
+    api_key: str = ""
     reset: Reset | None = None
     """Empties the caches, where the endpoint can."""
     isolate_by_salt: bool | None = False
@@ -42,8 +45,8 @@ class Pace:
     throughput_output: Path | None = None
 
 
-Connect = Callable[[AsyncExitStack, str], Awaitable[Target]]
-"""Opens the clients, given where to close them and the name of the tokenizer."""
+Connect = Callable[[AsyncExitStack, str, str], Awaitable[Target]]
+"""Opens the clients, given where to close them and the names of tokenizer and model."""
 
 
 def replay(
@@ -53,6 +56,7 @@ def replay(
     config = live.recorded({**flags.values(), **own})
     engine_flags = flags.engine_flags()
 
+    from sembench.live.engine_counters import EngineCounters
     from sembench.live.replay import Replayer
     from sembench.live.rows import RowMaker
     from sembench.live.session import LivePlan, run_live
@@ -65,14 +69,24 @@ def replay(
 
     async def go() -> dict[str, Any]:
         async with AsyncExitStack() as stack:
-            target = await connect(stack, encoder.name)
+            model = await live.model_named(
+                flags.model, engine=engine, base_url=str(own["base_url"])
+            )
+            target = await connect(stack, encoder.name, model)
+            pages = EngineCounters(
+                flags.metrics_url
+                or [EngineCounters.page_of(url) for url in (target.base_url, *target.donor_urls)],
+                api_key=target.api_key,
+            )
+            stack.push_async_callback(pages.aclose)
+            counters = None if await pages.read() is None else pages
             salted = bool(target.isolate_by_salt)
             if not flags.skip_verify:
                 found = await verify(
                     engine=engine,
                     base_url=target.base_url,
                     client=target.recipient,
-                    expect_model=flags.model,
+                    expect_model=model,
                 )
                 for warning in found.warnings:
                     typer.echo(f"warning: {warning}", err=True)
@@ -88,7 +102,13 @@ def replay(
                 manifest=flags.manifest,
                 output=flags.output,
                 run=run,
-                config={**config, "tokenizer": encoder.name, "isolation": isolation},
+                config={
+                    **config,
+                    "model": model,
+                    "tokenizer": encoder.name,
+                    "isolation": isolation,
+                    "engine_counters": counters is not None,
+                },
                 arm=arm,
                 paired=flags.paired,
                 max_items=flags.max_items,
@@ -117,12 +137,15 @@ def replay(
                     donor_max_tokens=pace.donor_max_tokens,
                     recipient_max_tokens=pace.recipient_max_tokens,
                     post_donor_delay_ms=flags.post_donor_delay_ms,
+                    donor_wait_ms=flags.donor_wait_ms,
                     cooldown_ms=flags.cooldown_ms,
                     top_logprobs=flags.top_logprobs_num if flags.capture_logprobs else 0,
                     isolate_by_salt=salted,
                     contamination_check=flags.contamination_check,
                 ),
                 reset=target.reset,
+                counters=counters,
+                alone=pace.concurrency == 1,
             )
             return await run_live(plan, replayer)
 

@@ -15,31 +15,40 @@ import typer
 from sembench.cli.list_options import ListOptionsCommand
 from sembench.errors import SemBenchError
 
-COMMANDS: tuple[tuple[str, str], ...] = (
-    ("build", "sembench.cli.build:build"),
-    ("freeze", "sembench.cli.freeze:freeze"),
-    ("verify-frozen", "sembench.cli.verify_frozen:verify_frozen"),
-    ("audit-manifest", "sembench.cli.audit_manifest:audit_manifest"),
-    ("run-offline", "sembench.cli.run_offline:run_offline"),
-    ("run-live-sglang", "sembench.cli.run_live_sglang:run_live_sglang"),
-    ("run-live-gateway", "sembench.cli.run_live_gateway:run_live_gateway"),
-    ("run-load", "sembench.cli.run_load:run_load"),
-    ("verify-endpoint", "sembench.cli.verify_endpoint:verify_endpoint"),
-    ("engine-snapshot", "sembench.cli.engine_snapshot:engine_snapshot"),
-    ("engine-window", "sembench.cli.engine_snapshot:engine_window"),
-    ("merge-results", "sembench.cli.merge_results:merge_results"),
-    ("calibrate-noise-floor", "sembench.cli.calibrate_noise_floor:calibrate_noise_floor"),
-    ("summarize-engine-events", "sembench.cli.summarize_engine_events:summarize_engine_events"),
-    (
-        "collect-k8s-engine-events",
-        "sembench.cli.collect_k8s_engine_events:collect_k8s_engine_events",
+COMMANDS: dict[str, tuple[tuple[str, str], ...]] = {
+    "Manifests": (
+        ("build", "build:build"),
+        ("freeze", "freeze:freeze"),
+        ("verify-frozen", "verify_frozen:verify_frozen"),
+        ("audit-manifest", "audit_manifest:audit_manifest"),
+        ("list", "list_known:list_known"),
     ),
-    ("assert-result-gates", "sembench.cli.assert_result_gates:assert_result_gates"),
-    ("report", "sembench.cli.report:report"),
-    ("compare", "sembench.cli.compare:compare"),
-    ("roi", "sembench.cli.roi:roi"),
-    ("mock-engine", "sembench.cli.mock_engine:mock_engine"),
-)
+    "Runs": (
+        ("run-offline", "run_offline:run_offline"),
+        ("run-live-gateway", "run_live_gateway:run_live_gateway"),
+        ("run-live-sglang", "run_live_sglang:run_live_sglang"),
+        ("run-load", "run_load:run_load"),
+        ("run-turns-offline", "run_turns:run_turns_offline"),
+        ("run-turns", "run_turns:run_turns"),
+        ("calibrate-noise-floor", "calibrate_noise_floor:calibrate_noise_floor"),
+    ),
+    "Engines": (
+        ("verify-endpoint", "verify_endpoint:verify_endpoint"),
+        ("engine-snapshot", "engine_snapshot:engine_snapshot"),
+        ("engine-window", "engine_snapshot:engine_window"),
+        ("summarize-engine-events", "summarize_engine_events:summarize_engine_events"),
+        ("collect-k8s-engine-events", "collect_k8s_engine_events:collect_k8s_engine_events"),
+        ("mock-engine", "mock_engine:mock_engine"),
+    ),
+    "Results": (
+        ("assert-result-gates", "assert_result_gates:assert_result_gates"),
+        ("merge-results", "merge_results:merge_results"),
+        ("report", "report:report"),
+        ("compare", "compare:compare"),
+        ("roi", "roi:roi"),
+    ),
+}
+"""Commands by group: a name, and the file beside this one with its function."""
 
 app = typer.Typer(
     name="sembench",
@@ -49,9 +58,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for _name, _target in COMMANDS:
-    _module, _function = _target.split(":")
-    app.command(_name, cls=ListOptionsCommand)(getattr(import_module(_module), _function))
+for _group, _commands in COMMANDS.items():
+    for _name, _target in _commands:
+        _module, _function = _target.split(":")
+        app.command(_name, cls=ListOptionsCommand, rich_help_panel=_group)(
+            getattr(import_module(f"sembench.cli.{_module}"), _function)
+        )
 
 
 def run() -> None:

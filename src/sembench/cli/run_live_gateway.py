@@ -17,22 +17,20 @@ from sembench.errors import UsageError
 @takes(live.ReplayFlags)
 def run_live_gateway(
     flags: live.ReplayFlags,
-    gateway_url: Annotated[str, typer.Option(help="Base URL that recipients are sent to.")],
+    base_url: live.BaseUrl,
     donor_url: Annotated[
-        str | None, typer.Option(help="Base URL donors are sent to; left out, the gateway.")
+        str | None, typer.Option(help="Base URL donors are sent to; left out, the same one.")
     ] = None,
     worker_url: Annotated[
         list[str] | None, typer.Option(help="Workers that donors go to in turn, repeatable.")
     ] = None,
     route: Annotated[str, typer.Option(help="chat or completions.")] = "chat",
     api_key: live.ApiKey = "",
-    tenant: Annotated[str, typer.Option(help="x-tenant-id of every request.")] = "tenant-a",
+    tenant: live.Tenant = "tenant-a",
     template: Annotated[str, typer.Option(help="x-chat-template-id.")] = "rag-template-v1",
-    donor_max_tokens: Annotated[int, typer.Option(min=1, help="Tokens a donor generates.")] = 1,
-    recipient_max_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens a recipient generates.")
-    ] = 256,
-    timeout_seconds: Annotated[float, typer.Option(min=0.001, help="Per request.")] = 900.0,
+    donor_max_tokens: live.DonorMaxTokens = 1,
+    max_tokens: live.MaxTokens = 256,
+    timeout_seconds: live.TimeoutSeconds = 900.0,
     concurrency: Annotated[int, typer.Option(min=1, help="Items played at a time.")] = 1,
     min_donor_gap_requests: Annotated[
         int, typer.Option(min=0, help="Other requests between donors and recipient.")
@@ -49,7 +47,7 @@ def run_live_gateway(
     own = {name: value for name, value in locals().items() if name != "flags"}
     live.require_http()
     live.require_urls(
-        gateway_url=gateway_url,
+        base_url=base_url,
         donor_url=donor_url,
         worker_url=worker_url,
         reset_url=reset_url,
@@ -69,14 +67,14 @@ def run_live_gateway(
     if route not in set(Route):
         raise UsageError(f"--route: chat or completions expected, got {route!r}")
 
-    async def connect(stack: AsyncExitStack, tokenizer: str) -> Target:
+    async def connect(stack: AsyncExitStack, tokenizer: str, model: str) -> Target:
         caller = Caller(tenant=tenant, template=template, tokenizer=tokenizer, api_key=api_key)
 
         async def client(url: str) -> OpenAIClient:
             return await stack.enter_async_context(
                 OpenAIClient(
                     base_url=url,
-                    model=flags.model,
+                    model=model,
                     caller=caller,
                     timeout_seconds=timeout_seconds,
                     route=Route(route),
@@ -84,23 +82,26 @@ def run_live_gateway(
                 )
             )
 
-        gateway = await client(gateway_url)
+        gateway = await client(base_url)
 
         async def reset() -> None:
             for url in reset_url or ():
                 await gateway.post(url)
 
+        donor_urls = worker_url or ([donor_url] if donor_url else [])
         return Target(
-            base_url=gateway_url,
+            base_url=base_url,
             recipient=gateway,
-            donors=[await client(url) for url in worker_url or ([donor_url] if donor_url else [])],
+            donors=[await client(url) for url in donor_urls],
+            donor_urls=donor_urls,
+            api_key=api_key,
             reset=reset if reset_url else None,
             isolate_by_salt=isolate_by_salt,
         )
 
     pace = Pace(
         donor_max_tokens=donor_max_tokens,
-        recipient_max_tokens=recipient_max_tokens,
+        recipient_max_tokens=max_tokens,
         concurrency=concurrency,
         min_donor_gap_requests=min_donor_gap_requests,
         throughput_output=throughput_output,

@@ -16,15 +16,13 @@ from sembench.errors import UsageError
 @takes(live.ReplayFlags)
 def run_live_sglang(
     flags: live.ReplayFlags,
-    base_url: Annotated[str, typer.Option(help="Base URL of the SGLang server.")],
-    donor_max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens a donor generates.")] = 1,
-    recipient_max_new_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens a recipient generates.")
-    ] = 16,
+    base_url: live.BaseUrl,
+    donor_max_tokens: live.DonorMaxTokens = 1,
+    max_tokens: live.MaxTokens = 16,
     no_flush_per_item: Annotated[
         bool, typer.Option("--no-flush-per-item", help="Leave the cache as it is between items.")
     ] = False,
-    timeout_seconds: Annotated[float, typer.Option(min=0.001, help="Per request.")] = 3600.0,
+    timeout_seconds: live.TimeoutSeconds = 3600.0,
 ) -> None:
     """Flush, serve donors, serve the recipient, and record what meta_info says."""
     own = {name: value for name, value in locals().items() if name != "flags"}
@@ -36,7 +34,7 @@ def run_live_sglang(
     from sembench.live.identity import Caller
     from sembench.live.sglang_client import SglangClient
 
-    async def connect(stack: AsyncExitStack, tokenizer: str) -> Target:
+    async def connect(stack: AsyncExitStack, tokenizer: str, model: str) -> Target:
         client = await stack.enter_async_context(
             SglangClient(base_url=base_url, caller=Caller(), timeout_seconds=timeout_seconds)
         )
@@ -46,7 +44,5 @@ def run_live_sglang(
             reset=None if no_flush_per_item else client.flush,
         )
 
-    pace = Pace(
-        donor_max_tokens=donor_max_new_tokens, recipient_max_tokens=recipient_max_new_tokens
-    )
+    pace = Pace(donor_max_tokens=donor_max_tokens, recipient_max_tokens=max_tokens)
     replay(flags, own, pace, engine="sglang", connect=connect)

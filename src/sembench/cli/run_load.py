@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +17,7 @@ from sembench.load_results import Objective
 @takes(live.LoadFlags)
 def run_load(
     flags: live.LoadFlags,
-    base_url: Annotated[str, typer.Option(help="Base URL of an OpenAI-compatible endpoint.")],
+    base_url: live.BaseUrl,
     arrival: Annotated[
         ArrivalKind, typer.Option(help="poisson, constant or closed.")
     ] = ArrivalKind.CLOSED,
@@ -35,12 +36,13 @@ def run_load(
     ] = None,
     slo_tpot_ms: Annotated[float | None, typer.Option(min=0, help="Time per output token.")] = None,
     slo_latency_ms: Annotated[float | None, typer.Option(min=0, help="Time to last token.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens a request generates.")] = 32,
+    max_tokens: live.MaxTokens = 32,
     serve_donors: Annotated[bool, typer.Option(help="Serve all donors first, unmeasured.")] = True,
     post_donor_delay_ms: live.PostDonorDelay = 0.0,
-    tenant: Annotated[str, typer.Option(help="x-tenant-id of every request.")] = "tenant-a",
+    donor_wait_ms: live.DonorWait = 5000.0,
+    tenant: live.Tenant = "tenant-a",
     api_key: live.ApiKey = "",
-    timeout_seconds: Annotated[float, typer.Option(min=0.001, help="Per request.")] = 900.0,
+    timeout_seconds: live.TimeoutSeconds = 900.0,
     seed: Annotated[int, typer.Option(help="Of the arrival process.")] = 0,
 ) -> None:
     """Send recipients by an arrival process; report goodput under an objective."""
@@ -48,6 +50,7 @@ def run_load(
     live.require_http()
     live.require_urls(base_url=base_url, metrics_url=flags.metrics_url)
 
+    from sembench.live.engine_counters import EngineCounters
     from sembench.live.identity import Caller
     from sembench.live.load import LoadOptions
     from sembench.live.load_session import LoadPlan, run_load_session
@@ -76,6 +79,7 @@ def run_load(
         cooldown_seconds=cooldown_seconds,
         serve_donors=serve_donors,
         post_donor_delay_ms=post_donor_delay_ms,
+        donor_wait_ms=donor_wait_ms,
         metrics_urls=flags.metrics_url or (),
         flags=flags.engine_flags(),
         resume=flags.resume,
@@ -83,20 +87,27 @@ def run_load(
     )
 
     async def go() -> dict[str, Any]:
-        async with OpenAIClient(
-            base_url=base_url,
-            model=flags.model,
-            caller=Caller(tenant=tenant, api_key=api_key),
-            timeout_seconds=timeout_seconds,
-            connections=concurrency + 4,
-        ) as client:
+        model = await live.model_named(flags.model, engine="gateway", base_url=base_url)
+        counters = EngineCounters(
+            flags.metrics_url or [EngineCounters.page_of(base_url)], api_key=api_key
+        )
+        async with (
+            contextlib.aclosing(counters),
+            OpenAIClient(
+                base_url=base_url,
+                model=model,
+                caller=Caller(tenant=tenant, api_key=api_key),
+                timeout_seconds=timeout_seconds,
+                connections=concurrency + 4,
+            ) as client,
+        ):
             if not flags.skip_verify:
                 found = await verify(
-                    engine="gateway", base_url=base_url, client=client, expect_model=flags.model
+                    engine="gateway", base_url=base_url, client=client, expect_model=model
                 )
                 for warning in found.warnings:
                     typer.echo(f"warning: {warning}", err=True)
-            return await run_load_session(plan, client, items)
+            return await run_load_session(plan, client, items, counters=counters)
 
     head = asyncio.run(go())
     if head["donors"]["failed"]:

@@ -8,19 +8,19 @@ from typing import Annotated
 
 import typer
 
-from sembench.cli.live_options import require_http, require_urls
+from sembench.cli.live_options import BaseUrl, TimeoutSeconds, require_http, require_urls
 from sembench.errors import UsageError
 
 
 def verify_endpoint(
-    base_url: Annotated[str, typer.Option(help="Base URL of the endpoint.")],
+    base_url: BaseUrl,
     engine: Annotated[str, typer.Option(help="sglang or gateway.")] = "gateway",
     expect_model: Annotated[str | None, typer.Option(help="Model it must serve.")] = None,
     model: Annotated[
         str | None, typer.Option(help="Model asked for; left out, the expected or the first one.")
     ] = None,
     tenant: Annotated[str, typer.Option(help="x-tenant-id of every request, if any.")] = "",
-    timeout_seconds: Annotated[float, typer.Option(min=0.001, help="Per request.")] = 30.0,
+    timeout_seconds: TimeoutSeconds = 30.0,
 ) -> None:
     """Check an endpoint and print what it is as JSON."""
     require_http()

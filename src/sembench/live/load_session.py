@@ -14,6 +14,7 @@ from typing import Any
 
 from sembench.errors import EndpointError
 from sembench.live import prometheus
+from sembench.live.engine_counters import EngineCounters
 from sembench.live.flags import EngineFlags
 from sembench.live.load import LoadOptions, run_load
 from sembench.live.patience import HeldFailures
@@ -42,6 +43,7 @@ class LoadPlan:
     """Nor are those due in the last of the run."""
     serve_donors: bool = True
     post_donor_delay_ms: float = 0.0
+    donor_wait_ms: float = 5000.0
     metrics_urls: Sequence[str] = ()
     flags: EngineFlags = field(default_factory=EngineFlags)
     resume: bool = False
@@ -60,12 +62,16 @@ class LoadPlan:
 
 
 async def run_load_session(
-    plan: LoadPlan, client: EngineClient, items: Sequence[ManifestItem]
+    plan: LoadPlan,
+    client: EngineClient,
+    items: Sequence[ManifestItem],
+    *,
+    counters: EngineCounters | None = None,
 ) -> dict[str, Any]:
     """Run and write the result; returns everything in it but the rows."""
     with Spool(plan.output, identity=plan.identity(), resume=plan.resume) as spool:
         done = [LoadRow.from_dict(row, where=str(spool.path)) for row in spool.rows()]
-        donors = await _serve_donors(plan, client, items)
+        donors = await _serve_donors(plan, client, items, counters)
         before = await snapshot(plan.metrics_urls) if plan.metrics_urls else None
         failures: HeldFailures[LoadRow] = HeldFailures(
             lambda row: spool.add(row.to_dict()), limit=plan.max_consecutive_errors
@@ -101,7 +107,10 @@ async def run_load_session(
 
 
 async def _serve_donors(
-    plan: LoadPlan, client: EngineClient, items: Sequence[ManifestItem]
+    plan: LoadPlan,
+    client: EngineClient,
+    items: Sequence[ManifestItem],
+    counters: EngineCounters | None,
 ) -> dict[str, int]:
     """Serve all donors, unmeasured; a resumed run does it again, for the endpoint may be new.
 
@@ -112,6 +121,7 @@ async def _serve_donors(
     """
     donors = [donor for item in items for donor in item.donor_prompts] if plan.serve_donors else []
     failed: list[str] = []
+    before = await counters.read() if counters is not None and donors else None
     for number, donor in enumerate(donors):
         request_id = f"sembench-load-donor-{number}-{plan.run.run_id}"
         reply = await client.complete(Prompt(request_id=request_id, text=donor.text, max_tokens=1))
@@ -119,6 +129,9 @@ async def _serve_donors(
             failed.append(reply.error)
     if donors and len(failed) == len(donors):
         raise EndpointError(f"no donor was answered, the last with: {failed[-1]}")
+    if counters is not None and before is not None:
+        answered = len(donors) - len(failed)
+        await counters.wait_for_donors(before, answered, plan.donor_wait_ms / 1000.0)
     if donors:
         await asyncio.sleep(plan.post_donor_delay_ms / 1000.0)
     return {"served": len(donors) - len(failed), "failed": len(failed)}

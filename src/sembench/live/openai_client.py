@@ -1,8 +1,8 @@
 """Any OpenAI-compatible endpoint: vLLM, SGLang, TRT-LLM, Dynamo, ours.
 
-`usage.prompt_tokens_details.cached_tokens` counts exact prefix hits. A
-`semblend` object in the response is the backend's own account of semantic reuse
-and is read wherever a server sends one; other servers simply have none.
+`usage.prompt_tokens_details.cached_tokens` counts prefix hits. A `semblend` object, in the
+response or in its `kv_transfer_params` (vLLM, unstreamed), is the backend's own account of
+semantic reuse and is read wherever a server sends one; other servers simply have none.
 """
 
 from __future__ import annotations
@@ -65,10 +65,9 @@ class OpenAIClient(StreamingClient):
         if prompt.cache_salt:
             body["cache_salt"] = prompt.cache_salt
         if self._route is Route.CHAT:
-            body["messages"] = [
-                {"role": role, "content": content}
-                for role, content in prompt.messages or (("user", prompt.text),)
-            ]
+            body["messages"] = prompt.chat_messages()
+            if prompt.tools:
+                body["tools"] = list(prompt.tools)
             if prompt.top_logprobs:
                 body |= {"logprobs": True, "top_logprobs": prompt.top_logprobs}
             return "/v1/chat/completions", body
@@ -94,7 +93,7 @@ class OpenAIReader:
         self._id = self._id or _text_or_none(data.get("id"))
         if isinstance(usage := data.get("usage"), Mapping):
             self._usage = usage
-        if isinstance(semblend := data.get("semblend"), Mapping):
+        if (semblend := _report(data)) is not None:
             self._semblend = semblend
         has_content = False
         for choice in data.get("choices") or ():
@@ -115,9 +114,12 @@ class OpenAIReader:
         usage, semblend = self._usage, self._semblend
         details = usage.get("prompt_tokens_details")
         cached = _whole(details.get("cached_tokens")) if isinstance(details, Mapping) else None
-        exact = cached if cached is not None else _whole(semblend.get("exact_tokens"))
+        # A report tells exact from reused tokens; a cached count alone may be both together.
+        exact = _whole(semblend.get("exact_tokens"))
+        exact = cached if exact is None else exact
         reused = _whole(semblend.get("reused_tokens"))
-        known = [tokens for tokens in (exact, reused) if tokens is not None]
+        continued = _whole(semblend.get("continued_tokens"))
+        known = [tokens for tokens in (exact, reused, continued) if tokens is not None]
         times = semblend.get("times")
         times = times if isinstance(times, Mapping) else {}
         return Reply(
@@ -127,7 +129,9 @@ class OpenAIReader:
             output_tokens=_whole(usage.get("completion_tokens")),
             exact_tokens=exact,
             reused_tokens=reused,
+            continued_tokens=continued,
             cached_tokens=sum(known) if known else None,
+            confirmed_by="response" if known else None,
             outcome=_text_or_none(semblend.get("outcome")),
             reason=_text_or_none(semblend.get("reason")),
             similarity=_number(semblend.get("similarity")),
@@ -137,6 +141,16 @@ class OpenAIReader:
             top_logprobs=tuple(self._logprobs) or None,
             strip=semblend.get("strip"),
         )
+
+
+def _report(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The `semblend` object of an event, where a server puts it."""
+    transfer = data.get("kv_transfer_params")
+    inside = transfer.get("semblend") if isinstance(transfer, Mapping) else None
+    for found in (data.get("semblend"), inside):
+        if isinstance(found, Mapping):
+            return found
+    return None
 
 
 def _top_logprobs(logprobs: Mapping[str, Any]) -> list[dict[str, float]]:

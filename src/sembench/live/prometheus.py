@@ -6,17 +6,13 @@ picked out under one name each, whether or not a counter's name ends in `_total`
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sembench.errors import ResultError
+from sembench.errors import MissingExtraError, ResultError
 
 SNAPSHOT_VERSION = "sembench.snapshot.v1"
-_SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 
 SEMANTICS: Mapping[str, tuple[tuple[str, Mapping[str, str]], ...]] = {
     "external_prefix_cache_hits": (("vllm:external_prefix_cache_hits", {}),),
@@ -28,8 +24,16 @@ SEMANTICS: Mapping[str, tuple[tuple[str, Mapping[str, str]], ...]] = {
     "prefix_cache_queries": (("vllm:prefix_cache_queries", {}),),
     "prompt_tokens": (("vllm:prompt_tokens", {}), ("sglang:prompt_tokens", {})),
     "sglang_cached_tokens": (("sglang:cached_tokens", {}),),
-    "semblend_materialized_tokens": (("semblend:tokens", {"stage": "materialized"}),),
-    "semblend_exact_tokens": (("semblend:tokens", {"stage": "exact"}),),
+    "semblend_materialized_tokens": (
+        ("semblend:tokens", {"stage": "materialized"}),
+        ("vllm:semblend_tokens", {"source": "reused"}),
+        ("sglang:semblend_tokens", {"source": "reused"}),
+    ),
+    "semblend_exact_tokens": (
+        ("semblend:tokens", {"stage": "exact"}),
+        ("vllm:semblend_tokens", {"source": "exact"}),
+        ("sglang:semblend_tokens", {"source": "exact"}),
+    ),
 }
 
 
@@ -46,26 +50,37 @@ class Sample:
         """Name and sorted labels, as a snapshot stores them."""
         if not self.labels:
             return self.name
-        labels = ",".join(f'{name}="{value}"' for name, value in sorted(self.labels.items()))
+        labels = ",".join(
+            f'{name}="{_escaped(value)}"' for name, value in sorted(self.labels.items())
+        )
         return f"{self.name}{{{labels}}}"
 
 
 def parse(page: str) -> list[Sample]:
-    """The samples of a page in text format; comments, unreadable lines and NaN are left out."""
-    samples: list[Sample] = []
-    for line in page.splitlines():
-        match = _SAMPLE.match(line)
-        if match is None:
-            continue
-        try:
-            value = float(match["value"])
-        except ValueError:
-            continue
-        if value != value:
-            continue
-        labels = {name: _unescaped(text) for name, text in _LABEL.findall(match["labels"] or "")}
-        samples.append(Sample(name=match["name"], labels=labels, value=value))
-    return samples
+    """The samples of a page in Prometheus' text format; NaN is left out.
+
+    Raises
+    ------
+    ResultError
+        If it is no such page.
+    MissingExtraError
+        If Prometheus' client library is not installed.
+    """
+    try:
+        from prometheus_client.parser import text_string_to_metric_families
+    except ImportError as error:
+        raise MissingExtraError(
+            package="prometheus-client", extra="benchmarks", purpose="an engine's counters"
+        ) from error
+    try:
+        return [
+            Sample(name=sample.name, labels=sample.labels, value=float(sample.value))
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+            if sample.value == sample.value
+        ]
+    except (ValueError, KeyError, IndexError) as error:
+        raise ResultError(f"not a page in Prometheus' text format ({error})") from error
 
 
 def delta(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
@@ -92,13 +107,14 @@ def delta(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, floa
 def semantics(window: Mapping[str, float]) -> dict[str, float | None]:
     """What a window says about reuse, under our names; None where no engine counts it."""
     found: dict[str, float | None] = {}
-    samples = [(_sample(key), value) for key, value in window.items()]
+    samples = parse("".join(f"{key} {value!r}\n" for key, value in window.items()))
     for meaning, sources in SEMANTICS.items():
         values = [
-            value
-            for (name, labels), value in samples
+            sample.value
+            for sample in samples
             if any(
-                name.removesuffix("_total") == wanted and want.items() <= labels.items()
+                sample.name.removesuffix("_total") == wanted
+                and want.items() <= sample.labels.items()
                 for wanted, want in sources
             )
         ]
@@ -136,10 +152,5 @@ def _endpoints(taken: Mapping[str, Any], where: str) -> Mapping[str, Mapping[str
     return endpoints
 
 
-def _sample(key: str) -> tuple[str, dict[str, str]]:
-    name, _, labels = key.partition("{")
-    return name, dict(_LABEL.findall(labels))
-
-
-def _unescaped(text: str) -> str:
-    return re.sub(r'\\[\\"n]', lambda match: _ESCAPES[match.group()], text)
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

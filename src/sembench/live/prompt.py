@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from sembench.live.reply import Reply
 
@@ -17,8 +18,18 @@ class Prompt:
     max_tokens: int
     cache_salt: str = ""
     top_logprobs: int = 0
-    messages: tuple[tuple[str, str], ...] = ()
-    """A conversation as (role, content) instead of `text`; chat endpoints only."""
+    messages: tuple[tuple[str, str] | Mapping[str, Any], ...] = ()
+    """A conversation instead of `text`, as (role, content) or in OpenAI's shape; chat only."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+    def chat_messages(self) -> list[dict[str, Any]]:
+        """The messages in OpenAI's shape."""
+        return [
+            dict(message)
+            if isinstance(message, Mapping)
+            else {"role": message[0], "content": message[1]}
+            for message in self.messages or (("user", self.text),)
+        ]
 
 
 class EngineClient(Protocol):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sembench.errors import EndpointError, UsageError
+from sembench.live.engine_counters import Counts, EngineCounters
 from sembench.live.identity import RequestName
 from sembench.live.prompt import EngineClient, Prompt
 from sembench.live.reply import Reply
@@ -42,6 +43,9 @@ class ReplayOptions:
     donor_max_tokens: int = 1
     recipient_max_tokens: int = 16
     post_donor_delay_ms: float = 0.0
+    """A pause between donors and recipient, behind the wait for registered donors."""
+    donor_wait_ms: float = 5000.0
+    """How long at most to wait until the engine's counters show the donors registered."""
     cooldown_ms: float = 0.0
     top_logprobs: int = 0
     isolate_by_salt: bool = False
@@ -69,12 +73,24 @@ class Replayer:
         rows: RowMaker,
         options: ReplayOptions,
         reset: Reset | None = None,
+        counters: EngineCounters | None = None,
+        alone: bool = True,
     ) -> None:
+        """Make a replayer.
+
+        Parameters
+        ----------
+        counters
+            The engine's own, where it has any: donors are waited for, and with `alone`
+            (one request at a time) what the counters grow by confirms a request.
+        """
         self._recipient = recipient
         self._donors = donors or (recipient,)
         self._rows = rows
         self._options = options
         self._reset = reset
+        self._counters = counters
+        self._alone = alone
 
     async def play(self, item: ManifestItem, position: int) -> RequestRow:
         """Everything of one item, one after another."""
@@ -95,6 +111,7 @@ class Replayer:
     async def serve_donors(self, item: ManifestItem, position: int, arm: Arm) -> list[Reply]:
         """Empty the caches and serve the item's donors, each on its own worker in turn."""
         await self._empty()
+        before = await self._counted()
         replies = [
             await self._donors[index % len(self._donors)].complete(
                 Prompt(
@@ -106,6 +123,11 @@ class Replayer:
             )
             for index, donor in enumerate(item.donor_prompts)
         ]
+        answered = sum(reply.ok for reply in replies)
+        if self._counters is not None and before is not None and answered:
+            await self._counters.wait_for_donors(
+                before, answered, self._options.donor_wait_ms / 1000.0
+            )
         await _sleep_ms(self._options.post_donor_delay_ms)
         return replies
 
@@ -179,7 +201,8 @@ class Replayer:
         return reply
 
     async def _ask(self, item: ManifestItem, position: int, arm: Arm, role: str) -> Reply:
-        return await self._recipient.complete(
+        before = await self._counted() if self._alone else None
+        reply = await self._recipient.complete(
             Prompt(
                 request_id=self._name(item, position, arm, role),
                 text=item.recipient_prompt,
@@ -188,6 +211,12 @@ class Replayer:
                 top_logprobs=self._options.top_logprobs,
             )
         )
+        if self._counters is None or before is None:
+            return reply
+        return await self._counters.confirm(before, reply)
+
+    async def _counted(self) -> Counts | None:
+        return None if self._counters is None else await self._counters.read()
 
     async def _empty(self) -> None:
         if self._reset is not None:

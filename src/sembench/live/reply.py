@@ -37,6 +37,10 @@ class Reply:
     """Semantic reuse, as the backend's metadata states it."""
     cached_tokens: int | None = None
     """All reuse together: exact and semantic where both are told, else the one number given."""
+    continued_tokens: int | None = None
+    """Taken over from an earlier request of the same conversation, approximate ones included."""
+    confirmed_by: str | None = None
+    """Who says so: ``response`` or ``counters`` (the engine's own); None where nobody does."""
     outcome: str | None = None
     reason: str | None = None
     similarity: float | None = None

@@ -59,7 +59,7 @@ class RowMaker:
             arm=arm,
             error=_error(reply, donors),
             flush_contaminated=flush_contaminated,
-            extra=dict(extra or {}),
+            extra={**_confirmation(reply), **(extra or {})},
         )
 
     def _case(self, item: ManifestItem) -> dict[str, Any]:
@@ -235,6 +235,12 @@ def _served(reply: Reply, donors: Sequence[Reply]) -> dict[str, Any]:
         "engine_request_id": reply.engine_request_id,
         "engine_prompt_tokens": reply.prompt_tokens,
     }
+
+
+def _confirmation(reply: Reply) -> dict[str, Any]:
+    """Who confirmed the reuse, and what was continued, where anybody said so."""
+    said = {"confirmed_by": reply.confirmed_by, "continued_tokens": reply.continued_tokens}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def _error(reply: Reply, donors: Sequence[Reply]) -> str | None:

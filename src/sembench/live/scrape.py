@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from sembench.errors import EndpointError
+from sembench.errors import EndpointError, ResultError
 from sembench.live.prometheus import SNAPSHOT_VERSION, parse
 from sembench.provenance import utc_now
 
@@ -28,7 +28,10 @@ async def snapshot(urls: Iterable[str], *, timeout_seconds: float = 15.0) -> dic
                 response.raise_for_status()
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise EndpointError(f"GET {url}: {type(error).__name__} {error}") from error
-            samples = parse(response.text)
+            try:
+                samples = parse(response.text)
+            except ResultError as error:
+                raise EndpointError(f"GET {url}: {error}") from error
             if not samples:
                 raise EndpointError(f"GET {url}: no Prometheus samples in the answer")
             endpoints[url] = {sample.key: sample.value for sample in samples}

@@ -1,7 +1,8 @@
 """SGLang's native protocol: ``/generate`` with `meta_info`, and ``/flush_cache``.
 
-`meta_info.cached_tokens` counts exact and fuzzy reuse together; how much of it
-was fuzzy is only in the engine's log (or in a field a patched server adds).
+`meta_info.cached_tokens` counts exact and fuzzy reuse together; how much of it was fuzzy is
+in `meta_info.semblend` where SemBlend runs inside, else only in the engine's log (or in a
+field a patched server adds).
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class SglangReader:
         """What the stream said."""
         meta = self._meta
         cached = _whole(meta.get("cached_tokens"))
-        fuzzy = _whole(meta.get("fuzzy_cached_tokens"))
+        report = _report(meta.get("semblend"))
+        fuzzy = _whole(report.get("reused_tokens", meta.get("fuzzy_cached_tokens")))
         split = cached is not None and fuzzy is not None and fuzzy <= cached
         engine_id = meta.get("id")
         return Reply(
@@ -77,10 +79,20 @@ class SglangReader:
             if split and cached is not None and fuzzy is not None
             else None,
             reused_tokens=fuzzy if split else None,
+            confirmed_by=None if cached is None else "response",
+            outcome=report.get("outcome"),
+            reason=report.get("reason"),
             engine_request_id=engine_id if isinstance(engine_id, str) else None,
             token_ids=_token_ids(meta.get("output_token_logprobs")),
             top_logprobs=_top_logprobs(meta.get("output_top_logprobs")),
         )
+
+
+def _report(value: Any) -> Mapping[str, Any]:
+    """SemBlend's report: an object, or a list with one of each prompt."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return value if isinstance(value, Mapping) else {}
 
 
 def _whole(value: Any) -> int | None:

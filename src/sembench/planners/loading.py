@@ -5,8 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, cast
 
+from sembench import plugins
 from sembench.errors import PlannerError
 from sembench.planners.base import Planner, PlannerSettings
+from sembench.plugins import load_plugin
 
 BUILT_IN = {
     "semblend": "sembench.planners.semblend_planner:SemBlendPlanner",
@@ -17,13 +19,17 @@ _METHODS = ("register", "forget", "plan", "describe")
 
 
 def planner_class(name: str) -> type[Planner]:
-    """The class of a built-in planner, or of an adapter named ``module:Class``.
+    """The class of a built-in planner, of a plug-in's, or of an adapter named ``module:Class``.
 
     Raises
     ------
     PlannerError
         If there is no such planner or it lacks a method of the interface.
     """
+    if name not in BUILT_IN and ":" not in name:
+        plugged = load_plugin(plugins.PLANNERS, name)
+        if plugged is not None:
+            return _checked(name, plugged)
     target = BUILT_IN.get(name, name)
     module_name, separator, class_name = target.partition(":")
     if not separator:
@@ -34,6 +40,10 @@ def planner_class(name: str) -> type[Planner]:
         found: Any = getattr(import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:
         raise PlannerError(f"--planner: {name!r} cannot be loaded ({error})") from error
+    return _checked(name, found)
+
+
+def _checked(name: str, found: Any) -> type[Planner]:
     missing = [method for method in _METHODS if not callable(getattr(found, method, None))]
     if missing:
         raise PlannerError(f"--planner: {name!r} has no method {missing[0]!r}")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
+from sembench import plugins
 from sembench.errors import UsageError
+from sembench.plugins import load_plugin
 from sembench.profiles.base import Source, SourceRecord
 from sembench.profiles.hub import HubLongBenchV1, HubLongBenchV2
 from sembench.profiles.local_files import LocalFiles
@@ -12,7 +15,13 @@ from sembench.profiles.synthetic import Synthetic
 
 __all__ = ["PROFILES", "Source", "SourceRecord", "load_profile"]
 
-PROFILES = ("fixture", "synthetic-v1", "longbench-v1", "longbench-v2")
+PROFILES = {
+    "fixture": "12 generated documents, the same for everybody",
+    "synthetic-v1": "any number of generated documents, by seed",
+    "longbench-v1": "LongBench from the hub or from files",
+    "longbench-v2": "LongBench v2 from the hub or from files",
+}
+"""Profiles that manifests are built from, with what each is."""
 FIXTURE_RECORDS = 3
 FIXTURE_SEED = 20260615
 """The fixture is the same for everybody: `--seed` does not reach its documents."""
@@ -37,8 +46,25 @@ def load_profile(
     UsageError
         If there is no such profile, or a flag does not go with it.
     """
+    if name in ("agent", "chat"):
+        raise UsageError(
+            f"--profile: the turns of {name} follow one another, so that no manifest is built of "
+            f"them; `sembench run-turns-offline --profile {name}` plays them"
+        )
     if name not in PROFILES:
-        raise UsageError(f"--profile: {name!r} is not one of {', '.join(PROFILES)}")
+        made = load_plugin(plugins.PROFILES, name)
+        if made is None:
+            raise UsageError(f"--profile: {name!r} is not one of {', '.join(PROFILES)}")
+        return cast(
+            "Source",
+            made(
+                datasets=datasets,
+                data_dir=data_dir,
+                hf_revision=hf_revision,
+                records_per_dataset=records_per_dataset,
+                seed=seed,
+            ),
+        )
     generated = name in ("fixture", "synthetic-v1")
     if generated and (data_dir is not None or hf_revision is not None):
         flag = "--data-dir" if data_dir is not None else "--hf-revision"

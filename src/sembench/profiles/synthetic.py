@@ -84,6 +84,13 @@ def synthetic_record(dataset: str, index: int, *, seed: int) -> SourceRecord:
     )
 
 
+def synthetic_paragraphs(dataset: str, key: str, paragraphs: int) -> tuple[Random, str, list[str]]:
+    """A title and paragraphs of one trade, by `key` alone, and the generator they left."""
+    trade, random = TRADES[dataset], Random(key)
+    title = trade.title.format(name=make_name(random))
+    return random, title, [_paragraph(trade, random) for _ in range(paragraphs)]
+
+
 def _paragraph(trade: Trade, random: Random) -> str:
     frames = random.sample(trade.frames, 6)
     return " ".join(_sentence(frame, trade, random) for frame in frames)

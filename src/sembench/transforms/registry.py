@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sembench import plugins
 from sembench.errors import UsageError
+from sembench.plugins import load_plugin
 from sembench.transforms.base import Transform
 from sembench.transforms.entity_swap_control import EntitySwapControl
 from sembench.transforms.exact_repeat import ExactRepeat
@@ -43,7 +45,7 @@ TRANSFORMS: dict[str, Transform] = {
 
 
 def transforms_named(names: Sequence[str]) -> list[Transform]:
-    """The transforms called `names`, in that order; all of them where none is named.
+    """The transforms called `names`, in that order; all of SemBench's own where none is named.
 
     Raises
     ------
@@ -51,8 +53,26 @@ def transforms_named(names: Sequence[str]) -> list[Transform]:
         If a name is not registered, or given twice.
     """
     for index, name in enumerate(names):
-        if name not in TRANSFORMS:
-            raise UsageError(f"--transforms: {name!r} is not one of {', '.join(TRANSFORMS)}")
         if name in names[:index]:
             raise UsageError(f"--transforms: {name!r} is given twice")
-    return [TRANSFORMS[name] for name in names or TRANSFORMS]
+    return [transform_named(name) for name in names or TRANSFORMS]
+
+
+def transform_named(name: str) -> Transform:
+    """The transform called `name`: one of these, or a plug-in's.
+
+    Raises
+    ------
+    UsageError
+        If there is none, or what a plug-in brings is no transform.
+    """
+    if name in TRANSFORMS:
+        return TRANSFORMS[name]
+    made = load_plugin(plugins.TRANSFORMS, name)
+    if made is None:
+        raise UsageError(f"--transforms: {name!r} is not one of {', '.join(TRANSFORMS)}")
+    if not (isinstance(made, type) and issubclass(made, Transform)):
+        raise UsageError(f"--transforms: the plug-in {name!r} names no Transform class")
+    if made.name != name:
+        raise UsageError(f"--transforms: the plug-in {name!r} calls itself {made.name!r}")
+    return made()

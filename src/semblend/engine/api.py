@@ -41,6 +41,16 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     """0 keeps all tokens."""
+    min_p: float = 0.0
+    """Tokens less likely than this share of the likeliest one's probability are dropped."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of every token the answer holds already."""
+    frequency_penalty: float = 0.0
+    """Taken off once for every time the answer holds it."""
+    repetition_penalty: float = 1.0
+    """Divides the logits of tokens that prompt or answer hold; negative ones are multiplied."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Added to the logits of these token ids."""
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -56,6 +66,16 @@ class SamplingParams:
             raise RequestFieldError("top_p", f"above 0 and at most 1 expected, got {self.top_p}")
         if self.top_k < 0:
             raise RequestFieldError("top_k", f"0 or more expected, got {self.top_k}")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise RequestFieldError("min_p", f"0 to 1 expected, got {self.min_p}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2.0 <= getattr(self, name) <= 2.0:
+                raise RequestFieldError(name, f"-2 to 2 expected, got {getattr(self, name)}")
+        if not 0.0 < self.repetition_penalty <= 10.0:
+            raise RequestFieldError(
+                "repetition_penalty",
+                f"above 0 and at most 10 expected, got {self.repetition_penalty}",
+            )
         if not 0 <= self.top_logprobs <= 20:
             raise RequestFieldError("top_logprobs", f"0 to 20 expected, got {self.top_logprobs}")
 

@@ -66,7 +66,13 @@ class Emission:
             with _beside(sequence, "a shadow sample"):
                 self._shadow.observe(sequence, logits)
         params = sequence.request.sampling
-        choice = choose(logits, params, sequence.generator)
+        choice = choose(
+            logits,
+            params,
+            sequence.generator,
+            prompt=sequence.request.tokens,
+            output=sequence.output_ids,
+        )
         sequence.output_ids.append(choice.token_id)
         ended = choice.token_id in params.stop_token_ids or (
             choice.token_id in self._eos and not params.ignore_eos

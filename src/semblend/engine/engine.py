@@ -221,6 +221,11 @@ class EmbeddedEngine:
                 "tokens", f"ids below {self.model.vocab_size} expected, got {int(tokens.max())}"
             )
         namespace, sampling = request.namespace, request.sampling
+        for token_id, _ in sampling.logit_bias:
+            if not 0 <= token_id < self.model.vocab_size:
+                raise RequestFieldError(
+                    "logit_bias", f"ids below {self.model.vocab_size} expected, got {token_id}"
+                )
         sequence = Sequence(
             request=replace(request, tokens=tokens),
             handle=RequestHandle(request.request_id, on_cancel=self._wake),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from semblend.core.tokens import TokenArray
 from semblend.engine.api import SamplingParams, TokenLogprob
 
 
@@ -31,13 +34,22 @@ def make_generator(params: SamplingParams) -> torch.Generator | None:
 
 
 def choose(
-    logits: torch.Tensor, params: SamplingParams, generator: torch.Generator | None
+    logits: torch.Tensor,
+    params: SamplingParams,
+    generator: torch.Generator | None,
+    *,
+    prompt: TokenArray | Sequence[int] = (),
+    output: Sequence[int] = (),
 ) -> Choice:
-    """Pick a token from one row of float32 logits, [vocabulary], on the host."""
+    """Pick a token from one row of float32 logits, [vocabulary], on the host.
+
+    `prompt` and `output` are what stands before it; penalties look at them.
+    """
+    adjusted = _adjusted(logits, params, prompt, output)
     if generator is None:
-        token_id = int(logits.argmax())
+        token_id = int(adjusted.argmax())
     else:
-        token_id = int(torch.multinomial(_kept(logits, params), 1, generator=generator))
+        token_id = int(torch.multinomial(_kept(adjusted, params), 1, generator=generator))
     if not params.top_logprobs:
         return Choice(token_id=token_id)
     logprobs = torch.log_softmax(logits, dim=-1)
@@ -52,8 +64,32 @@ def choose(
     )
 
 
+def _adjusted(
+    logits: torch.Tensor,
+    params: SamplingParams,
+    prompt: TokenArray | Sequence[int],
+    output: Sequence[int],
+) -> torch.Tensor:
+    """Logits after penalties and biases; the row itself where there are none."""
+    counted = params.presence_penalty or params.frequency_penalty
+    if not counted and params.repetition_penalty == 1.0 and not params.logit_bias:
+        return logits
+    adjusted = logits.clone()
+    said, counts = np.unique(np.asarray(output, dtype=np.int64), return_counts=True)
+    if params.repetition_penalty != 1.0:
+        seen = torch.from_numpy(np.union1d(np.asarray(prompt, dtype=np.int64), said))
+        values, factor = adjusted[seen], params.repetition_penalty
+        adjusted[seen] = torch.where(values > 0, values / factor, values * factor)
+    if counted:
+        penalty = params.presence_penalty + params.frequency_penalty * counts
+        adjusted[torch.from_numpy(said)] -= torch.from_numpy(penalty).to(adjusted.dtype)
+    for token_id, bias in params.logit_bias:
+        adjusted[token_id] += bias
+    return adjusted
+
+
 def _kept(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Probabilities after temperature, top-k and top-p; the likeliest token always stays."""
+    """Probabilities after temperature, top-k, min-p and top-p; the likeliest token always stays."""
     # From the likeliest token down, which is then exactly 0 at any temperature: divided as they
     # are, logits overflow at a very small one.
     temperature = max(params.temperature, torch.finfo(torch.float32).tiny)
@@ -62,6 +98,9 @@ def _kept(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
         smallest = scaled.topk(params.top_k).values[-1]
         scaled = scaled.masked_fill(scaled < smallest, float("-inf"))
     probabilities = torch.softmax(scaled, dim=-1)
+    if params.min_p > 0.0:
+        floor = params.min_p * probabilities.max()
+        probabilities = probabilities.masked_fill(probabilities < floor, 0.0)
     if params.top_p < 1.0:
         ordered, order = probabilities.sort(descending=True)
         # A token is dropped when those before it already reach top_p.

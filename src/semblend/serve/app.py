@@ -26,6 +26,7 @@ from semblend.serve.openai_routes import openai_router
 from semblend.serve.options import ServeOptions
 from semblend.serve.protocols import ServedEngine
 from semblend.serve.service import Service
+from semblend.serve.text_routes import text_router
 from semblend.serve.watch_routes import watch_router
 
 
@@ -64,13 +65,14 @@ def create_app(engine: ServedEngine, options: ServeOptions) -> FastAPI:
         title="SemBlend",
         summary="An OpenAI-compatible server that reuses the K/V of documents it has read.",
         version=version("semblend"),
-        docs_url=None,  # The stock pages load scripts from elsewhere; /openapi.json does not.
+        docs_url=None,  # The stock pages load scripts from elsewhere; ours at /docs does not.
         redoc_url=None,
         lifespan=lifespan,
     )
     app.state.desk = desk
     key = [Depends(HTTPBearer(auto_error=False))] if authenticator.needs_key else []
     app.include_router(openai_router(service), dependencies=key)
+    app.include_router(text_router(service, app), dependencies=key)
     app.include_router(watch_router(service, needs_key=authenticator.needs_key))
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(HTTPException, _http_error)

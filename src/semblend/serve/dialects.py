@@ -1,6 +1,6 @@
 """The two shapes of OpenAI's generation API, whole and streamed, behind one interface.
 
-A dialect is made for one request and turns the engine's events into that
+A dialect is made for one choice of an answer and turns the engine's events into that
 endpoint's objects; it knows nothing of HTTP, queues or engines.
 """
 
@@ -33,10 +33,14 @@ Chunk = dict[str, Any]
 class Dialect(Protocol):
     """How one endpoint says an answer."""
 
-    def whole(
-        self, events: Sequence[TokenEvent], finish: FinishReason, usage: Usage, report: ReuseReport
-    ) -> BaseModel:
-        """The complete reply."""
+    def choice(
+        self, events: Sequence[TokenEvent], finish: FinishReason, report: ReuseReport | None
+    ) -> Any:
+        """The complete choice; with a report of its own where it is one of several."""
+        ...
+
+    def whole(self, choices: Sequence[Any], usage: Usage, report: ReuseReport) -> BaseModel:
+        """The complete reply of all choices."""
         ...
 
     def opening(self) -> Chunk | None:
@@ -60,8 +64,16 @@ class _Base:
     """What chunks of both endpoints share."""
 
     def __init__(
-        self, *, reply_id: str, model: str, kind: str, tokenizer: Any, top_logprobs: int | None
+        self,
+        *,
+        reply_id: str,
+        model: str,
+        kind: str,
+        tokenizer: Any,
+        top_logprobs: int | None,
+        index: int,
     ) -> None:
+        self._index = index
         self.reply_id = reply_id
         self.model = model
         self.created = int(time.time())
@@ -90,7 +102,13 @@ class ChatDialect(_Base):
     """`chat.completion` and its chunks."""
 
     def __init__(
-        self, *, reply_id: str, model: str, tokenizer: Any, top_logprobs: int | None
+        self,
+        *,
+        reply_id: str,
+        model: str,
+        tokenizer: Any,
+        top_logprobs: int | None,
+        index: int = 0,
     ) -> None:
         super().__init__(
             reply_id=f"chatcmpl-{reply_id}",
@@ -98,22 +116,28 @@ class ChatDialect(_Base):
             kind="chat.completion.chunk",
             tokenizer=tokenizer,
             top_logprobs=top_logprobs,
+            index=index,
         )
 
-    def whole(
-        self, events: Sequence[TokenEvent], finish: FinishReason, usage: Usage, report: ReuseReport
-    ) -> ChatReply:
-        """The complete reply."""
-        choice = ChatChoice(
+    def choice(
+        self, events: Sequence[TokenEvent], finish: FinishReason, report: ReuseReport | None
+    ) -> ChatChoice:
+        """The complete choice."""
+        return ChatChoice(
+            index=self._index,
             message=ChatReplyMessage(content="".join(event.text for event in events)),
             logprobs=self._logprobs(events),
             finish_reason=finish.value,
+            semblend=report,
         )
+
+    def whole(self, choices: Sequence[ChatChoice], usage: Usage, report: ReuseReport) -> ChatReply:
+        """The complete reply."""
         return ChatReply(
             id=self.reply_id,
             created=self.created,
             model=self.model,
-            choices=[choice],
+            choices=list(choices),
             usage=usage,
             semblend=report,
         )
@@ -138,7 +162,7 @@ class ChatDialect(_Base):
         self, delta: dict[str, str], logprobs: dict[str, Any] | None, finish: str | None
     ) -> Chunk:
         return self._chunk(
-            [{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]
+            [{"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]
         )
 
     def _logprobs(self, events: Sequence[TokenEvent]) -> ChatLogprobs | None:
@@ -172,7 +196,13 @@ class TextDialect(_Base):
     """`text_completion`, whole and in chunks."""
 
     def __init__(
-        self, *, reply_id: str, model: str, tokenizer: Any, top_logprobs: int | None
+        self,
+        *,
+        reply_id: str,
+        model: str,
+        tokenizer: Any,
+        top_logprobs: int | None,
+        index: int = 0,
     ) -> None:
         super().__init__(
             reply_id=f"cmpl-{reply_id}",
@@ -180,23 +210,29 @@ class TextDialect(_Base):
             kind="text_completion",
             tokenizer=tokenizer,
             top_logprobs=top_logprobs,
+            index=index,
         )
         self._offset = 0
 
-    def whole(
-        self, events: Sequence[TokenEvent], finish: FinishReason, usage: Usage, report: ReuseReport
-    ) -> TextReply:
-        """The complete reply."""
-        choice = TextChoice(
+    def choice(
+        self, events: Sequence[TokenEvent], finish: FinishReason, report: ReuseReport | None
+    ) -> TextChoice:
+        """The complete choice."""
+        return TextChoice(
+            index=self._index,
             text="".join(event.text for event in events),
             logprobs=self._logprobs(events),
             finish_reason=finish.value,
+            semblend=report,
         )
+
+    def whole(self, choices: Sequence[TextChoice], usage: Usage, report: ReuseReport) -> TextReply:
+        """The complete reply."""
         return TextReply(
             id=self.reply_id,
             created=self.created,
             model=self.model,
-            choices=[choice],
+            choices=list(choices),
             usage=usage,
             semblend=report,
         )
@@ -219,7 +255,7 @@ class TextDialect(_Base):
 
     def _piece_chunk(self, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> Chunk:
         return self._chunk(
-            [{"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish}]
+            [{"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": finish}]
         )
 
     def _logprobs(self, events: Sequence[TokenEvent]) -> TextLogprobs | None:

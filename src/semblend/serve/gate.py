@@ -24,7 +24,7 @@ from semblend.serve.logs import log
 REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 _PUBLIC = frozenset(
-    {"/", "/health", "/health/live", "/health/ready", "/openapi.json", "/favicon.ico"}
+    {"/", "/docs", "/health", "/health/live", "/health/ready", "/openapi.json", "/favicon.ico"}
 )
 
 _WATCHED = _PUBLIC | {"/metrics", "/semblend/state"}

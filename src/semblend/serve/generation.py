@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,19 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from semblend.engine.api import Event, FinishedEvent, GenerationRequest, TokenEvent
+from semblend.engine.api import (
+    Event,
+    FinishedEvent,
+    GenerationRequest,
+    RequestReport,
+    TokenEvent,
+)
 from semblend.serve.auth import Caller
 from semblend.serve.dialects import Chunk, Dialect
 from semblend.serve.disconnect import until_disconnect
 from semblend.serve.errors import ApiError
 from semblend.serve.exchange import Desk, Exchange
+from semblend.serve.replies import PromptTokensDetails, ReuseReport, Usage
 from semblend.serve.reports import reuse_headers, reuse_report, usage
 
 _LAST_BYTES_S = 5.0
@@ -26,11 +33,20 @@ _LAST_BYTES_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A checked request, ready for the engine, and how to say its answer."""
+class Part:
+    """One choice of an answer: what the engine is asked, and how to say it."""
 
     request: GenerationRequest
     dialect: Dialect
+    counts_prompt: bool = True
+    """False for a further answer to a prompt that another part has counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A checked request, ready for the engine. Its parts are answered one after another."""
+
+    parts: tuple[Part, ...]
     caller: Caller
     request_id: str
     endpoint: str
@@ -38,80 +54,153 @@ class Job:
     include_usage: bool
 
 
+class Course:
+    """The exchanges of one job, one at a time; whoever ends early closes the one that runs."""
+
+    def __init__(self, desk: Desk, job: Job) -> None:
+        self._desk = desk
+        self._job = job
+        self._exchange: Exchange | None = None
+        self._left = len(job.parts)
+
+    async def begin(self, part: Part) -> Exchange:
+        """Hand a part to the engine."""
+        self._exchange = Exchange(
+            self._desk,
+            caller=self._job.caller,
+            request_id=self._job.request_id,
+            endpoint=self._job.endpoint,
+            stream=self._job.stream,
+        )
+        self._left -= 1
+        await self._exchange.begin(part.request)
+        return self._exchange
+
+    @property
+    def deadline(self) -> float:
+        """When, on the loop's clock, the last part must be over."""
+        running = 0.0 if self._exchange is None else self._exchange.deadline
+        return running + self._left * self._desk.options.request_timeout_s
+
+    def report(self, finished: RequestReport) -> ReuseReport:
+        """A report as this job's caller may see it."""
+        return reuse_report(finished, tenant=self._job.caller.tenant, names=self._desk.names)
+
+    def close(self) -> None:
+        """Stop what still runs."""
+        if self._exchange is not None:
+            self._exchange.close()
+
+
 async def answer(desk: Desk, job: Job, http: Request) -> Response:
     """Run a job and answer it. Errors before the first token keep their HTTP status."""
-    exchange = Exchange(
-        desk,
-        caller=job.caller,
-        request_id=job.request_id,
-        endpoint=job.endpoint,
-        stream=job.stream,
-    )
+    course = Course(desk, job)
     try:
         if job.stream:
-            return await until_disconnect(http, _streamed(desk, job, exchange))
-        return await until_disconnect(http, _whole(desk, job, exchange))
+            return await until_disconnect(http, _streamed(job, course))
+        return await until_disconnect(http, _whole(job, course))
     except BaseException:
-        exchange.close()
+        course.close()
         raise
 
 
-async def _whole(desk: Desk, job: Job, exchange: Exchange) -> Response:
-    await exchange.begin(job.request)
-    tokens: list[TokenEvent] = []
-    finished: FinishedEvent | None = None
-    async for event in exchange.events():
-        if isinstance(event, FinishedEvent):
-            finished = event
-        else:
-            tokens.append(event)
-    if finished is None:
-        raise ApiError(500, "the engine gave no result", code="internal_error")
-    report = reuse_report(finished.report, tenant=job.caller.tenant, names=desk.names)
-    reply = job.dialect.whole(tokens, finished.reason, usage(finished.report), report)
-    return JSONResponse(reply.model_dump(), headers=reuse_headers(report, final=True))
+async def _whole(job: Job, course: Course) -> Response:
+    choices: list[Any] = []
+    reports: list[RequestReport] = []
+    for part in job.parts:
+        exchange = await course.begin(part)
+        tokens: list[TokenEvent] = []
+        finished: FinishedEvent | None = None
+        async for event in exchange.events():
+            if isinstance(event, FinishedEvent):
+                finished = event
+            else:
+                tokens.append(event)
+        if finished is None:
+            raise ApiError(500, "the engine gave no result", code="internal_error")
+        reports.append(finished.report)
+        own = course.report(finished.report) if len(job.parts) > 1 else None
+        choices.append(part.dialect.choice(tokens, finished.reason, own))
+    report = course.report(reports[0])
+    reply = job.parts[0].dialect.whole(choices, _usage_of(job, reports), report)
+    body = reply.model_dump()
+    for choice in body["choices"]:
+        if choice["semblend"] is None:
+            del choice["semblend"]
+    return JSONResponse(body, headers=reuse_headers(report, final=True))
 
 
-async def _streamed(desk: Desk, job: Job, exchange: Exchange) -> Response:
-    await exchange.begin(job.request)
+async def _streamed(job: Job, course: Course) -> Response:
+    exchange = await course.begin(job.parts[0])
     events = exchange.events()
     # Wait for the first token: until then a failure can still be a proper status code,
     # and what happened to the prompt is known by then.
     first = await anext(events)
     headers: dict[str, str] = {}
     if exchange.prompt_report is not None:
-        report = reuse_report(exchange.prompt_report, tenant=job.caller.tenant, names=desk.names)
-        headers = reuse_headers(report, final=False)
-    return _EventStream(_frames(desk, job, first, events), exchange=exchange, headers=headers)
+        headers = reuse_headers(course.report(exchange.prompt_report), final=False)
+    return _EventStream(_frames(job, course, first, events), course=course, headers=headers)
 
 
 async def _frames(
-    desk: Desk, job: Job, first: Event, rest: AsyncIterator[Event]
+    job: Job, course: Course, first: Event, rest: AsyncIterator[Event]
 ) -> AsyncIterator[bytes]:
-    opening = job.dialect.opening()
-    if opening is not None:
-        yield _frame(opening)
+    reports: list[RequestReport] = []
     try:
-        async for event in _chain(first, rest):
-            if isinstance(event, TokenEvent):
-                chunk = job.dialect.token(event)
-                if chunk is not None:
-                    yield _frame(chunk)
-            else:
-                for chunk in _last_chunks(desk, job, event):
-                    yield _frame(chunk)
+        for number, part in enumerate(job.parts):
+            last = number == len(job.parts) - 1
+            events = _chain(first, rest) if number == 0 else (await course.begin(part)).events()
+            opening = part.dialect.opening()
+            if opening is not None:
+                yield _frame(opening)
+            async for event in events:
+                if isinstance(event, TokenEvent):
+                    chunk = part.dialect.token(event)
+                    if chunk is not None:
+                        yield _frame(chunk)
+                else:
+                    reports.append(event.report)
+                    for chunk in _last_chunks(job, course, part, event, reports, last):
+                        yield _frame(chunk)
         yield b"data: [DONE]\n\n"
     except ApiError as error:
         yield _frame(error.body())
 
 
-def _last_chunks(desk: Desk, job: Job, event: FinishedEvent) -> list[Chunk]:
-    report = reuse_report(event.report, tenant=job.caller.tenant, names=desk.names)
-    chunks = [job.dialect.closing(event.reason)]
+def _last_chunks(
+    job: Job,
+    course: Course,
+    part: Part,
+    event: FinishedEvent,
+    reports: list[RequestReport],
+    last: bool,
+) -> list[Chunk]:
+    """The end of a choice; behind the last one, counts and the first prompt's report."""
+    chunks = [part.dialect.closing(event.reason)]
+    if len(job.parts) > 1:
+        chunks[0]["choices"][0]["semblend"] = course.report(event.report).model_dump()
+    if not last:
+        return chunks
     if job.include_usage:
-        chunks.append(job.dialect.usage(usage(event.report)))
-    chunks[-1]["semblend"] = report.model_dump()
+        chunks.append(part.dialect.usage(_usage_of(job, reports)))
+    chunks[-1]["semblend"] = course.report(reports[0]).model_dump()
     return chunks
+
+
+def _usage_of(job: Job, reports: Sequence[RequestReport]) -> Usage:
+    """Token counts of all choices; a prompt counts once, however many answers it gets."""
+    prompts = [
+        usage(report) for part, report in zip(job.parts, reports, strict=True) if part.counts_prompt
+    ]
+    prompt = sum(one.prompt_tokens for one in prompts)
+    output = sum(report.output_tokens for report in reports)
+    cached = sum(one.prompt_tokens_details.cached_tokens for one in prompts)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=output,
+        total_tokens=prompt + output,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+    )
 
 
 async def _chain(first: Event, rest: AsyncIterator[Event]) -> AsyncIterator[Event]:
@@ -125,24 +214,24 @@ def _frame(data: dict[str, Any]) -> bytes:
 
 
 class _EventStream(StreamingResponse):
-    """Server-sent events whose exchange is closed however the sending ends.
+    """Server-sent events whose course is closed however the sending ends.
 
     A generator that was never started runs no `finally`, so the response itself does it.
     """
 
     def __init__(
-        self, frames: AsyncIterator[bytes], *, exchange: Exchange, headers: dict[str, str]
+        self, frames: AsyncIterator[bytes], *, course: Course, headers: dict[str, str]
     ) -> None:
         super().__init__(
             frames, media_type="text/event-stream", headers={"x-accel-buffering": "no", **headers}
         )
-        self._exchange = exchange
+        self._course = course
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             # A reader that takes nothing off the wire must not hold a place for ever.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(self._exchange.deadline + _LAST_BYTES_S):
+                async with asyncio.timeout_at(self._course.deadline + _LAST_BYTES_S):
                     await super().__call__(scope, receive, send)
         finally:
-            self._exchange.close()
+            self._course.close()

@@ -7,16 +7,23 @@ tokenizer, which is not safe to enter twice, is never entered twice from here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import numpy as np
+
 from semblend.core.errors import InvalidTokensError
 from semblend.core.tokens import TokenArray, as_token_array
+from semblend.serve.chat_messages import Message, Tool
+from semblend.serve.chat_template import ChatTemplate
 from semblend.serve.errors import ApiError
-from semblend.serve.schemas import Message
+from semblend.serve.schemas import MAX_PROMPTS
 
 Result = TypeVar("Result")
+
+_OPTIONS = "chat_template_kwargs"
 
 
 class PromptEncoder:
@@ -24,44 +31,81 @@ class PromptEncoder:
 
     def __init__(self, tokenizer: Any, *, max_prompt_tokens: int) -> None:
         self._tokenizer = tokenizer
+        self._template = ChatTemplate(tokenizer)
         self._vocabulary = len(tokenizer)
         self.max_prompt_tokens = max_prompt_tokens
         longest = max((len(piece) for piece in tokenizer.get_vocab()), default=1)
         self._max_characters = max_prompt_tokens * longest
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="semblend-tokenise")
 
-    async def chat(self, messages: Sequence[Message]) -> TokenArray:
-        """Token ids of a chat, rendered with the model's own template."""
-        if not getattr(self._tokenizer, "chat_template", None):
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> TokenArray:
+        """Token ids of a chat, rendered with the model's own template and its `options`."""
+        if not self._template.exists:
             raise ApiError(
                 400,
                 "messages: this model has no chat template; use /v1/completions",
                 param="messages",
                 code="no_chat_template",
             )
+        size = 0
         for index, message in enumerate(messages):
-            _check_text(f"messages[{index}].content", message.text)
-        self._check_size("messages", sum(len(message.text) for message in messages))
-        tokens = await self._on_thread(lambda: self._encode(self._render(messages)))
+            for field, text in message.texts:
+                _check_text(f"messages[{index}].{field}", text)
+                size += len(text)
+        self._check_size("messages", size)
+        for name, value in (("tools", [t.for_template() for t in tools]), (_OPTIONS, options)):
+            text = json.dumps(value, ensure_ascii=False)
+            _check_text(name, text)
+            self._check_size(name, len(text))
+        tokens = await self._on_thread(
+            lambda: self._encode(self._template.render(messages, tools, options or {}))
+        )
         return self._checked("messages", tokens)
 
-    async def completion(self, prompt: str | list[str] | list[int] | list[list[int]]) -> TokenArray:
-        """Token ids of the one prompt of a completion request."""
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
-            if len(prompt) != 1:
-                raise ApiError(
-                    400,
-                    f"prompt: one prompt a request expected, got {len(prompt)}",
-                    param="prompt",
-                    code="invalid_value",
-                )
-            prompt = prompt[0]
+    async def completions(
+        self, prompt: str | list[str] | list[int] | list[list[int]]
+    ) -> list[TokenArray]:
+        """Token ids of every prompt of a completion request."""
+        if not isinstance(prompt, list) or not prompt or not isinstance(prompt[0], (str, list)):
+            return [await self._completion("prompt", prompt)]
+        if len(prompt) > MAX_PROMPTS:
+            raise ApiError(
+                400,
+                f"prompt: at most {MAX_PROMPTS} prompts expected, got {len(prompt)}",
+                param="prompt",
+                code="invalid_value",
+            )
+        if len(prompt) == 1:
+            return [await self._completion("prompt", prompt[0])]
+        return [await self._completion(f"prompt[{i}]", one) for i, one in enumerate(prompt)]
+
+    async def text(self, text: str) -> TokenArray:
+        """Token ids of a text, for `/tokenize`; it may be empty, and longer than a prompt."""
+        _check_text("prompt", text)
+        self._check_size("prompt", len(text))
+        return np.asarray(await self._on_thread(lambda: self._encode(text)), dtype=np.int32)
+
+    async def decode(self, tokens: Sequence[int]) -> str:
+        """The text of token ids, for `/detokenize`."""
+        array = self._checked("tokens", tokens)
+        return await self._on_thread(lambda: str(self._tokenizer.decode(array.tolist())))
+
+    async def pieces(self, tokens: TokenArray) -> list[str]:
+        """Every token id as the tokenizer writes it."""
+        ids = tokens.tolist()
+        return await self._on_thread(lambda: list(self._tokenizer.convert_ids_to_tokens(ids)))
+
+    async def _completion(self, param: str, prompt: Any) -> TokenArray:
         if isinstance(prompt, str):
-            text = prompt
-            _check_text("prompt", text)
-            self._check_size("prompt", len(text))
-            return self._checked("prompt", await self._on_thread(lambda: self._encode(text)))
-        return self._checked("prompt", prompt)
+            _check_text(param, prompt)
+            self._check_size(param, len(prompt))
+            return self._checked(param, await self._on_thread(lambda: self._encode(prompt)))
+        return self._checked(param, prompt)
 
     def close(self) -> None:
         """Let the thread go."""
@@ -69,31 +113,6 @@ class PromptEncoder:
 
     async def _on_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-    def _render(self, messages: Sequence[Message]) -> str:
-        turns = [
-            # OpenAI renamed the system role; models' templates know the old name.
-            {
-                "role": "system" if message.role == "developer" else message.role,
-                "content": message.text,
-            }
-            for message in messages
-        ]
-        try:
-            text = self._tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:
-            # A template is a program of the model's author and may raise anything; its
-            # message can repeat the chat, so only its kind is passed on.
-            raise ApiError(
-                400,
-                "messages: the model's chat template does not accept this sequence of roles "
-                f"({type(error).__name__})",
-                param="messages",
-                code="chat_template_refused",
-            ) from error
-        return str(text)
 
     def _encode(self, text: str) -> list[int]:
         # Quietly: a prompt that is too long is refused below, not warned about on stderr, where

@@ -95,12 +95,13 @@ class ChatReplyMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """The one choice of a chat reply."""
+    """One choice of a chat reply."""
 
     index: int = 0
     message: ChatReplyMessage
     logprobs: ChatLogprobs | None
     finish_reason: str
+    semblend: ReuseReport | None = Field(None, description="Its own report, of several choices.")
 
 
 class ChatReply(BaseModel):
@@ -125,12 +126,13 @@ class TextLogprobs(BaseModel):
 
 
 class TextChoice(BaseModel):
-    """The one choice of a completion."""
+    """One choice of a completion."""
 
     index: int = 0
     text: str
     logprobs: TextLogprobs | None
     finish_reason: str
+    semblend: ReuseReport | None = Field(None, description="Its own report, of several choices.")
 
 
 class TextReply(BaseModel):
@@ -143,6 +145,28 @@ class TextReply(BaseModel):
     choices: list[TextChoice]
     usage: Usage
     semblend: ReuseReport
+
+
+class Tokens(BaseModel):
+    """The answer of `/tokenize`."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenised(BaseModel):
+    """The answer of `/detokenize`."""
+
+    prompt: str
+
+
+class Version(BaseModel):
+    """The answer of `/version`."""
+
+    version: str
+    server: Literal["semblend"] = "semblend"
 
 
 class ModelCard(BaseModel):

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from rapidfuzz import process
 
 from semblend.core.errors import RequestFieldError
+from semblend.serve.chat_messages import Message, Tool
 from semblend.serve.errors import printable
 
 _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -21,6 +22,9 @@ _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
+
+MAX_CHOICES = 16
+MAX_PROMPTS = 64
 
 _HARMLESS = frozenset(
     [
@@ -40,15 +44,11 @@ _HARMLESS = frozenset(
 """Fields that change nothing here and may be sent by any client."""
 
 _OFF: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "frequency_penalty": (0, 0.0),
-    "presence_penalty": (0, 0.0),
-    "logit_bias": ({},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
+    "use_beam_search": (False,),
+    "prompt_logprobs": (),
     "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none",),
@@ -96,6 +96,12 @@ class GenerationBody(BaseModel):
     temperature: float | None = Field(None, ge=0.0, le=2.0)
     top_p: float | None = Field(None, gt=0.0, le=1.0)
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1, description="0 or -1 keeps all tokens.")
+    min_p: float | None = Field(None, ge=0.0, le=1.0)
+    presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    repetition_penalty: float | None = Field(None, gt=0.0, le=10.0)
+    logit_bias: dict[str, float] | None = Field(None, max_length=1024)
+    n: int = Field(1, ge=1, le=MAX_CHOICES, description="Answers to every prompt.")
     seed: Seed | None = None
     stop: StopString | list[StopString] | None = None
     stop_token_ids: list[TokenId] | None = Field(None, max_length=64)
@@ -143,45 +149,29 @@ class GenerationBody(BaseModel):
         return self
 
     @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """Biases by token id.
+
+        Raises
+        ------
+        ValueError
+            If a key is no token id or a bias is out of range.
+        """
+        found: list[tuple[int, float]] = []
+        for key, bias in (self.logit_bias or {}).items():
+            if not key.isdecimal() or len(key) > 10:
+                raise RequestFieldError("logit_bias", "token ids expected as keys")
+            if not -100.0 <= bias <= 100.0:
+                raise RequestFieldError("logit_bias", "biases of -100 to 100 expected")
+            found.append((int(key), bias))
+        return tuple(found)
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """Stop strings, one or many."""
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-
-class TextPart(BaseModel):
-    """A part of a message's content. Images and sound are refused: the models are text models."""
-
-    model_config = _STRICT
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(BaseModel):
-    """One turn of a chat."""
-
-    model_config = _STRICT
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    name: str | None = Field(None, max_length=64)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, data: Any) -> Any:
-        """Clients send an assistant's message back with every optional field at null."""
-        if not isinstance(data, dict):
-            return data
-        return {name: value for name, value in data.items() if value is not None and value != []}
-
-    @property
-    def text(self) -> str:
-        """The content as one string."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
 
 
 class ChatBody(GenerationBody):
@@ -191,6 +181,18 @@ class ChatBody(GenerationBody):
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: list[Tool] | None = Field(None, max_length=512)
+    tool_choice: Literal["none", "auto"] | None = Field(
+        None, description="none hides the tools from the model; calls cannot be forced."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, max_length=64, description="Variables for the model's chat template."
+    )
+
+    @property
+    def offered_tools(self) -> list[Tool]:
+        """The tools the model is told about."""
+        return [] if self.tool_choice == "none" else list(self.tools or ())
 
     @model_validator(mode="after")
     def _one_length(self) -> ChatBody:
@@ -205,10 +207,38 @@ class ChatBody(GenerationBody):
 
 
 class CompletionBody(GenerationBody):
-    """`POST /v1/completions`: one prompt, as text or as token ids."""
+    """`POST /v1/completions`: one prompt or several, as text or as token ids."""
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     logprobs: int | None = Field(None, ge=0, le=20)
+
+
+class TokenizeBody(BaseModel):
+    """`POST /tokenize`: a prompt, or messages as a chat would be rendered."""
+
+    model_config = _STRICT
+
+    model: str | None = Field(None, min_length=1, max_length=256)
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1, max_length=4096)
+    tools: list[Tool] | None = Field(None, max_length=512)
+    chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=64)
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise RequestFieldError("prompt", "this or messages expected, and not both")
+        return self
+
+
+class DetokenizeBody(BaseModel):
+    """`POST /detokenize`."""
+
+    model_config = _STRICT
+
+    model: str | None = Field(None, min_length=1, max_length=256)
+    tokens: list[TokenId]
 
 
 def _refuse_unless_off(name: str, value: Any) -> None:

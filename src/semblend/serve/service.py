@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request, Response
@@ -16,9 +18,17 @@ from semblend.serve.auth import Caller, checked_name, require_tenant
 from semblend.serve.dialects import ChatDialect, Dialect, TextDialect
 from semblend.serve.errors import ApiError
 from semblend.serve.exchange import Desk
-from semblend.serve.generation import Job, answer
+from semblend.serve.generation import Job, Part, answer
 from semblend.serve.prompts import PromptEncoder
-from semblend.serve.schemas import ChatBody, CompletionBody, GenerationBody, ReuseOptions
+from semblend.serve.replies import Detokenised, Tokens
+from semblend.serve.schemas import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    GenerationBody,
+    ReuseOptions,
+    TokenizeBody,
+)
 
 _COMPLETION_TOKENS = 16
 """OpenAI's default length of a completion."""
@@ -39,29 +49,60 @@ class Service:
     async def chat(self, body: ChatBody, http: Request) -> Response:
         """Answer a chat request."""
         self._check_model(body.model)
-        tokens = await self.encoder.chat(body.messages)
-        request_id = uuid.uuid4().hex
+        tokens = await self.encoder.chat(
+            body.messages, body.offered_tools, body.chat_template_kwargs
+        )
         top = (body.top_logprobs or 0) if body.logprobs else None
         asked = body.max_completion_tokens or body.max_tokens
         sampling = self._sampling(body, asked or self.desk.options.default_max_tokens, top)
-        dialect = ChatDialect(
-            reply_id=request_id, model=body.model, tokenizer=self._tokenizer, top_logprobs=top
-        )
-        return await self._answer(body, http, request_id, tokens, sampling, dialect, "chat")
+
+        def dialect(reply_id: str, index: int) -> Dialect:
+            return ChatDialect(
+                reply_id=reply_id,
+                model=body.model,
+                tokenizer=self._tokenizer,
+                top_logprobs=top,
+                index=index,
+            )
+
+        return await self._answer(body, http, [tokens], sampling, dialect, "chat")
 
     async def completion(self, body: CompletionBody, http: Request) -> Response:
         """Answer a completion request."""
         self._check_model(body.model)
-        tokens = await self.encoder.completion(body.prompt)
-        request_id = uuid.uuid4().hex
+        prompts = await self.encoder.completions(body.prompt)
         sampling = self._sampling(body, body.max_tokens or _COMPLETION_TOKENS, body.logprobs)
-        dialect = TextDialect(
-            reply_id=request_id,
-            model=body.model,
-            tokenizer=self._tokenizer,
-            top_logprobs=body.logprobs,
+
+        def dialect(reply_id: str, index: int) -> Dialect:
+            return TextDialect(
+                reply_id=reply_id,
+                model=body.model,
+                tokenizer=self._tokenizer,
+                top_logprobs=body.logprobs,
+                index=index,
+            )
+
+        return await self._answer(body, http, prompts, sampling, dialect, "completion")
+
+    async def tokenize(self, body: TokenizeBody) -> Tokens:
+        """The token ids of a prompt or a chat."""
+        self._check_model(body.model or self.desk.options.model_name)
+        if body.messages is not None:
+            tools = list(body.tools or ())
+            ids = await self.encoder.chat(body.messages, tools, body.chat_template_kwargs)
+        else:
+            ids = await self.encoder.text(body.prompt or "")
+        return Tokens(
+            count=len(ids),
+            max_model_len=self.encoder.max_prompt_tokens + 1,
+            tokens=ids.tolist(),
+            token_strs=await self.encoder.pieces(ids) if body.return_token_strs else None,
         )
-        return await self._answer(body, http, request_id, tokens, sampling, dialect, "completion")
+
+    async def detokenize(self, body: DetokenizeBody) -> Detokenised:
+        """The text of token ids."""
+        self._check_model(body.model or self.desk.options.model_name)
+        return Detokenised(prompt=await self.encoder.decode(body.tokens) if body.tokens else "")
 
     @property
     def _tokenizer(self) -> Any:
@@ -71,10 +112,9 @@ class Service:
         self,
         body: GenerationBody,
         http: Request,
-        engine_id: str,
-        tokens: TokenArray,
+        prompts: Sequence[TokenArray],
         sampling: SamplingParams,
-        dialect: Dialect,
+        dialect: Callable[[str, int], Dialect],
         endpoint: str,
     ) -> Response:
         caller: Caller = http.state.caller
@@ -83,23 +123,31 @@ class Service:
         reuse = body.semblend or ReuseOptions()
         if reuse.policy:
             self._check_policy(reuse.policy)
-        request = GenerationRequest(
-            # Never the caller's own id: two tenants may choose the same one.
-            request_id=engine_id,
-            tokens=tokens,
-            namespace=self.desk.engine.namespace(
-                tenant=caller.tenant,
-                template=checked_name("x-chat-template-id", template) if template else None,
-                cache_salt=body.cache_salt,
-            ),
-            sampling=sampling,
-            reuse=reuse.reuse,
-            donate=reuse.donate,
-            policy=reuse.policy,
+        # Never the caller's own id: two tenants may choose the same one.
+        engine_id = uuid.uuid4().hex
+        namespace = self.desk.engine.namespace(
+            tenant=caller.tenant,
+            template=checked_name("x-chat-template-id", template) if template else None,
+            cache_salt=body.cache_salt,
         )
+        parts = [
+            Part(
+                request=GenerationRequest(
+                    request_id=f"{engine_id}-{index}" if index else engine_id,
+                    tokens=tokens,
+                    namespace=namespace,
+                    sampling=_nth(sampling, index % body.n),
+                    reuse=reuse.reuse,
+                    donate=reuse.donate,
+                    policy=reuse.policy,
+                ),
+                dialect=dialect(engine_id, index),
+                counts_prompt=index % body.n == 0,
+            )
+            for index, tokens in enumerate(tokens for tokens in prompts for _ in range(body.n))
+        ]
         job = Job(
-            request=request,
-            dialect=dialect,
+            parts=tuple(parts),
             caller=caller,
             request_id=http.state.request_id,
             endpoint=endpoint,
@@ -150,6 +198,10 @@ class Service:
             )
         temperature = body.temperature
         try:
+            biases = body.biases
+        except ValueError as error:
+            raise ApiError(400, str(error), param="logit_bias", code="invalid_value") from error
+        try:
             return SamplingParams(
                 max_tokens=max_tokens,
                 temperature=(
@@ -157,6 +209,11 @@ class Service:
                 ),
                 top_p=1.0 if body.top_p is None else body.top_p,
                 top_k=max(0, body.top_k or 0),
+                min_p=body.min_p or 0.0,
+                presence_penalty=body.presence_penalty or 0.0,
+                frequency_penalty=body.frequency_penalty or 0.0,
+                repetition_penalty=body.repetition_penalty or 1.0,
+                logit_bias=biases,
                 seed=body.seed,
                 stop=body.stops,
                 stop_token_ids=tuple(body.stop_token_ids or ()),
@@ -166,3 +223,10 @@ class Service:
             )
         except RequestFieldError as error:
             raise ApiError(400, str(error), param=error.field, code="invalid_value") from error
+
+
+def _nth(sampling: SamplingParams, number: int) -> SamplingParams:
+    """The sampling of answer `number` to a prompt: its own seed, where one was given."""
+    if not number or sampling.seed is None:
+        return sampling
+    return replace(sampling, seed=(sampling.seed + number) % 2**63)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import httpx
 import pytest
 
 from sembench.manifests.files import write_manifest
+from tests.integration.vllm.engines import WORKER
 from tests.sembench.mock_runs import load_json, mock_engine, sembench
 from tests.sembench.test_embedded_server import MODEL, items
 
@@ -23,19 +25,19 @@ BLOCK = 32
 """vLLM's attention on CPUs takes blocks of a multiple of 32."""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@contextmanager
+def vllm(folder: Path, *more: str) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    log = tmp_path_factory.mktemp("vllm") / "vllm.txt"
+    log = folder / "vllm.txt"
     with log.open("w") as stream:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(MODEL)),
                 *("--served-model-name", MODEL.name, "--port", str(port), "--dtype", "float32"),
                 *("--enforce-eager", "--max-model-len", "2048", "--block-size", str(BLOCK)),
-                "--enable-prompt-tokens-details",
+                *more,
             ],
             stdout=stream,
             stderr=stream,
@@ -60,6 +62,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with vllm(tmp_path_factory.mktemp("vllm"), "--enable-prompt-tokens-details") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("manifest") / "facts.jsonl"
     write_manifest(path, items())
@@ -69,8 +77,8 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def replay(url: str, manifest: Path, output: Path, *more: object, model: str = MODEL.name) -> Path:
     done = sembench(
         *("run-live-gateway", "--manifest", manifest, "--output", output),
-        *("--gateway-url", url, "--model", model, "--tokenizer", MODEL),
-        *("--block-size", BLOCK, "--paired", "--recipient-max-tokens", 16, *more),
+        *("--base-url", url, "--model", model, "--tokenizer", MODEL),
+        *("--block-size", BLOCK, "--paired", "--max-tokens", 16, *more),
     )
     assert done.exit_code == 0, done.output
     return output
@@ -138,3 +146,41 @@ def test_semantic_reuse_cannot_be_claimed_for_an_engine_that_has_none(result: Pa
     verdict = json.loads(gated.stdout)
     assert verdict["failed_gates"] == ["require_materialized_reuse", "max_unconfirmed_claim_rate"]
     assert set(verdict["missing_metrics"]) == {"materialized_reuse", "unconfirmed_claim_rate"}
+
+
+def test_reuse_by_our_connector_is_confirmed_by_the_engines_counters(
+    manifest: Path, tmp_path: Path
+) -> None:
+    """vLLM's streams say nothing of reuse, and this server counts no cached tokens either."""
+    transfer = {
+        "kv_connector": "SemBlendVllmConnector",
+        "kv_connector_module_path": "semblend_vllm_connector.connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "mode": "segmented_experimental",
+            "min_prompt_tokens": 64,
+            "recompute_policy": "span_head(8)",
+        },
+    }
+    more = (f"--worker-cls={WORKER}", "--kv-transfer-config", json.dumps(transfer))
+    with vllm(tmp_path, *more) as url:
+        done = sembench(
+            *("run-live-gateway", "--manifest", manifest, "--output", tmp_path / "r.json"),
+            *("--base-url", url, "--tokenizer", MODEL, "--block-size", BLOCK),
+            *("--paired", "--isolate-by-salt", "--max-tokens", 16),
+            *("--metrics-url", f"{url}/metrics"),
+        )
+        assert done.exit_code == 0, done.output
+    assert "backend-confirmed block rate             not measured" not in done.output
+    for row in rows(tmp_path / "r.json"):
+        assert row["confirmed_by"] == "counters"
+        if row["transform"] == "instruction_variant":
+            assert row["fuzzy_confirmed_tokens"] > 0.5 * row["engine_prompt_tokens"]
+        if row["negative_control"]:
+            assert row["fuzzy_confirmed_tokens"] == 0
+    gated = sembench(
+        *("assert-result-gates", "--result", tmp_path / "r.json"),
+        *("--min-backend-confirmed-block-rate", 0.2, "--max-unconfirmed-claim-rate", 0),
+    )
+    assert json.loads(gated.stdout)["failures"] == []

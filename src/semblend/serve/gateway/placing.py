@@ -22,11 +22,11 @@ from semblend.fleet.sketch import sketch
 from semblend.integration.isolation import by_salt
 from semblend.integration.sglang import namespaces as sglang_namespaces
 from semblend.integration.vllm import namespaces as vllm_namespaces
+from semblend.serve.chat_messages import Message, Tool
 from semblend.serve.gateway.options import GatewayOptions
 from semblend.serve.gateway.pool import WorkerPool
 from semblend.serve.logs import log
 from semblend.serve.prompts import PromptEncoder
-from semblend.serve.schemas import Message
 
 _MAX_NAMESPACES = 4
 """Different models or caches behind one gateway that a prompt is sketched for."""
@@ -121,13 +121,16 @@ class Placer:
     async def _tokens(self, body: Mapping[str, Any]) -> TokenArray:
         if "messages" in body:
             messages = [
-                Message.model_validate({"role": m["role"], "content": m["content"]})
+                Message.model_validate({n: m[n] for n in Message.model_fields if n in m})
                 for m in body["messages"]
             ]
-            return await self._encoder.chat(messages)
+            offered = body.get("tools") if body.get("tool_choice") != "none" else None
+            tools = [Tool.model_validate(tool) for tool in offered or ()]
+            return await self._encoder.chat(messages, tools, body.get("chat_template_kwargs"))
         if "prompt" not in body:
             raise RequestFieldError("prompt", "this field is required")
-        return await self._encoder.completion(body["prompt"])
+        # Of several prompts, the longest is the one that a good place saves most for.
+        return max(await self._encoder.completions(body["prompt"]), key=len)
 
     def _look_up(self, tokens: TokenArray, namespaces: Sequence[Namespace]) -> Found:
         best = Found()

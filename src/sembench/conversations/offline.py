@@ -1,0 +1,38 @@
+"""Plays stories without an engine: what of every turn is there to reuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from sembench.conversations.measuring import Reuse
+from sembench.conversations.rendering import prompt_of
+from sembench.conversations.rows import TurnRow
+from sembench.conversations.story import Story, scripted_turns
+from sembench.tokenizers import Tokenizer
+
+
+def offline_turns(
+    stories: Iterable[Story], tokenizer: Tokenizer, reuse: Reuse
+) -> Iterator[TurnRow]:
+    """One row a turn. Stories follow one another; what each leaves behind stays known."""
+    for story in stories:
+        for turn in scripted_turns(story):
+            text, said = prompt_of(turn), turn.answer.decoded
+            prompt = tokenizer.encode(text)
+            found = reuse.measure(turn.turn_id, prompt, text)
+            yield TurnRow(
+                turn_id=turn.turn_id,
+                conversation=turn.conversation,
+                branch=turn.branch,
+                position=turn.position,
+                kind=turn.kind.value,
+                prompt_tokens=found.prompt_tokens,
+                prefix_tokens=found.prefix_tokens,
+                oracle_tokens=found.oracle_tokens,
+                planned_tokens=found.planned_tokens,
+                plan_ms=found.plan_ms,
+            )
+            answer = tokenizer.encode(said)
+            reuse.remember(turn.turn_id, np.concatenate([prompt, answer]), text + said)

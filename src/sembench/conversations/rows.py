@@ -1,0 +1,143 @@
+"""One row a turn, and what the rows of a run add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+import numpy as np
+
+from sembench.errors import ResultError
+
+TURNS_VERSION = "sembench.turns.v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRow:
+    """What one turn needed. Counts of an engine are its own words; None where it said nothing."""
+
+    turn_id: str
+    conversation: str
+    branch: str
+    position: int
+    kind: str
+    prompt_tokens: int
+    """By the client's tokenizer and layout."""
+    prefix_tokens: int
+    """Of these, what a prefix cache that forgets nothing would serve."""
+    oracle_tokens: int
+    """What identical runs of a block or more would serve."""
+    planned_tokens: int | None = None
+    plan_ms: float | None = None
+    engine_prompt_tokens: int | None = None
+    exact_tokens: int | None = None
+    reused_tokens: int | None = None
+    continued_tokens: int | None = None
+    computed_tokens: int | None = None
+    """Prompt tokens the engine computed."""
+    confirmed_by: str | None = None
+    outcome: str | None = None
+    reason: str | None = None
+    ttft_ms: float | None = None
+    latency_ms: float | None = None
+    output_text: str | None = None
+    answer_recall: float | None = None
+    """Against the answer the prompt holds; None where nothing is asked that can be checked."""
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row in a result file."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Any, *, where: str) -> Self:
+        """Read a row; fields this version does not know are left out."""
+        if not isinstance(data, Mapping):
+            raise ResultError(f"{where}: expected an object")
+        known = {field.name for field in fields(cls)}
+        try:
+            return cls(**{name: value for name, value in data.items() if name in known})
+        except TypeError as error:
+            raise ResultError(f"{where}: {error}") from error
+
+
+def summarise_turns(rows: Iterable[TurnRow]) -> dict[str, Any]:
+    """Sums over all turns, by kind, and against the prefix cache."""
+    every = list(rows)
+    kinds: dict[str, list[TurnRow]] = {}
+    for row in every:
+        kinds.setdefault(row.kind, []).append(row)
+    return {
+        **_sums(every),
+        "turns_above_prefix_cache": _above(every),
+        "by_kind": {kind: _sums(found) for kind, found in sorted(kinds.items())},
+    }
+
+
+def _sums(rows: list[TurnRow]) -> dict[str, Any]:
+    prompt = sum(row.prompt_tokens for row in rows)
+    prefix = prompt - sum(row.prefix_tokens for row in rows)
+    sums: dict[str, Any] = {
+        "turns": len(rows),
+        "errors": sum(row.error is not None for row in rows),
+        "prompt_tokens": prompt,
+        "prefix_cache_computes": prefix,
+        "oracle_computes": prompt - sum(row.oracle_tokens for row in rows),
+        "planner_computes": None,
+        "engine_computes": None,
+    }
+    if rows and all(row.planned_tokens is not None for row in rows):
+        sums["planner_computes"] = prompt - sum(row.planned_tokens or 0 for row in rows)
+    told = [row for row in rows if row.computed_tokens is not None]
+    if rows and len(told) == len(rows):
+        sums["engine_computes"] = sum(row.computed_tokens or 0 for row in told)
+    for name in ("oracle", "planner", "engine"):
+        value = sums[f"{name}_computes"]
+        sums[f"{name}_against_prefix_cache"] = (
+            value / prefix if value is not None and prefix else None
+        )
+    for name in ("exact", "reused", "continued"):
+        values = [getattr(row, f"{name}_tokens") for row in rows]
+        known = [value for value in values if value is not None]
+        sums[f"{name}_tokens"] = sum(known) if known else None
+    times = [row.ttft_ms for row in rows if row.ttft_ms is not None]
+    recalls = [row.answer_recall for row in rows if row.answer_recall is not None]
+    sums["ttft_ms_p50"] = float(np.percentile(times, 50)) if times else None
+    sums["ttft_ms_mean"] = float(np.mean(times)) if times else None
+    sums["answer_recall_mean"] = float(np.mean(recalls)) if recalls else None
+    return sums
+
+
+def _above(rows: list[TurnRow]) -> int | None:
+    """Turns in which the engine computed more than a prefix cache would have; None untold."""
+    told = [row for row in rows if row.computed_tokens is not None]
+    if not told:
+        return None
+    return sum((row.computed_tokens or 0) > row.prompt_tokens - row.prefix_tokens for row in told)
+
+
+def compare_turns(rows: Iterable[TurnRow], baseline: Iterable[TurnRow]) -> dict[str, Any]:
+    """A run beside the same turns on another engine: tokens computed and time, turn by turn."""
+    before = {row.turn_id: row for row in baseline}
+    pairs = [(row, before[row.turn_id]) for row in rows if row.turn_id in before]
+    computed = [
+        (now.computed_tokens, then.computed_tokens)
+        for now, then in pairs
+        if now.computed_tokens is not None and then.computed_tokens is not None
+    ]
+    ratios = [now.ttft_ms / then.ttft_ms for now, then in pairs if now.ttft_ms and then.ttft_ms]
+    total = sum(then for _, then in computed)
+    same = [
+        now.output_text == then.output_text
+        for now, then in pairs
+        if now.output_text is not None and then.output_text is not None
+    ]
+    return {
+        "turns": len(pairs),
+        "computed_against_baseline": sum(now for now, _ in computed) / total if total else None,
+        "turns_above_baseline": sum(now > then for now, then in computed) if computed else None,
+        "ttft_ratio_median": float(np.median(ratios)) if ratios else None,
+        "ttft_ratio_max": float(np.max(ratios)) if ratios else None,
+        "identical_answer_rate": sum(same) / len(same) if same else None,
+    }

@@ -1,0 +1,61 @@
+"""Token ids by the endpoint's own tokenizer and template, where it has ``/tokenize``.
+
+`semblend serve` and vLLM do. What a prefix cache would serve can then be said in the
+engine's own tokens, not in those of a layout that is only like its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+import numpy as np
+
+from sembench.blocks import TokenArray
+from sembench.live.identity import Caller
+
+
+class EndpointTokens:
+    """Asks one endpoint; after a refusal it is not asked again."""
+
+    def __init__(
+        self, *, base_url: str, model: str, caller: Caller, timeout_seconds: float = 60.0
+    ) -> None:
+        self._url = base_url.rstrip("/").removesuffix("/v1") + "/tokenize"
+        self._model = model
+        self._headers = caller.headers("sembench-tokenize")
+        self._http = httpx.AsyncClient(timeout=timeout_seconds, trust_env=False)
+        self.answers = True
+        """Whether the endpoint has answered so far."""
+
+    async def aclose(self) -> None:
+        """Let go of the connections."""
+        await self._http.aclose()
+
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> TokenArray | None:
+        """The prompt's ids of a chat; None where the endpoint does not say."""
+        body: dict[str, Any] = {"messages": list(messages)}
+        if tools:
+            body["tools"] = list(tools)
+        return await self._ask(body)
+
+    async def text(self, text: str) -> TokenArray | None:
+        """The ids of a text; None where the endpoint does not say."""
+        return await self._ask({"prompt": text})
+
+    async def _ask(self, body: dict[str, Any]) -> TokenArray | None:
+        if not self.answers:
+            return None
+        try:
+            response = await self._http.post(
+                self._url, json={"model": self._model, **body}, headers=self._headers
+            )
+            if response.status_code == 200:
+                return np.asarray(response.json()["tokens"], dtype=np.uint32)
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            pass
+        self.answers = False
+        return None
