@@ -234,9 +234,7 @@ def _as_computed(
         raise PlanError(f"request {request_id!r} is not open")
     return Settlement(
         request_id=request_id,
-        outcome=outcome_of(
-            reason, exact_tokens=exact_tokens, continued_tokens=continued_tokens
-        ),
+        outcome=outcome_of(reason, exact_tokens=exact_tokens, continued_tokens=continued_tokens),
         prompt_tokens=prompt_tokens,
         exact_tokens=exact_tokens,
         continued_tokens=continued_tokens,
