@@ -21,7 +21,9 @@ with; and a prompt alone, which one of them could guess or have in common, is no
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -58,14 +60,40 @@ class Follower:
     policy: str | None = None
 
 
-def continued_tokens(link: Link, follower: Follower, *, block_size: int, max_turns: int) -> int:
-    """Tokens at the front of a request for which it may use the link's K/V; 0 if it may not.
+LinkLike = TypeVar("LinkLike", bound="HasLink")
+
+
+class HasLink(Protocol):
+    """What an engine keeps of a request that has ended."""
+
+    @property
+    def link(self) -> Link:
+        """What the rule asks of it."""
+        ...
+
+
+def furthest(
+    kept: Iterable[LinkLike], follower: Follower, *, block_size: int, max_turns: int
+) -> tuple[LinkLike, int] | None:
+    """Which of what was kept a request continues, and how many tokens of it; None for nothing.
+
+    Where the furthest is as long as was measured, none is: an earlier part of the same
+    conversation would only hide how long it has grown.
+    """
+    best: tuple[LinkLike, int] | None = None
+    for one in kept:
+        held = continued_tokens(one.link, follower, block_size=block_size)
+        if held and (best is None or held >= best[1]):
+            best = one, held
+    return None if best is None or best[0].link.turns >= max_turns else best
+
+
+def continued_tokens(link: Link, follower: Follower, *, block_size: int) -> int:
+    """Tokens at the front of a request that a link holds K/V of, if the request continues it.
 
     At least one token of the prompt stays to be computed, because its logits are wanted.
     """
     if link.share_key != follower.share_key or link.policy != follower.policy:
-        return 0
-    if link.turns >= max_turns:
         return 0
     common = common_prefix(link.tokens, follower.tokens)
     if common <= link.prompt_tokens:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from semblend.core.chain import Follower, Link, continued_tokens
+from semblend.core.chain import Follower, Link, furthest
 from semblend.core.namespace import Namespace
 from semblend.core.tokens import TokenArray
 from semblend.engine.pages import PageAllocator, PageIds
@@ -102,18 +102,12 @@ class Chains:
 
     def find(self, follower: Follower) -> tuple[Chain, int] | None:
         """The chain that a request continues furthest, and how many tokens that is."""
-        best: tuple[Chain, int] | None = None
         if not self._chains:
             return None
-        size = self._page_size
-        for key in (follower.share_key, *page_keys(follower.share_key, follower.tokens, size)):
-            for chain in self._by_prompt.get(key, ()):
-                held = continued_tokens(
-                    chain.link, follower, block_size=size, max_turns=self._max_turns
-                )
-                if held and (best is None or held >= best[1]):
-                    best = chain, held
-        return best
+        size, share_key = self._page_size, follower.share_key
+        keys = (share_key, *page_keys(share_key, follower.tokens, size))
+        kept = (chain for key in keys for chain in self._by_prompt.get(key, ()))
+        return furthest(kept, follower, block_size=size, max_turns=self._max_turns)
 
     def used_again(self) -> tuple[Chain, ...]:
         """Chains of conversations that went on, the oldest first."""

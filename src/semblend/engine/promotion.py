@@ -86,8 +86,6 @@ class Promotion:
             table = PageTable(pages=np.concatenate((shared, fresh)), page_size=size)
             run = ComputeRun(tokens=tokens[start:end], start=start, table=table)
             compute(self._model, self._pool, [run])
-            chain.promoted_tokens += end - start
-            self.computed_tokens += end - start
             if end < len(tokens):
                 prefixes.publish(key, tokens[:end], table.pages)
             else:
@@ -100,6 +98,8 @@ class Promotion:
                         namespace=chain.namespace,
                     )
                 )
+            chain.promoted_tokens += end - start
+            self.computed_tokens += end - start
         finally:
             self._pool.allocator.release(shared)
             if fresh is not None:
