@@ -57,6 +57,18 @@ class PipelineStats:
     ledger: LedgerTotals
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Terms:
+    """What a plan is asked for besides tokens and namespace."""
+
+    exact_tokens: int = 0
+    continued_tokens: int = 0
+    block_size: int = 1
+    whole_blocks: bool = False
+    policy: str | None = None
+    donates: bool = True
+
+
 class SemBlendPipeline:
     """Discover, align, gate and plan, in one process. Thread-safe.
 
@@ -175,9 +187,11 @@ class SemBlendPipeline:
         *,
         request_id: str | None = None,
         exact_tokens: int = 0,
+        continued_tokens: int = 0,
         block_size: int = 1,
         whole_blocks: bool = False,
         policy: str | None = None,
+        donates: bool = True,
     ) -> Plan:
         """Which spans of which donors this prompt can reuse, what to compute, and why.
 
@@ -189,14 +203,24 @@ class SemBlendPipeline:
             Opens the request in the ledger; the engine settles it there.
         exact_tokens
             Tokens at the front that the engine's own prefix cache holds.
+        continued_tokens
+            Tokens behind those that the request's own chain holds (core/chain.py).
         block_size, whole_blocks
             The engine's block size, and whether it loads whole blocks only.
         policy
             A recompute policy for this request instead of the configured one.
+        donates
+            Whether the request would become a donor, computed exactly: reuse costs that.
         """
-        plan = self._guarded_plan(
-            tokens, namespace, exact_tokens, block_size, whole_blocks, policy, extra=_no_runs
+        terms = _Terms(
+            exact_tokens=exact_tokens,
+            continued_tokens=continued_tokens,
+            block_size=block_size,
+            whole_blocks=whole_blocks,
+            policy=policy,
+            donates=donates,
         )
+        plan = self._guarded_plan(tokens, namespace, terms, extra=_no_runs)
         if request_id is not None:
             self.ledger.open(request_id, plan)
         return plan
@@ -229,9 +253,8 @@ class SemBlendPipeline:
             aligned.extend(self._meaning.align(array, similar, self._store.donor_tokens))
             return aligned
 
-        plan = self._guarded_plan(
-            tokens, namespace, exact_tokens, block_size, False, None, extra=by_meaning
-        )
+        terms = _Terms(exact_tokens=exact_tokens, block_size=block_size)
+        plan = self._guarded_plan(tokens, namespace, terms, extra=by_meaning)
         if similar:
             best = similar[0]
             regions = (
@@ -254,10 +277,7 @@ class SemBlendPipeline:
         self,
         tokens: TokenIds,
         namespace: Namespace | None,
-        exact_tokens: int,
-        block_size: int,
-        whole_blocks: bool,
-        policy: str | None,
+        terms: _Terms,
         *,
         extra: Callable[[TokenArray, bytes, Lookup], list[DonorRun]],
     ) -> Plan:
@@ -283,13 +303,11 @@ class SemBlendPipeline:
                 size, DeclineReason.SHORT_PROMPT, f"below {self.settings.min_prompt_tokens} tokens"
             )
         try:
-            chosen = self._policy if policy is None else policy_from_spec(policy)
+            chosen = self._policy if terms.policy is None else policy_from_spec(terms.policy)
             key = namespace.key(self._secret)
             lookup = self._store.lookup(array, key)
             runs = (*lookup.runs, *extra(array, key, lookup))
-            plan = self._planned(
-                array, key, lookup, runs, chosen, exact_tokens, block_size, whole_blocks, started
-            )
+            plan = self._planned(array, key, lookup, runs, chosen, terms, started)
             self._store.touch(plan.donor_ids)
             return plan
         except SemBlendError as error:
@@ -305,9 +323,7 @@ class SemBlendPipeline:
         lookup: Lookup,
         runs: tuple[DonorRun, ...],
         policy: RecomputePolicy,
-        exact_tokens: int,
-        block_size: int,
-        whole_blocks: bool,
+        terms: _Terms,
         started: float,
     ) -> Plan:
         evidence = Evidence(
@@ -319,6 +335,8 @@ class SemBlendPipeline:
         if expired:
             detail = f"the certificate expired on {self._certified_until}"
             planner = replace(planner, uncertified=(DeclineReason.CERTIFICATE_EXPIRED, detail))
+        size = int(tokens.size)
+        exact = min(max(0, terms.exact_tokens), size)
         plan = planner.plan(
             PlanRequest(
                 tokens=tokens,
@@ -328,13 +346,28 @@ class SemBlendPipeline:
                 # Not a policy that a request brings.
                 certified=self._certified and not expired and policy is self._policy,
                 evidence=evidence,
-                exact_tokens=min(max(0, exact_tokens), int(tokens.size)),
-                block_size=block_size,
-                whole_blocks=whole_blocks,
+                exact_tokens=exact,
+                continued_tokens=min(max(0, terms.continued_tokens), size - exact),
+                block_size=terms.block_size,
+                whole_blocks=terms.whole_blocks,
+                donates=terms.donates,
             )
         )
         lookup_ms = (time.perf_counter() - started) * 1e3
         return replace(plan, evidence=replace(evidence, lookup_ms=lookup_ms))
+
+    def refusal(self, policy: str | None = None) -> Refusal | None:
+        """Why approximate K/V may not be used now, whatever there is of it; None if it may.
+
+        `policy` is one that a request brought: no certificate is of that.
+        """
+        if not self.settings.enabled:
+            return DeclineReason.DISABLED, "SEMBLEND_ENABLED is 0"
+        if self.settings.discovery_only:
+            return DeclineReason.DISCOVERY_ONLY, "SEMBLEND_DISCOVERY_ONLY is set"
+        if self.settings.allow_uncertified or (self.certified and policy is None):
+            return None
+        return DeclineReason.NO_CERTIFICATE, "no certificate holds for this policy now"
 
     @property
     def certified(self) -> bool:

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette: told apart by people with any colour vision.
 COLOURS = {
     TokenSource.EXACT: "#0072b2",
+    TokenSource.CONTINUED: "#56b4e9",
     TokenSource.REUSED: "#009e73",
     TokenSource.RECOMPUTED: "#e69f00",
     TokenSource.COMPUTED: "#999999",
 }
 MEANINGS = {
     TokenSource.EXACT: "exact prefix",
+    TokenSource.CONTINUED: "continued from the same conversation",
     TokenSource.REUSED: "reused from a donor",
     TokenSource.RECOMPUTED: "reusable, computed for quality",
     TokenSource.COMPUTED: "computed",

@@ -74,6 +74,7 @@ class Account:
     __slots__ = (
         "_books",
         "_settlement",
+        "continued_tokens",
         "detail",
         "exact_tokens",
         "prompt_tokens",
@@ -88,6 +89,8 @@ class Account:
         self.prompt_tokens = prompt_tokens
         self.exact_tokens = 0
         """Tokens that the engine's own exact prefix cache serves."""
+        self.continued_tokens = 0
+        """Tokens whose approximate K/V is the request's own chain's."""
         self.reason: DeclineReason | None = None
         """Why it is computed, so far."""
         self.detail = ""
@@ -119,6 +122,7 @@ class Account:
                 self.request_id,
                 materialised_tokens=reuse.reused_tokens,
                 exact_tokens=self.exact_tokens,
+                continued_tokens=self.continued_tokens,
                 recomputed_tokens=reuse.recomputed_tokens,
             ),
             otherwise=None,
@@ -140,6 +144,7 @@ class Account:
                     self.detail,
                     prompt_tokens=self.prompt_tokens,
                     exact_tokens=self._exact_tokens,
+                    continued_tokens=self.continued_tokens,
                 ),
                 otherwise=self.reason,
             )
@@ -147,7 +152,12 @@ class Account:
     def outcome(self, reuse: Reuse | None) -> Outcome:
         """What the response calls it, with this reuse in place."""
         reused = 0 if reuse is None else reuse.reused_tokens
-        return outcome_of(self.reason, reused_tokens=reused, exact_tokens=self.exact_tokens)
+        return outcome_of(
+            self.reason,
+            reused_tokens=reused,
+            exact_tokens=self.exact_tokens,
+            continued_tokens=self.continued_tokens,
+        )
 
     def report(
         self, reuse: Reuse | None, *, approximate: bool, certified: bool, **notes: Any

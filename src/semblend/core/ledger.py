@@ -26,6 +26,8 @@ class Settlement:
     outcome: Outcome
     prompt_tokens: int
     exact_tokens: int = 0
+    continued_tokens: int = 0
+    """Tokens whose approximate K/V is the request's own chain's."""
     materialised_tokens: int = 0
     recomputed_tokens: int = 0
     """Tokens inside spans that were computed anyway; part of `computed_tokens`."""
@@ -35,8 +37,14 @@ class Settlement:
     detail: str = ""
 
     def __post_init__(self) -> None:
-        claimed = self.exact_tokens + self.materialised_tokens
-        if min(self.exact_tokens, self.materialised_tokens, self.recomputed_tokens) < 0:
+        claimed = self.exact_tokens + self.continued_tokens + self.materialised_tokens
+        counts = (
+            self.exact_tokens,
+            self.continued_tokens,
+            self.materialised_tokens,
+            self.recomputed_tokens,
+        )
+        if min(counts) < 0:
             raise PlanError("settlement: token counts are never negative")
         if claimed > self.prompt_tokens:
             raise PlanError(
@@ -46,7 +54,8 @@ class Settlement:
     @property
     def computed_tokens(self) -> int:
         """Prompt tokens the engine really computed."""
-        return self.prompt_tokens - self.exact_tokens - self.materialised_tokens
+        placed = self.exact_tokens + self.continued_tokens
+        return self.prompt_tokens - placed - self.materialised_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +64,8 @@ class LedgerTotals:
 
     requests: dict[Outcome, int]
     tokens: dict[Outcome, int]
-    """Prompt tokens by how they came to be: exact_prefix, materialised, cold (computed)."""
+    """Prompt tokens by how they came to be: exact_prefix, continued, materialised, cold
+    (computed)."""
     reasons: dict[DeclineReason, int]
     discovered_tokens: int
     """Tokens inside verified runs, reused or not: the evidence column."""
@@ -95,6 +105,7 @@ class Ledger:
         *,
         materialised_tokens: int,
         exact_tokens: int = 0,
+        continued_tokens: int = 0,
         recomputed_tokens: int | None = None,
     ) -> Settlement:
         """The engine confirms that it loaded `materialised_tokens` of donor K/V.
@@ -116,9 +127,15 @@ class Ledger:
             del self._open[request_id]
         settlement = Settlement(
             request_id=request_id,
-            outcome=outcome_of(None, reused_tokens=materialised_tokens, exact_tokens=exact_tokens),
+            outcome=outcome_of(
+                None,
+                reused_tokens=materialised_tokens,
+                exact_tokens=exact_tokens,
+                continued_tokens=continued_tokens,
+            ),
             prompt_tokens=plan.prompt_tokens,
             exact_tokens=exact_tokens,
+            continued_tokens=continued_tokens,
             materialised_tokens=materialised_tokens,
             recomputed_tokens=(
                 plan.recomputed_tokens if recomputed_tokens is None else recomputed_tokens
@@ -138,8 +155,9 @@ class Ledger:
         *,
         prompt_tokens: int | None = None,
         exact_tokens: int = 0,
+        continued_tokens: int = 0,
     ) -> Settlement:
-        """The request ran without reuse, for this reason, or else for its plan's own.
+        """The request ran without donors, for this reason, or else for its plan's own.
 
         `prompt_tokens` is asked of requests that were never opened.
 
@@ -157,6 +175,7 @@ class Ledger:
             detail,
             prompt_tokens=prompt_tokens,
             exact_tokens=exact_tokens,
+            continued_tokens=continued_tokens,
         )
         self._settle(settlement)
         return settlement
@@ -187,6 +206,7 @@ class Ledger:
         with self._lock:
             self._requests[settlement.outcome] += 1
             self._tokens[Outcome.EXACT_PREFIX] += settlement.exact_tokens
+            self._tokens[Outcome.CONTINUED] += settlement.continued_tokens
             self._tokens[Outcome.MATERIALISED] += settlement.materialised_tokens
             self._tokens[Outcome.COLD] += settlement.computed_tokens
             if settlement.reason is not None:
@@ -204,6 +224,7 @@ def _as_computed(
     *,
     prompt_tokens: int | None = None,
     exact_tokens: int = 0,
+    continued_tokens: int = 0,
 ) -> Settlement:
     if plan is not None:
         prompt_tokens = plan.prompt_tokens if prompt_tokens is None else prompt_tokens
@@ -213,9 +234,10 @@ def _as_computed(
         raise PlanError(f"request {request_id!r} is not open")
     return Settlement(
         request_id=request_id,
-        outcome=outcome_of(reason, exact_tokens=exact_tokens),
+        outcome=outcome_of(reason, exact_tokens=exact_tokens, continued_tokens=continued_tokens),
         prompt_tokens=prompt_tokens,
         exact_tokens=exact_tokens,
+        continued_tokens=continued_tokens,
         reason=reason,
         detail=detail,
     )

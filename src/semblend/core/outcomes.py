@@ -16,6 +16,8 @@ class Outcome(StrEnum):
     """A router used the evidence to choose a worker; nothing is confirmed yet."""
     MATERIALISED = "materialised"
     """The engine confirmed that donor K/V was loaded for this request."""
+    CONTINUED = "continued"
+    """It went on from its own chain's K/V, which is approximate; nothing was taken from a donor."""
     DECLINED = "declined"
     """A plan existed and was not carried out; the reason says why."""
     COLD = "cold"
@@ -57,7 +59,11 @@ class DeclineReason(StrEnum):
 
 
 def outcome_of(
-    reason: DeclineReason | None, *, reused_tokens: int = 0, exact_tokens: int = 0
+    reason: DeclineReason | None,
+    *,
+    reused_tokens: int = 0,
+    exact_tokens: int = 0,
+    continued_tokens: int = 0,
 ) -> Outcome:
     """What a request is called: the one rule, of ledgers, counters and responses.
 
@@ -68,6 +74,8 @@ def outcome_of(
     """
     if reused_tokens:
         return Outcome.MATERIALISED
+    if continued_tokens:
+        return Outcome.CONTINUED
     if reason is not None and reason.outcome is not Outcome.COLD:
         return reason.outcome
     return Outcome.EXACT_PREFIX if exact_tokens else Outcome.COLD

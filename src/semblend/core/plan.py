@@ -155,8 +155,9 @@ class CostEstimate:
 class Plan:
     """What to copy, what to compute and why, for one request.
 
-    The reuse region is target[0:end). Its first `exact_tokens` are the engine's own;
-    spans are ordered, disjoint and behind those; holes are what is left open;
+    The reuse region is target[0:end). Its first `exact_tokens` are the engine's own, the
+    `continued_tokens` behind them the chain's (core/chain.py); spans are ordered, disjoint
+    and behind those; holes are what is left open;
     recompute runs are parts of spans that are computed anyway. At least one token of
     the prompt (the tail) stays outside.
     """
@@ -168,6 +169,8 @@ class Plan:
     end: int = 0
     exact_tokens: int = 0
     """Tokens at the front that the engine's own exact prefix cache already holds."""
+    continued_tokens: int = 0
+    """Tokens behind those that are in place and approximate: K/V of the request's own chain."""
     policy: str = "none"
     reason: DeclineReason | None = None
     detail: str = ""
@@ -181,8 +184,13 @@ class Plan:
             )
         if not 0 <= self.exact_tokens <= self.prompt_tokens:
             raise PlanError(f"plan: exact_tokens={self.exact_tokens} of {self.prompt_tokens}")
-        if self.spans and self.spans[0].target_start < self.exact_tokens:
-            raise PlanError("plan: a span begins inside the exact prefix")
+        if not 0 <= self.continued_tokens <= self.prompt_tokens - self.exact_tokens:
+            raise PlanError(
+                f"plan: continued_tokens={self.continued_tokens} behind {self.exact_tokens} "
+                f"of {self.prompt_tokens}"
+            )
+        if self.spans and self.spans[0].target_start < self.placed_tokens:
+            raise PlanError("plan: a span begins inside what is in place already")
         for before, after in pairwise(self.spans):
             if before.target_end > after.target_start:
                 raise PlanError(f"plan: spans overlap or are unordered at {after.target_start}")
@@ -207,10 +215,15 @@ class Plan:
         return Outcome.DISCOVERY_ONLY if self.spans else Outcome.COLD
 
     @property
+    def placed_tokens(self) -> int:
+        """Tokens at the front that are in place before the plan is carried out."""
+        return self.exact_tokens + self.continued_tokens
+
+    @property
     def gaps(self) -> tuple[Hole, ...]:
         """Runs of the reuse region that no span covers."""
         covered = ((span.target_start, span.target_end) for span in self.spans)
-        return tuple(_complement(covered, self.exact_tokens, self.end))
+        return tuple(_complement(covered, self.placed_tokens, self.end))
 
     @property
     def holes(self) -> tuple[Hole, ...]:
@@ -255,6 +268,8 @@ class Plan:
         The rule of taint: what is computed behind exact K/V is exact, and the first copy that
         is not taints everything from there on, the rest of the request included.
         """
+        if self.continued_tokens:
+            return self.exact_tokens
         inexact = (start for span, start, _ in self.copied_runs() if not span.is_exact)
         return next(inexact, None)
 
@@ -318,6 +333,7 @@ class Plan:
                 recompute=tuple(Hole(run["start"], run["end"]) for run in data["recompute"]),
                 end=int(data["end"]),
                 exact_tokens=int(data["exact_tokens"]),
+                continued_tokens=int(data.get("continued_tokens", 0)),
                 policy=str(data["policy"]),
                 reason=None if data["reason"] is None else DeclineReason(data["reason"]),
                 detail=str(data["detail"]),

@@ -1,4 +1,4 @@
-"""From a waiting request to one with pages: exact prefix first, then a plan, then cold.
+"""From a waiting request to one with pages: exact prefix, its own chain, a plan, then cold.
 
 Nothing in here can fail a request: whatever goes wrong while looking up or
 loading donors is written down as the reason, and the tokens are computed.
@@ -13,9 +13,11 @@ from collections import deque
 import numpy as np
 
 from semblend.core.account import Reuse
+from semblend.core.chain import Follower
 from semblend.core.errors import CorruptSegmentError, DonorError
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Hole, Plan
+from semblend.engine.chains import Chain, Chains
 from semblend.engine.loading import start_load
 from semblend.engine.materialise import DonorSource, load_spans
 from semblend.engine.model import LoadedModel
@@ -56,11 +58,13 @@ class Admission:
         shadow: Shadow | None = None,
         drift: DepthDrift | None = None,
         layerwise: bool | None = None,
+        chains: Chains | None = None,
     ) -> None:
         """`layerwise` leaves copying to the first pass; where None, on a GPU only.
 
         `drift`, on the pool's device, is what policies that shift depths go by.
         """
+        self._chains = chains
         self._drift = drift
         self._boundaries = boundaries
         self._shadow = shadow
@@ -79,10 +83,13 @@ class Admission:
     def try_admit(self, sequence: Sequence) -> bool:
         """Admit the request if there is room for it now."""
         shared = self._match(sequence)
+        sequence.account.exact_tokens = len(shared) * self._pool.page_size
+        shared = self._continue(sequence, shared)
         fresh = None
         try:
             count = self.pages_needed(sequence) - len(shared)
-            fresh = take_pages(self._pool.allocator, self._prefixes, count)
+            spare = self._prefixes, self._chains, self._prefixes
+            fresh = take_pages(self._pool.allocator, *spare, count=count)
         finally:
             if fresh is None:
                 self._pool.allocator.release(shared)
@@ -92,9 +99,9 @@ class Admission:
         sequence.table = PageTable(
             pages=np.concatenate((shared, fresh)), page_size=self._pool.page_size
         )
-        sequence.account.exact_tokens = len(shared) * self._pool.page_size
         sequence.phase = Phase.PREFILL
-        plan = self._plan(sequence) if sequence.request.reuse else None
+        may_plan = sequence.request.reuse and not sequence.cold
+        plan = self._plan(sequence) if may_plan else None
         if plan is not None and plan.executable and self._load(sequence, plan):
             sequence.plan = self._refined(sequence, plan)
         if sequence.plan is not None:
@@ -108,6 +115,57 @@ class Admission:
         if sequence.plan is not None:
             sequence.account.confirmed(Reuse.of(sequence.plan))
         sequence.account.ended()
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """Take a request's pages back that continued a chain: it is admitted again, cold.
+
+        The chain's pages are shared and must not be written, so that it needs others.
+        """
+        sequence.drop_load()
+        if sequence.table is not None:
+            self._pool.allocator.release(sequence.table.pages)
+        if self._chains is not None and sequence.chain is not None:
+            self._chains.drop(sequence.chain)  # what it holds may be what failed
+        sequence.table, sequence.plan, sequence.chain = None, None, None
+        sequence.account.continued_tokens, sequence.turns = 0, 0
+        sequence.cold = True
+        sequence.phase = Phase.WAITING
+
+    def _continue(self, sequence: Sequence, shared: PageIds) -> PageIds:
+        """The exact pages and, where the request continues a chain further, that chain's."""
+        sequence.account.continued_tokens, sequence.turns, sequence.chain = 0, 0, None
+        try:
+            found = self._find_chain(sequence)
+        except Exception:
+            logger.warning(
+                "request %s: its chain was not looked up; computing it",
+                sequence.request.request_id,
+                exc_info=True,
+            )
+            return shared
+        exact = sequence.exact_tokens
+        if found is None or found[1] <= exact:
+            return shared
+        chain, held = found
+        more = chain.pages[len(shared) : held // self._pool.page_size]
+        self._pool.allocator.retain(more)
+        sequence.account.exact_tokens = max(exact, min(held, chain.link.exact_tokens))
+        sequence.account.continued_tokens = held - sequence.exact_tokens
+        if sequence.continued_tokens:
+            sequence.turns, sequence.chain = chain.link.turns, chain
+        return np.concatenate((shared, more))
+
+    def _find_chain(self, sequence: Sequence) -> tuple[Chain, int] | None:
+        request, key = sequence.request, sequence.share_key
+        if self._chains is None or key is None or not request.reuse or sequence.cold:
+            return None
+        if self._shadow is not None and self._shadow.objection(key) is not None:
+            return None
+        if self._pipeline.refusal(request.policy) is not None:
+            return None
+        return self._chains.find(
+            Follower(share_key=key, tokens=request.tokens, policy=request.policy)
+        )
 
     def _match(self, sequence: Sequence) -> PageIds:
         if self._prefixes is None or sequence.share_key is None or not sequence.request.reuse:
@@ -132,7 +190,9 @@ class Admission:
                 request.namespace,
                 request_id=request.request_id,
                 exact_tokens=sequence.exact_tokens,
+                continued_tokens=sequence.continued_tokens,
                 policy=request.policy,
+                donates=request.donate,
             )
         except Exception as error:
             logger.warning("request %s: lookup failed", request.request_id, exc_info=True)
@@ -226,10 +286,10 @@ class Admission:
 
 
 def compute_from_tokens(sequence: Sequence) -> None:
-    """Compute everything behind the exact prefix from tokens, whatever was planned."""
+    """Compute everything behind what is in shared pages from tokens, whatever was planned."""
     sequence.drop_load()
     sequence.plan = None
-    sequence.pending = deque((Hole(sequence.exact_tokens, sequence.length),))
+    sequence.pending = deque((Hole(sequence.placed_tokens, sequence.length),))
     sequence.phase = Phase.PREFILL
 
 

@@ -27,6 +27,7 @@ class TokenSource(StrEnum):
     """Where the K/V of a prompt token came from: the colours of the dashboard's strip."""
 
     EXACT = "exact"
+    CONTINUED = "continued"
     REUSED = "reused"
     RECOMPUTED = "recomputed"
     COMPUTED = "computed"
@@ -92,7 +93,7 @@ class GenerationRequest:
     reuse: bool = True
     """False computes the prompt cold: the baseline, and the shadow arm."""
     donate: bool = True
-    """Whether the prompt may become a donor if it is computed exactly."""
+    """Whether anything may be kept: exact parts as donors and prefix pages, the rest as a chain."""
     policy: str | None = None
     """A recompute policy for this request, over the certificate's or the settings'."""
 
@@ -115,10 +116,14 @@ class RequestReport:
     outcome: Outcome
     prompt_tokens: int
     exact_tokens: int = 0
+    continued_tokens: int = 0
+    """Tokens whose K/V the request's own conversation was generated with, and is approximate."""
     reused_tokens: int = 0
     recomputed_tokens: int = 0
     computed_tokens: int = 0
     """Prompt tokens computed, recomputed ones included."""
+    approximate: bool = False
+    """Whether any of the prompt's K/V is not what a cold prefill computes."""
     donor_ids: tuple[str, ...] = ()
     similarity: float | None = None
     policy: str = "none"
@@ -196,3 +201,8 @@ class EngineStats:
     shadow_disagreement: float = 0.0
     """Mean share of sampled tokens whose best token differs from cold's."""
     suspended_namespaces: int = 0
+    chains: int = 0
+    """Requests whose approximate K/V is kept for whoever continues them."""
+    chain_bytes: int = 0
+    promoted_tokens: int = 0
+    """Tokens of chains computed exactly in idle steps."""

@@ -1,9 +1,10 @@
-"""Donors: exactly computed prompts whose K/V is kept, off the request path.
+"""Donors: exactly computed tokens whose K/V is kept, off the request path.
 
-A finished prefill is offered with a reference to its pages; a thread of its own
-copies them out, stores them as content-addressed segments and only then
-registers the tokens, so that a donor that can be found can be loaded. What is
-evicted on one side (segments for room, the index for room) leaves the other.
+A finished prefill, or a finished answer, is offered with a reference to its
+pages; a thread of its own copies them out, stores them as content-addressed
+segments and only then registers the tokens, so that a donor that can be found
+can be loaded. What is evicted on one side (segments for room, the index for
+room) leaves the other.
 The copies go to memory that was touched before: in a moment without requests, or
 for a segment that is gone.
 """
@@ -27,9 +28,9 @@ from semblend.core.errors import CapacityError, CorruptSegmentError, DonorError
 from semblend.core.faults import FaultPoint, reach
 from semblend.core.namespace import Namespace
 from semblend.core.tokens import TokenArray
+from semblend.engine.exact_kv import ExactKv
 from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
-from semblend.engine.sequence import Sequence
 from semblend.engine.streams import SideStream
 from semblend.kv.donor_pieces import DonorKv, DonorPiece
 from semblend.kv.layerwise import Check
@@ -48,7 +49,7 @@ AHEAD_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Capture:
-    """A prompt to be stored; whoever made it holds a reference to the table's pages."""
+    """Tokens to be stored; whoever made it holds a reference to the table's pages."""
 
     donor_id: str
     tokens: TokenArray
@@ -122,18 +123,16 @@ class DonorLibrary:
 
     # -- giving ------------------------------------------------------------------
 
-    def offer(self, sequence: Sequence) -> None:
-        """Keep a prompt whose K/V was computed exactly. Never blocks, never raises."""
-        if sequence.tainted or sequence.table is None or sequence.share_key is None:
-            return
+    def offer(self, exact: ExactKv) -> None:
+        """Keep tokens whose K/V was computed exactly. Never blocks, never raises."""
         capture = _Capture(
-            donor_id=f"{sequence.request.request_id}.{next(self._serials)}",
-            tokens=sequence.request.tokens,
-            namespace=sequence.request.namespace,
-            share_key=sequence.share_key,
+            donor_id=f"{exact.name}.{next(self._serials)}",
+            tokens=exact.tokens,
+            namespace=exact.namespace,
+            share_key=exact.share_key,
             table=PageTable(
-                pages=sequence.table.pages[: self._pool.pages_for(sequence.prompt_tokens)],
-                page_size=sequence.table.page_size,
+                pages=exact.table.pages[: self._pool.pages_for(len(exact.tokens))],
+                page_size=exact.table.page_size,
             ),
             mark=self._side.mark(),
         )

@@ -19,6 +19,8 @@ from semblend.engine.api import (
     TokenEvent,
     TokenSource,
 )
+from semblend.engine.chains import Chains
+from semblend.engine.exact_kv import ExactKv
 from semblend.engine.pool import PagedPool
 from semblend.engine.prefix_cache import PrefixCache
 from semblend.engine.reporting import report_of
@@ -32,7 +34,8 @@ logger = logging.getLogger("semblend.engine")
 class Emission:
     """Owns the end of a request: its last event, its settlement and the return of its pages.
 
-    Only K/V computed exactly goes on from here to the prefix cache and to donors.
+    Only K/V computed exactly goes on from here to the prefix cache and to donors. What is not
+    goes to the chains, where only the same conversation finds it.
     """
 
     def __init__(
@@ -42,16 +45,21 @@ class Emission:
         prefixes: PrefixCache | None,
         admission: Admission,
         eos_token_ids: frozenset[int],
-        donate: Callable[[Sequence], None],
+        donate: Callable[[ExactKv], None],
+        min_donor_tokens: int,
         finished: Callable[[Sequence], None],
         certified: bool,
         shadow: Shadow | None = None,
+        chains: Chains | None = None,
     ) -> None:
+        """`min_donor_tokens` are the fewest that a later request could find again."""
         self._pool = pool
         self._prefixes = prefixes
         self._admission = admission
         self._eos = eos_token_ids
         self._donate = donate
+        self._min_donor_tokens = min_donor_tokens
+        self._chains = chains
         self._finished = finished
         self._certified = certified
         self._shadow = shadow
@@ -113,9 +121,12 @@ class Emission:
         sequence.drop_load()
         if sequence.phase is Phase.DECODE:
             self._publish(sequence, sequence.length - 1)
+            with _beside(sequence, "what can be continued"):
+                self._keep(sequence, failed=reason is FinishReason.ERROR)
         else:
             # The prompt was never computed to its end, so nothing was reused.
             sequence.plan = None
+            sequence.account.continued_tokens = 0
             if reason is FinishReason.CANCELLED:
                 sequence.account.decline(DeclineReason.CANCELLED)
         sequence.phase = Phase.FINISHED
@@ -123,10 +134,11 @@ class Emission:
             with _beside(sequence, "a shadow sample"):
                 self._shadow.ended(sequence)
         report = report_of(sequence, certified=self._certified)
-        if sequence.table is not None:
+        if sequence.admitted_at:
             self._admission.settle(sequence)
-            self._pool.allocator.release(sequence.table.pages)
             self._count(report)
+        if sequence.table is not None:
+            self._pool.allocator.release(sequence.table.pages)
         self._finished(sequence)
         sequence.handle.push(FinishedEvent(reason=reason, report=report, error=error))
 
@@ -136,6 +148,7 @@ class Emission:
 
     def _count(self, report: RequestReport) -> None:
         self._tokens[TokenSource.EXACT] += report.exact_tokens
+        self._tokens[TokenSource.CONTINUED] += report.continued_tokens
         self._tokens[TokenSource.REUSED] += report.reused_tokens
         self._tokens[TokenSource.RECOMPUTED] += report.recomputed_tokens
         self._tokens[TokenSource.COMPUTED] += report.computed_tokens - report.recomputed_tokens
@@ -143,8 +156,36 @@ class Emission:
     def _share(self, sequence: Sequence) -> None:
         """The prompt has its K/V and the caller the first token: others may use exact parts."""
         self._publish(sequence, sequence.prompt_tokens)
-        if sequence.request.donate and not sequence.tainted:
-            self._donate(sequence)
+        self._offer(sequence, min(sequence.prompt_tokens, sequence.exact_until))
+
+    def _keep(self, sequence: Sequence, *, failed: bool) -> None:
+        """The answer is there as well: a donor where all of it is exact, else a chain."""
+        if sequence.tainted:
+            if self._chains is not None and not failed:
+                self._chains.keep(sequence)
+        elif len(sequence.output_ids) > self._min_donor_tokens:
+            self._offer(sequence, sequence.length - 1)
+
+    def _offer(self, sequence: Sequence, exact: int) -> None:
+        """Donate the first `exact` tokens, where others could find something new in them.
+
+        An exact prefix was computed by somebody who has donated it.
+        """
+        table, key = sequence.table, sequence.share_key
+        if table is None or key is None or not sequence.request.donate:
+            return
+        new = exact - sequence.exact_tokens
+        if exact < sequence.prompt_tokens and new < self._min_donor_tokens:
+            return
+        self._donate(
+            ExactKv(
+                name=sequence.request.request_id,
+                tokens=sequence.tokens_between(0, exact),
+                table=table,
+                share_key=key,
+                namespace=sequence.request.namespace,
+            )
+        )
 
     def _publish(self, sequence: Sequence, computed: int) -> None:
         """Offer what is exact of the first `computed` tokens; a failure is nobody's loss."""

@@ -22,6 +22,7 @@ from semblend.core.tokens import as_token_array
 from semblend.engine.admission import Admission
 from semblend.engine.api import EngineStats, GenerationRequest
 from semblend.engine.boundaries import boundaries_of
+from semblend.engine.chains import Chains
 from semblend.engine.detokenise import StopStrings, StreamDecoder
 from semblend.engine.donors import SEGMENT_TOKENS, DonorLibrary
 from semblend.engine.emission import Emission
@@ -30,6 +31,7 @@ from semblend.engine.model import LoadedModel, load_model
 from semblend.engine.options import EngineOptions
 from semblend.engine.pool import PagedPool
 from semblend.engine.prefix_cache import PrefixCache
+from semblend.engine.promotion import Promotion
 from semblend.engine.sampling import make_generator
 from semblend.engine.scheduler import Scheduler
 from semblend.engine.sequence import Sequence
@@ -105,6 +107,16 @@ class EmbeddedEngine:
             step_tokens=self.options.step_tokens,
             prefixes=self._prefixes,
         )
+        self._chains = (
+            Chains(
+                self.pool.allocator,
+                self.pool.page_size,
+                max_pages=int(self.options.chain_share * self.pool.allocator.total),
+                max_turns=min(self.options.chain_turns, self.standing.chain_turns),
+            )
+            if self.options.chain_share
+            else None
+        )
         self._tiers = _make_tiers(self.options, model)
         self.donors = DonorLibrary(
             pool=self.pool,
@@ -122,16 +134,33 @@ class EmbeddedEngine:
             boundaries=boundaries,
             shadow=self.shadow,
             drift=_drift(model, self.standing, self.settings),
+            chains=self._chains,
         )
+        self._promotion = (
+            Promotion(
+                model=model,
+                pool=self.pool,
+                prefixes=self._prefixes,
+                chains=self._chains,
+                donate=self.donors.offer,
+                step_tokens=self.options.promotion_tokens,
+            )
+            if self._chains is not None
+            else None
+        )
+        if self._promotion is not None:
+            self.shadow.keep = self._promotion.keep
         self._emission = Emission(
             pool=self.pool,
             prefixes=self._prefixes,
             admission=admission,
             eos_token_ids=model.eos_token_ids,
             donate=self.donors.offer,
+            min_donor_tokens=self.settings.min_span_tokens,
             finished=lambda sequence: self._worker.forget(sequence),
             certified=policy is not None,
             shadow=self.shadow,
+            chains=self._chains,
         )
         self._worker = Worker(
             Scheduler(
@@ -272,12 +301,19 @@ class EmbeddedEngine:
             shadow_divergence=shadow.divergence,
             shadow_disagreement=shadow.disagreement,
             suspended_namespaces=shadow.suspended,
+            chains=0 if self._chains is None else len(self._chains),
+            chain_bytes=0 if self._chains is None else self._chains.pages * self.pool.page_bytes,
+            promoted_tokens=0 if self._promotion is None else self._promotion.computed_tokens,
         )
 
     def flush_prefix_cache(self) -> int:
-        """Forget all exactly cached pages; returns how many there were."""
-        prefixes = self._prefixes
-        return 0 if prefixes is None else self._worker.call(prefixes.clear)
+        """Forget all exactly cached pages, and chains; returns how many pages were cached."""
+        return self._worker.call(self._flush)
+
+    def _flush(self) -> int:
+        if self._chains is not None:
+            self._chains.clear()
+        return 0 if self._prefixes is None else self._prefixes.clear()
 
     def drop_donors(self) -> int:
         """Forget all donors; returns how many there were."""
@@ -302,8 +338,10 @@ class EmbeddedEngine:
         self._worker.wake()
 
     def _use_time(self, busy: bool) -> bool:
-        """Between two steps: a shadow sample, or memory for donors while nobody waits."""
+        """Between two steps a shadow sample; while nobody waits a promotion, memory for donors."""
         if self.shadow.turn(busy=busy):
+            return True
+        if not busy and self._promotion is not None and self._promotion.turn():
             return True
         return not busy and self.donors.prepare(longest=self.max_prompt_tokens)
 

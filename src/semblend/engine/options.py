@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from semblend.core.chain import MEASURED_TURNS
 from semblend.core.errors import SettingsError
 
 
@@ -40,6 +41,14 @@ class EngineOptions:
     """Finished prefills that may wait to be stored as donors; more are not stored."""
     prefix_cache: bool = True
     """Whether exactly computed pages are kept for exact prefix reuse."""
+    chain_share: float = 0.25
+    """Share of the K/V pool that may hold approximate K/V of conversations, for whoever continues
+    them; 0 keeps none."""
+    chain_turns: int = MEASURED_TURNS
+    """Requests of one conversation that may go on over approximate K/V; a certificate that names
+    fewer is heard."""
+    promotion_tokens: int = 128
+    """Tokens of such conversations computed exactly in one idle step; 0 computes none."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -49,11 +58,19 @@ class EngineOptions:
             "max_waiting",
             "step_tokens",
             "capture_queue",
+            "chain_turns",
         ):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name}: at least 1 expected, got {getattr(self, name)}")
-        for name in ("device_donor_bytes", "host_donor_bytes", "disk_donor_bytes"):
+        for name in (
+            "device_donor_bytes",
+            "host_donor_bytes",
+            "disk_donor_bytes",
+            "promotion_tokens",
+        ):
             if getattr(self, name) < 0:
                 raise SettingsError(f"{name}: 0 or more expected, got {getattr(self, name)}")
+        if not 0.0 <= self.chain_share <= 1.0:
+            raise SettingsError(f"chain_share: 0 to 1 expected, got {self.chain_share}")
         if self.disk_donor_bytes and self.donor_folder is None:
             raise SettingsError("disk_donor_bytes: donor_folder says where, and is not set")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import xxhash
@@ -48,9 +50,9 @@ class PrefixCache:
         pages: list[int] = []
         keys: list[bytes] = []
         size, parent = self._page_size, namespace_key
-        for start in range(0, len(tokens) - size, size):
+        keyed = page_keys(namespace_key, tokens[:-1], size)
+        for start, key in zip(range(0, len(tokens) - size, size), keyed, strict=True):
             block = tokens[start : start + size]
-            key = _chain(parent, block)
             entry = self._entries.get(key)
             if entry is None or entry.parent != parent or not np.array_equal(entry.tokens, block):
                 break
@@ -111,19 +113,34 @@ class PrefixCache:
             self._entries.move_to_end(key)
 
 
-def take_pages(
-    allocator: PageAllocator, prefixes: PrefixCache | None, count: int
-) -> PageIds | None:
-    """`count` pages, cached ones given up for them where there is a cache; None if too few.
+class Spare(Protocol):
+    """Somebody who holds pages in case they are wanted again."""
 
-    A pool that has served a while is full of cached pages: whoever wants some asks here.
+    def evict(self, pages: int) -> int:
+        """Give up to so many pages back, or let the next holder do so; returns how many."""
+        ...
+
+
+def take_pages(allocator: PageAllocator, *spare: Spare | None, count: int) -> PageIds | None:
+    """`count` pages, kept ones given up for them in the order of `spare`; None if too few.
+
+    A pool that has served a while is full of kept pages: whoever wants some asks here.
     """
-    if count > allocator.free and prefixes is not None:
-        prefixes.evict(count - allocator.free)
+    for holder in spare:
+        if count > allocator.free and holder is not None:
+            holder.evict(count - allocator.free)
     try:
         return allocator.allocate(count)
     except CapacityError:
         return None
+
+
+def page_keys(namespace_key: bytes, tokens: TokenArray, page_size: int) -> Iterator[bytes]:
+    """For each full page of `tokens` the hash of everything up to its end."""
+    key = namespace_key
+    for start in range(0, len(tokens) - page_size + 1, page_size):
+        key = _chain(key, tokens[start : start + page_size])
+        yield key
 
 
 def _chain(parent: bytes, block: TokenArray) -> bytes:

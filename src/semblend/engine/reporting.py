@@ -10,11 +10,16 @@ from semblend.engine.api import RequestReport, StripSegment, TokenSource
 from semblend.engine.sequence import Sequence
 
 
-def strip_of(prompt_tokens: int, exact_tokens: int, plan: Plan | None) -> tuple[StripSegment, ...]:
+def strip_of(
+    prompt_tokens: int, exact_tokens: int, plan: Plan | None, *, continued_tokens: int = 0
+) -> tuple[StripSegment, ...]:
     """The prompt as runs of one source each, in order and without gaps."""
     marks: list[StripSegment] = []
     if exact_tokens:
         marks.append(StripSegment(start=0, end=exact_tokens, source=TokenSource.EXACT))
+    if continued_tokens:
+        end = exact_tokens + continued_tokens
+        marks.append(StripSegment(start=exact_tokens, end=end, source=TokenSource.CONTINUED))
     if plan is not None:
         for span in plan.copies:
             marks.append(
@@ -48,16 +53,23 @@ def report_of(sequence: Sequence, *, certified: bool) -> RequestReport:
         outcome=account.outcome(None if plan is None else Reuse.of(plan)),
         prompt_tokens=sequence.prompt_tokens,
         exact_tokens=sequence.exact_tokens,
+        continued_tokens=sequence.continued_tokens,
         reused_tokens=reused,
         recomputed_tokens=0 if plan is None else plan.recomputed_tokens,
-        computed_tokens=sequence.prompt_tokens - sequence.exact_tokens - reused,
+        computed_tokens=sequence.prompt_tokens - sequence.placed_tokens - reused,
+        approximate=sequence.exact_until < sequence.prompt_tokens,
         donor_ids=() if plan is None else plan.donor_ids,
         similarity=sequence.similarity,
         policy=sequence.policy if plan is not None else "none",
-        certified=certified and plan is not None and sequence.request.policy is None,
+        certified=certified and sequence.has_borrowed and sequence.request.policy is None,
         reason=account.reason,
         detail=account.detail,
-        strip=strip_of(sequence.prompt_tokens, sequence.exact_tokens, plan),
+        strip=strip_of(
+            sequence.prompt_tokens,
+            sequence.exact_tokens,
+            plan,
+            continued_tokens=sequence.continued_tokens,
+        ),
         queue_ms=_ms(sequence.submitted_at, sequence.admitted_at or now),
         lookup_ms=sequence.lookup_ms,
         prefill_ms=_ms(sequence.admitted_at, sequence.prefilled_at),

@@ -32,6 +32,8 @@ from semblend.engine.sequence import Phase, Sequence
 
 logger = logging.getLogger("semblend.engine")
 
+_UNDER_WAY = (Phase.PREFILL, Phase.DECODE)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Share:
@@ -75,7 +77,7 @@ class Scheduler:
         if not shares:
             return False
         self._compute(shares)
-        self.running = [s for s in self.running if s.phase is not Phase.FINISHED]
+        self.running = [s for s in self.running if s.phase in _UNDER_WAY]
         return True
 
     def abandon(self, reason: FinishReason, error: str) -> None:
@@ -126,7 +128,7 @@ class Scheduler:
     def _compute(self, shares: list[_Share]) -> None:
         loads = [s.sequence.loading for s in shares if s.sequence.loading is not None]
         try:
-            if any(share.sequence.plan is not None for share in shares):
+            if any(share.sequence.has_borrowed for share in shares):
                 reach(FaultPoint.NESTED_PASS)
             runs = [run for share in shares for run in share.runs]
             logits = compute(self._model, self._pool, runs, before_layer=layers_of(loads))
@@ -187,7 +189,7 @@ class Scheduler:
     ) -> None:
         """Compute the request again from its tokens if it reused anything, else give it up."""
         kind = error.partition(":")[0]  # what else an error says is not for the log
-        if sequence.plan is None:
+        if not sequence.has_borrowed:
             logger.error("request %s failed: %s", sequence.request.request_id, kind)
             self._emission.finish(sequence, FinishReason.ERROR, error)
             return
@@ -197,7 +199,11 @@ class Scheduler:
             kind,
         )
         sequence.account.decline(reason, error)
-        compute_from_tokens(sequence)
+        if sequence.continued_tokens:
+            self._admission.withdraw(sequence)
+            self.waiting.appendleft(sequence)
+        else:
+            compute_from_tokens(sequence)
 
 
 def _is_sound(loading: PendingLoad | None) -> bool:

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from semblend.engine.detokenise import StopStrings, StreamDecoder
 from semblend.engine.handle import RequestHandle
 from semblend.engine.loading import PendingLoad
 from semblend.engine.pages import PageTable
+
+if TYPE_CHECKING:
+    from semblend.engine.chains import Chain
 
 
 class Phase(StrEnum):
@@ -52,6 +56,12 @@ class Sequence:
     """The plan's copies where they are still on their way; the first pass brings them in."""
     pending: deque[Hole] = field(default_factory=deque)
     """Runs of positions still to compute, in order; the last of them yields the next token."""
+    turns: int = 0
+    """Requests of that chain so far."""
+    chain: Chain | None = None
+    """The chain, for as long as its K/V is in use here."""
+    cold: bool = False
+    """Computed behind its exact prefix whatever there is to reuse: reuse has failed it once."""
     output_ids: list[int] = field(default_factory=list)
     similarity: float | None = None
     policy: str = "none"
@@ -71,6 +81,21 @@ class Sequence:
         return self.account.exact_tokens
 
     @property
+    def continued_tokens(self) -> int:
+        """Tokens behind those whose K/V is the chain's that this request continues."""
+        return self.account.continued_tokens
+
+    @property
+    def placed_tokens(self) -> int:
+        """Tokens at the front that are in shared pages: exact ones, then the chain's."""
+        return self.exact_tokens + self.continued_tokens
+
+    @property
+    def has_borrowed(self) -> bool:
+        """Whether any K/V in place may be approximate: donors' or the chain's."""
+        return self.plan is not None or self.continued_tokens > 0
+
+    @property
     def length(self) -> int:
         """Prompt and output tokens known so far."""
         return self.prompt_tokens + len(self.output_ids)
@@ -78,6 +103,8 @@ class Sequence:
     @property
     def exact_until(self) -> int:
         """First position whose K/V depends on reused K/V; everything before it is exact."""
+        if self.continued_tokens:
+            return self.exact_tokens
         first = None if self.plan is None else self.plan.first_approximate_token
         return self.length if first is None else first
 

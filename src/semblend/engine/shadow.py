@@ -12,13 +12,16 @@ import logging
 import random
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
+from semblend.core.namespace import Namespace
 from semblend.core.tokens import TokenArray
 from semblend.engine.batch import ComputeRun
+from semblend.engine.exact_kv import ExactKv
 from semblend.engine.model import LoadedModel
 from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
@@ -47,6 +50,9 @@ class _Sample:
     """Prompt and the compared output tokens but the last, shape [tokens]."""
     warm: torch.Tensor
     """Log-probabilities over reused K/V, [compared, vocabulary]."""
+    request_id: str
+    namespace: Namespace | None
+    """None: its request leaves nothing behind."""
     since: float = field(default_factory=time.monotonic)
     table: PageTable | None = None
     done: int = 0
@@ -72,6 +78,8 @@ class Shadow:
         self._rate = rate
         self._step_tokens = step_tokens
         self.watch = ShadowWatch(bound=bound)
+        self.keep: Callable[[ExactKv], None] | None = None
+        """Takes the K/V of samples, which was computed exactly."""
         self._random = random.Random(seed)
         self._open: dict[str, list[torch.Tensor]] = {}
         self._queue: deque[_Sample] = deque()
@@ -94,7 +102,7 @@ class Shadow:
     def ended(self, sequence: Sequence) -> None:
         """The request is over: its sample waits for its turn, or is forgotten."""
         seen = self._open.pop(sequence.request.request_id, None)
-        if not seen or sequence.plan is None or sequence.share_key is None:
+        if not seen or not sequence.tainted or sequence.share_key is None:
             return
         behind = np.asarray(sequence.output_ids[: len(seen) - 1], dtype=np.int32)
         self._queue.append(
@@ -102,6 +110,8 @@ class Shadow:
                 key=sequence.share_key,
                 tokens=np.concatenate((sequence.request.tokens, behind)).astype(np.int32),
                 warm=torch.stack(seen),
+                request_id=sequence.request.request_id,
+                namespace=sequence.request.namespace if sequence.request.donate else None,
             )
         )
 
@@ -125,7 +135,8 @@ class Shadow:
     def _advance(self, sample: _Sample) -> bool:
         size = len(sample.tokens)
         if sample.table is None:
-            pages = take_pages(self._pool.allocator, self._prefixes, self._pool.pages_for(size))
+            count = self._pool.pages_for(size)
+            pages = take_pages(self._pool.allocator, self._prefixes, count=count)
             if pages is None:
                 return False
             sample.table = PageTable(pages=pages, page_size=self._pool.page_size)
@@ -143,9 +154,27 @@ class Shadow:
         logits = compute(self._model, self._pool, [run], replay=False)
         sample.done = end
         if end == size:
+            self._keep(sample)
             self._drop(sample)
             self._judge(sample, logits.float().log_softmax(-1).cpu())
         return True
+
+    def _keep(self, sample: _Sample) -> None:
+        """It was computed exactly, and so it is no longer only a sample."""
+        if self.keep is None or sample.namespace is None or sample.table is None:
+            return
+        try:
+            self.keep(
+                ExactKv(
+                    name=sample.request_id,
+                    tokens=sample.tokens,
+                    table=sample.table,
+                    share_key=sample.key,
+                    namespace=sample.namespace,
+                )
+            )
+        except Exception:
+            logger.warning("the K/V of a shadow sample was not kept", exc_info=True)
 
     def _drop(self, sample: _Sample) -> None:
         if sample in self._queue:

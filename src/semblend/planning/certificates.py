@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from semblend.core.chain import MEASURED_TURNS
 from semblend.core.errors import SemBlendError, SerialisationError
 from semblend.core.faults import clock_jump_s
 from semblend.core.json_text import parse_json
@@ -140,6 +141,12 @@ class Standing:
     def policy(self) -> str | None:
         """The certified policy, if there is one."""
         return None if self.certificate is None else self.certificate.policy
+
+    @property
+    def chain_turns(self) -> int:
+        """Requests of one conversation over approximate K/V that were measured."""
+        named = None if self.certificate is None else self.certificate.data.get("chain_turns")
+        return named if isinstance(named, int) and named >= 1 else MEASURED_TURNS
 
     @property
     def until(self) -> datetime | None:

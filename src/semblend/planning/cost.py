@@ -32,13 +32,16 @@ class CostModel:
     """The extra pass over holes."""
     min_saved_share: float = 0.03
     """A plan that saves a smaller share of the cold prefill is not worth its risk."""
+    donor_value: float = 0.25
+    """What a token that is new to the donors is expected to save others later, against
+    computing it. Computed behind reused K/V it is no donor, and saves them nothing."""
 
     def __post_init__(self) -> None:
         if self.attention_tokens <= 0:
             raise SettingsError(
                 f"cost model: attention_tokens must be positive, got {self.attention_tokens}"
             )
-        for name in ("load", "span_fixed", "pass_fixed", "min_saved_share"):
+        for name in ("load", "span_fixed", "pass_fixed", "min_saved_share", "donor_value"):
             if getattr(self, name) < 0:
                 raise SettingsError(f"cost model: {name} must not be negative")
 
@@ -58,8 +61,8 @@ class CostModel:
         return self.compute(start, end) - self.load * (end - start)
 
     def estimate(self, plan: Plan) -> CostEstimate:
-        """Cold and planned cost of a plan's prompt, its exact prefix being free in both."""
-        cold = self.compute(plan.exact_tokens, plan.prompt_tokens)
+        """Cold and planned cost of a plan's prompt, what is in place being free in both."""
+        cold = self.compute(plan.placed_tokens, plan.prompt_tokens)
         if not plan.spans:
             return CostEstimate(cold=cold, planned=cold)
         computed: Iterable[tuple[int, int]] = (
@@ -73,3 +76,17 @@ class CostModel:
             + self.pass_fixed
         )
         return CostEstimate(cold=cold, planned=planned)
+
+    def donors_lost(self, plan: Plan) -> float:
+        """What others will not save later because this plan makes new tokens approximate.
+
+        New are those no span covers: what was copied is held by its donors anyway. A request
+        that continues an approximate chain has no donors to lose.
+        """
+        first = plan.first_approximate_token
+        if first is None or plan.continued_tokens:
+            return 0.0
+        new = (*((gap.start, gap.end) for gap in plan.gaps), (plan.end, plan.prompt_tokens))
+        return self.donor_value * sum(
+            self.compute(max(start, first), end) for start, end in new if end > first
+        )

@@ -27,6 +27,8 @@ class GateContext:
     certified: bool
     uncertified: Refusal = (DeclineReason.NO_CERTIFICATE, "this model has no quality certificate")
     """Why not, where it is not."""
+    donates: bool = True
+    """Whether the request would become a donor, computed exactly."""
 
 
 Gate: TypeAlias = Callable[[Plan, GateContext], Refusal | None]
@@ -68,6 +70,17 @@ def worth_it(plan: Plan, context: GateContext) -> Refusal | None:
     )
 
 
+def worth_its_donors(plan: Plan, context: GateContext) -> Refusal | None:
+    """Reuse makes the request's own new tokens approximate: they will not save others anything."""
+    lost = context.cost.donors_lost(plan) if context.donates else 0.0
+    if plan.cost.saved >= lost:
+        return None
+    return (
+        DeclineReason.NOT_WORTH_IT,
+        f"saves {plan.cost.saved:.0f} now and costs donors worth {lost:.0f} later",
+    )
+
+
 def reuse_allowed(plan: Plan, context: GateContext) -> Refusal | None:
     """The operator asked for discovery only."""
     if not context.settings.discovery_only:
@@ -87,6 +100,7 @@ GATES: tuple[Gate, ...] = (
     something_left,
     enough_reuse,
     worth_it,
+    worth_its_donors,
     reuse_allowed,
     certified,
 )

@@ -37,6 +37,10 @@ class PlanRequest:
     evidence: Evidence
     exact_tokens: int = 0
     """Tokens at the front that the engine's own prefix cache holds."""
+    continued_tokens: int = 0
+    """Tokens behind those that the request's own chain holds, approximate."""
+    donates: bool = True
+    """Whether the request would become a donor, computed exactly."""
     block_size: int = 1
     whole_blocks: bool = False
     """For engines that can load whole blocks only: spans are rounded to them."""
@@ -61,10 +65,11 @@ class Planner:
         shortest = self.settings.min_span_tokens
         if self.settings.fuzzy_chunks:
             shortest = min(shortest, FUZZY_RUN_TOKENS)
+        placed = request.exact_tokens + request.continued_tokens
         runs = best_cover(
             _without_sinks(request.runs),
             cost=self.cost,
-            start=request.exact_tokens,
+            start=placed,
             end=max(0, size - 1),
             min_span_tokens=shortest,
         )
@@ -85,20 +90,26 @@ class Planner:
         )
         block = request.block_size if self.settings.strict_prefix_boundary else 1
         end = region_end(spans[-1].target_end, prompt_tokens=size, block_size=block) if spans else 0
-        spans = [clipped for span in spans if (clipped := span.clipped(request.exact_tokens, end))]
+        spans = [clipped for span in spans if (clipped := span.clipped(placed, end))]
         plan = Plan(
             namespace=request.namespace,
             prompt_tokens=size,
             spans=tuple(spans),
             end=end if spans else 0,
             exact_tokens=request.exact_tokens,
+            continued_tokens=request.continued_tokens,
             policy=request.policy.spec,
             evidence=request.evidence,
         )
         if spans:
             plan = with_policy(plan, request.tokens, request.policy, self.boundaries)
         plan = replace(plan, cost=self.cost.estimate(plan))
-        context = GateContext(settings=self.settings, cost=self.cost, certified=request.certified)
+        context = GateContext(
+            settings=self.settings,
+            cost=self.cost,
+            certified=request.certified,
+            donates=request.donates,
+        )
         if self.uncertified is not None:
             context = replace(context, uncertified=self.uncertified)
         refusal = first_refusal(plan, context)

@@ -61,6 +61,7 @@ class Tally:
         """Count one finished request."""
         self.outcomes[report.outcome.value] += 1
         self.tokens[TokenSource.EXACT.value] += report.exact_tokens
+        self.tokens[TokenSource.CONTINUED.value] += report.continued_tokens
         self.tokens[TokenSource.REUSED.value] += report.reused_tokens
         self.tokens[TokenSource.RECOMPUTED.value] += report.recomputed_tokens
         self.tokens[TokenSource.COMPUTED.value] += report.computed_tokens - report.recomputed_tokens

@@ -238,6 +238,7 @@ def _figures(report: RequestReport | None) -> dict[str, Any]:
         "reason": None if report.reason is None else report.reason.value,
         "prompt_tokens": report.prompt_tokens,
         "exact_tokens": report.exact_tokens,
+        "continued_tokens": report.continued_tokens,
         "reused_tokens": report.reused_tokens,
         "recomputed_tokens": report.recomputed_tokens,
         "computed_tokens": report.computed_tokens,

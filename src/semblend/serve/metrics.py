@@ -31,7 +31,8 @@ class ServerMetrics:
         self.registry = CollectorRegistry()
         self._tokens = Counter(
             "semblend:tokens",
-            "Prompt tokens by what became of them: exact (prefix cache), materialized (donor K/V "
+            "Prompt tokens by what became of them: exact (prefix cache), continued (the "
+            "conversation's own, approximate), materialized (donor K/V "
             "confirmed loaded), recomputed (inside spans, for quality), computed (all others).",
             ["stage"],
             registry=self.registry,
@@ -80,6 +81,7 @@ class ServerMetrics:
     def observe(self, report: RequestReport) -> None:
         """Count one request the engine has finished with."""
         self._tokens.labels("exact").inc(report.exact_tokens)
+        self._tokens.labels("continued").inc(report.continued_tokens)
         self._tokens.labels("materialized").inc(report.reused_tokens)
         self._tokens.labels("recomputed").inc(report.recomputed_tokens)
         self._tokens.labels("computed").inc(report.computed_tokens - report.recomputed_tokens)
@@ -106,7 +108,7 @@ class ServerMetrics:
 
     def _prepare_labels(self) -> None:
         """Series exist from the start, so that a rate over the first event is not lost."""
-        for stage in ("exact", "materialized", "recomputed", "computed"):
+        for stage in ("exact", "continued", "materialized", "recomputed", "computed"):
             self._tokens.labels(stage)
         for outcome in Outcome:
             self._requests.labels(outcome.value)
@@ -141,6 +143,8 @@ class EngineCollector(Collector):
             ("shadow_divergence", "Mean KL against cold, nats.", stats.shadow_divergence),
             ("shadow_disagreement", "Best tokens unlike cold's.", stats.shadow_disagreement),
             ("suspended_namespaces", "Reuse is off in them.", stats.suspended_namespaces),
+            ("chains", "Conversations kept over approximate K/V.", stats.chains),
+            ("chain_bytes", "Bytes of the K/V pool they hold.", stats.chain_bytes),
         ):
             yield GaugeMetricFamily(f"semblend:{name}", text, value=value)
         for name, text, values in (
@@ -155,6 +159,11 @@ class EngineCollector(Collector):
             "semblend:shadow_samples",
             "Reused requests also computed cold.",
             value=stats.shadow_samples,
+        )
+        yield CounterMetricFamily(
+            "semblend:promoted_tokens",
+            "Tokens of conversations computed exactly in idle steps.",
+            value=stats.promoted_tokens,
         )
         yield CounterMetricFamily(
             "semblend:donor_evictions", "Donors evicted.", value=stats.evictions

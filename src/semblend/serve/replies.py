@@ -38,10 +38,14 @@ class ReuseReport(BaseModel):
     outcome: str
     prompt_tokens: int
     exact_tokens: int = Field(description="From the exact prefix cache.")
+    continued_tokens: int = Field(
+        description="K/V that this conversation was generated with, and that is approximate."
+    )
     reused_tokens: int = Field(description="Copied from donors: the approximate part.")
     hole_tokens: int = Field(description="Computed between reused spans.")
     recomputed_tokens: int = Field(description="Computed inside spans, for quality.")
     computed_tokens: int = Field(description="Computed in all, holes and recomputed ones included.")
+    approximate: bool = Field(description="Whether any K/V differs from a cold prefill's.")
     donors: int
     donor_ids: list[str] = Field(description="Opaque names, meaningful to this tenant only.")
     similarity: float | None

@@ -1,0 +1,165 @@
+"""K/V of conversations that is approximate: kept for whoever continues them, for nobody else.
+
+`core/chain.py` says who that is. Pages with exact K/V of the same tokens are found in the prefix
+cache; these are found by the rule of the chain alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from semblend.core.chain import Follower, Link, furthest
+from semblend.core.namespace import Namespace
+from semblend.core.tokens import TokenArray
+from semblend.engine.pages import PageAllocator, PageIds
+from semblend.engine.prefix_cache import page_keys
+from semblend.engine.sequence import Sequence
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Chain:
+    """One ended request's K/V, held."""
+
+    link: Link
+    pages: PageIds
+    """Full pages from the front, one reference to each."""
+    namespace: Namespace
+    request_id: str
+    promoted_tokens: int = field(default=0, init=False)
+    """Tokens computed exactly for it so far, those that were lost again included."""
+
+    @property
+    def tokens(self) -> TokenArray:
+        """The tokens whose K/V was computed."""
+        return self.link.tokens[: self.link.computed_tokens]
+
+
+class Chains:
+    """Holds chains within a cap, the oldest given up first. Touched by the engine's thread only.
+
+    A chain's pages are never written: who continues it takes references to whole pages and
+    writes to pages of its own, so that a conversation can fork and nobody sees the other branch.
+    """
+
+    def __init__(
+        self, allocator: PageAllocator, page_size: int, *, max_pages: int, max_turns: int
+    ) -> None:
+        self._allocator = allocator
+        self._page_size = page_size
+        self._max_pages = max_pages
+        self._max_turns = max_turns
+        self._chains: OrderedDict[int, Chain] = OrderedDict()
+        self._by_prompt: dict[bytes, list[Chain]] = {}
+        self._held: Counter[int] = Counter()
+        """How many chains hold a page."""
+
+    def __len__(self) -> int:
+        return len(self._chains)
+
+    @property
+    def pages(self) -> int:
+        """Different pages that are held."""
+        return len(self._held)
+
+    def keep(self, sequence: Sequence) -> bool:
+        """Keep the K/V of a request that ended; whether it can be continued from now on."""
+        table, key = sequence.table, sequence.share_key
+        if table is None or key is None or not sequence.request.donate or not sequence.output_ids:
+            return False
+        computed = sequence.length - 1
+        pages = table.pages[: computed // self._page_size].copy()
+        if not pages.size or pages.size > self._max_pages:
+            return False
+        link = Link(
+            share_key=key,
+            tokens=sequence.tokens_between(0, sequence.length).copy(),
+            prompt_tokens=sequence.prompt_tokens,
+            computed_tokens=computed,
+            exact_tokens=sequence.exact_until,
+            turns=sequence.turns + 1,
+            policy=sequence.request.policy,
+        )
+        for twin in self._of_prompt(link):
+            if np.array_equal(twin.link.tokens, link.tokens):
+                self.drop(twin)
+        chain = Chain(
+            link=link,
+            pages=pages,
+            namespace=sequence.request.namespace,
+            request_id=sequence.request.request_id,
+        )
+        self._allocator.retain(pages)
+        self._held.update(pages.tolist())
+        self._chains[id(chain)] = chain
+        self._by_prompt.setdefault(self._prompt_key(link), []).append(chain)
+        # A chain may hold no page that others do not: their number is capped, too.
+        while self.pages > self._max_pages or len(self) > self._max_pages:
+            self.drop(next(iter(self._chains.values())))
+        return True
+
+    def find(self, follower: Follower) -> tuple[Chain, int] | None:
+        """The chain that a request continues furthest, and how many tokens that is."""
+        if not self._chains:
+            return None
+        size, share_key = self._page_size, follower.share_key
+        keys = (share_key, *page_keys(share_key, follower.tokens, size))
+        kept = (chain for key in keys for chain in self._by_prompt.get(key, ()))
+        return furthest(kept, follower, block_size=size, max_turns=self._max_turns)
+
+    def used_again(self) -> tuple[Chain, ...]:
+        """Chains of conversations that went on, the oldest first."""
+        return tuple(chain for chain in self._chains.values() if chain.link.turns > 1)
+
+    def became_exact(self, share_key: bytes, tokens: TokenArray) -> None:
+        """Exact K/V of `tokens` is held elsewhere: chains that hold nothing else are given up."""
+        for chain in tuple(self._chains.values()):
+            mine = chain.tokens
+            if chain.link.share_key == share_key and np.array_equal(mine, tokens[: len(mine)]):
+                self.drop(chain)
+
+    def evict(self, pages: int) -> int:
+        """Give chains up, the oldest first, until so many of their pages can be had.
+
+        Those are free then, or held by the prefix cache alone, which gives them up when asked.
+        """
+        had = 0
+        while self._chains and had < pages:
+            chain = next(iter(self._chains.values()))
+            mine = [page for page in chain.pages.tolist() if self._held[page] == 1]
+            self.drop(chain)
+            had += sum(self._allocator.references(page) <= 1 for page in mine)
+        return had
+
+    def drop(self, chain: Chain) -> None:
+        """Give one chain up; nothing happens if it is gone already."""
+        if self._chains.pop(id(chain), None) is None:
+            return
+        key = self._prompt_key(chain.link)
+        left = [other for other in self._by_prompt[key] if other is not chain]
+        if left:
+            self._by_prompt[key] = left
+        else:
+            del self._by_prompt[key]
+        for page in chain.pages.tolist():
+            self._held[page] -= 1
+            if not self._held[page]:
+                del self._held[page]
+        self._allocator.release(chain.pages)
+
+    def clear(self) -> int:
+        """Give all chains up; returns how many there were."""
+        count = len(self)
+        for chain in tuple(self._chains.values()):
+            self.drop(chain)
+        return count
+
+    def _prompt_key(self, link: Link) -> bytes:
+        """Under which a chain is found: what a follower's prompt has in common with it for sure."""
+        prompt = link.tokens[: link.prompt_tokens]
+        return (link.share_key, *page_keys(link.share_key, prompt, self._page_size))[-1]
+
+    def _of_prompt(self, link: Link) -> tuple[Chain, ...]:
+        return tuple(self._by_prompt.get(self._prompt_key(link), ()))
