@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # One thread a worker: two workers on two cores, and results that do not depend on the machine.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: install wheel demo test lint types unit test-pythons soak soak-short reliability sbom fuzz attack audit test-fleet test-vllm test-sglang clean
+.PHONY: install wheel demo test lint types unit test-pythons soak soak-short reliability sbom fuzz attack audit docs reference test-fleet test-vllm test-sglang clean
 
 install: $(VENV)/.dev
 
@@ -99,6 +99,21 @@ reliability: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.corruption
 	$(BIN)/python -m benchmarks.crash_recovery
 	$(BIN)/python -m benchmarks.fault_cost
+
+# The documentation's site, in build/site; a broken link or a page outside the navigation fails.
+docs: .venv-docs/.docs
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
+	@echo "build/site/index.html"
+
+.venv-docs/.docs: constraints-docs.txt
+	@test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-docs.txt mkdocs-material
+	@touch $@
+
+# Pages and pictures that are made from code: docs/cli.md, docs/api.md, docs/images.
+reference: $(VENV)/.engine
+	$(BIN)/python scripts/reference.py
+	$(BIN)/python scripts/diagrams.py
 
 # What is in an installation, as CycloneDX.
 sbom: $(VENV)/.dev

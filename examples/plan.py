@@ -20,4 +20,4 @@ for span in plan.spans:
     print(f"  target {span.target_start}..{span.target_end} from {span.donor_id}, {span.kind}")
 for hole in plan.holes:
     print(f"  computed {hole.start}..{hole.end}")
-print(f"  tail of {plan.tail_tokens}; estimated {plan.cost.speedup:.1f}x sooner")
+print(f"  tail of {plan.tail_tokens}; estimated {plan.cost.speedup:.1f}x faster")

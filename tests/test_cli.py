@@ -29,7 +29,7 @@ def test_explain_draws_spans_holes_and_the_verdict():
     assert result.exit_code == 0
     assert "moved" in result.stdout
     assert "277 reused" in result.stdout
-    assert "sooner" in result.stdout
+    assert "faster" in result.stdout
 
 
 @pytest.mark.parametrize("tokenizer", ["", MODEL])

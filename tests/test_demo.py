@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from semblend.cli import demo
-from semblend.cli.demo_report import write_report
+from semblend.cli.demo_report import headline, write_report
 from semblend.cli.demo_scenarios import make_demo
 from semblend.core.outcomes import Outcome
 
@@ -63,8 +63,28 @@ def test_token_counts_add_up(comparisons):
 
 def test_the_report_is_one_page_that_loads_nothing(comparisons, tmp_path):
     path = tmp_path / "made" / "demo.html"
-    write_report(path, list(comparisons.values()))
+    write_report(path, list(comparisons.values()), model="reference", standing="certified")
     page = path.read_text()
     for name in comparisons:
         assert html.escape(name) in page
     assert not re.search(r"(src|href)=|url\(|@import", page)
+
+
+def test_the_report_shows_what_was_asked_and_claims_speed_only_for_certified_reuse(
+    comparisons, tmp_path
+):
+    path = tmp_path / "demo.html"
+    write_report(path, list(comparisons.values()), model="m<1>", standing="certified")
+    page = path.read_text()
+    assert "m&lt;1&gt;" in page
+    for item in comparisons.values():
+        assert html.escape(item.scenario.prompt.fact.question) in page
+    faster = {name for name, item in comparisons.items() if "faster" in headline(item)}
+    assert faster == {
+        "new instruction",
+        "longer instruction",
+        "reordered passages",
+        "four donors",
+        "edited copy",
+    }
+    assert page.count("x faster") == len(faster)

@@ -184,7 +184,7 @@ def test_a_clock_that_jumps_loses_no_donor(fleet: Fleet) -> None:
         fleet.give()
         fleet.announcer.publisher.resync()
         assert fleet.announcer.publisher.wait(5.0)
-    assert faults.fired[FaultPoint.CLOCK] >= 2, "forth and back"
+    assert faults.fired[FaultPoint.CLOCK] >= 2, "ahead and back again"
     assert_fetched(fleet)
 
 

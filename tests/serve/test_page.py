@@ -6,6 +6,8 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import httpx
 import pytest
 
 from semblend.core.settings import EmbedderKind, Settings
+from semblend.engine.api import EngineStats
 from semblend.engine.engine import EmbeddedEngine
 from tests.serve.browser import open_browser, prefer, resize
 from tests.serve.fakes import ScriptedEngine
@@ -290,3 +293,42 @@ def test_uncertified_reuse_is_explained(engine: EmbeddedEngine, page: Any) -> No
         assert (report["reused_tokens"], report["reason"]) == (0, "no_certificate")
         until(lambda: "semblend certify" in text(page, "#banner"), "the explanation")
         assert rows(page)[0]["kind"] == "discovery_only"
+        assert text(page, "#certificate-text") == "No certificate: discovery only"
+        found = [width for kind, _, width in rows(page)[0]["strip"] if kind == "f-found"]
+        assert sum(found) > 0.7 * report["prompt_tokens"]
+        assert sum(width for _, _, width in rows(page)[0]["strip"]) == report["prompt_tokens"]
+        assert "a certificate would save" in text(page, "#saved")
+
+
+def test_the_badge_says_until_when_the_model_is_certified(
+    scripted: ScriptedEngine, page: Any
+) -> None:
+    def certified(days: int) -> EngineStats:
+        until = datetime.now(UTC) + timedelta(days=days, hours=1)
+        return replace(stats, certified=True, certificate_until=until.isoformat())
+
+    stats = scripted.stats()
+    with running(scripted) as host, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scripted, "stats", lambda: certified(200))
+        visit(page, host)
+        until(lambda: "Certified until" in text(page, "#certificate-text"), "the badge")
+        patch.setattr(scripted, "stats", lambda: certified(9))
+        until(lambda: "ends in 9 days" in text(page, "#certificate-text"), "the warning")
+
+
+def test_a_prompt_can_be_tried_on_the_page_and_its_answer_is_text(
+    scripted: ScriptedEngine, page: Any
+) -> None:
+    with running(scripted) as host:
+        visit(page, host)
+        script(page, "document.getElementById('try').open = true")
+        page.find_element("id", "try-instruction").send_keys(HOSTILE)
+        page.find_element("id", "try-send").click()
+        until(lambda: "First token after" in text(page, "#try-answer"), "the answer")
+        assert "w1" in text(page, "#try-answer")
+        until(lambda: len(rows(page)) == 1, "the request to be drawn")
+        assert script(page, "return window.pwned") is None
+        scripted.submit_error = RuntimeError("gone")
+        page.find_element("id", "try-send").click()
+        until(lambda: "No answer:" in text(page, "#try-answer"), "the refusal")
+        page.get_log("browser")

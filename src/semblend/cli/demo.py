@@ -45,7 +45,7 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """How many times sooner the first token came."""
+        """Cold time to first token over warm."""
         return self.cold.report.ttft_ms / self.warm.report.ttft_ms
 
     @property
@@ -80,12 +80,13 @@ def demo(
         raise typer.Exit(2) from None
     console.print(_table(comparisons))
     console.print(
-        "Reused and computed tokens add up to the prompt; those in brackets could be reused and "
-        "are computed for quality. 'same' is the cold answer, 'donor's fact' what must never "
-        "happen: the naive row, an experiment without a certificate, shows why policies recompute "
-        f"behind edits. The other rows: {standing_of(comparisons)}.\n"
+        "Reused and computed tokens add up to the prompt. Tokens in brackets were reusable and "
+        "computed for quality. 'same': the warm answer is the cold one. 'donor's fact': the answer "
+        "took a fact from the donor, which must never happen. The naive row is an experiment "
+        "without a certificate: it shows why policies recompute after edits. "
+        f"All other rows: {standing_of(comparisons)}.\n"
     )
-    write_report(report, comparisons)
+    write_report(report, comparisons, model=model, standing=standing_of(comparisons))
     console.print(f"report: [bold]{report}[/]")
     wrong = [c for c in comparisons if c.scenario.policy is None and c.verdict == "donor's fact"]
     if wrong:
@@ -102,7 +103,7 @@ def standing_of(comparisons: list[Comparison]) -> str:
     ]
     if reused and all(report.certified for report in reused):
         return f"under the model's quality certificate, {reused[0].policy}"
-    return "no certificate, every warm answer is marked uncertified"
+    return "no certificate; every warm answer is marked uncertified"
 
 
 def _run(model: str, scenes: Demo, rounds: int, console: Console) -> list[Comparison]:
@@ -188,19 +189,19 @@ def _table(comparisons: list[Comparison]) -> Table:
         pad_edge=False,
     )
     table.add_column("scenario", no_wrap=True)
-    for column in ("cold", "warm", "sooner", "reused", "computed"):
+    for column in ("cold", "warm", "faster", "reused", "computed"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("answer", no_wrap=True)
     styles = {"same": "green", "differs": "yellow", "donor's fact": "bold red"}
     for item in comparisons:
         cold, warm = item.cold.report, item.warm.report
-        reused = warm.outcome is Outcome.MATERIALISED
+        reused = warm.outcome is Outcome.MATERIALISED and item.scenario.policy is None
         recomputed = f" ({warm.recomputed_tokens})" if warm.recomputed_tokens else ""
         table.add_row(
             item.scenario.name,
             f"{cold.ttft_ms:.0f} ms",
             f"{warm.ttft_ms:.0f} ms",
-            f"[bold]{item.ratio:.1f}x[/]" if reused else f"[dim]{item.ratio:.1f}x[/]",
+            f"[bold]{item.ratio:.1f}x[/]" if reused else "[dim]–[/]",
             str(warm.reused_tokens),
             f"{warm.computed_tokens}{recomputed}",
             f"[{styles[item.verdict]}]{item.verdict}[/]",

@@ -64,12 +64,12 @@ def make_demo(seed: int, paragraphs: int) -> Demo:
         scenarios=(
             Scenario(
                 name="new instruction",
-                what="the same document behind another instruction, another question",
+                what="the same document after another instruction, with another question",
                 prompt=_prompt(2, first.text, first.facts[3]),
             ),
             Scenario(
                 name="longer instruction",
-                what="once more, behind a longer one",
+                what="another document after a longer instruction",
                 prompt=_prompt(3, documents[1].text, documents[1].facts[4]),
             ),
             Scenario(
@@ -84,25 +84,25 @@ def make_demo(seed: int, paragraphs: int) -> Demo:
             ),
             Scenario(
                 name="edited copy",
-                what="two subjects exchanged; the default policy recomputes behind edits",
+                what="two subjects swapped; the certified policy recomputes after the edits",
                 prompt=_prompt(2, exchanged.text, asked.right),
                 leaked=asked.leaked,
             ),
             Scenario(
                 name="edited copy, naive",
-                what="the same without recompute: why token identity is not enough",
+                what="the same without recompute: why identical tokens are not enough",
                 prompt=_prompt(2, exchanged.text, asked.right),
                 leaked=asked.leaked,
                 policy="none",
             ),
             Scenario(
                 name="unseen document",
-                what="control: nobody has read it: nothing to reuse",
+                what="control: new text, so there is nothing to reuse",
                 prompt=_prompt(2, unseen.text, unseen.facts[1]),
             ),
             Scenario(
                 name="other tenant",
-                what="control: known to one tenant, asked by another: nothing is shared",
+                what="control: one tenant's document, asked by another; nothing is shared",
                 prompt=_prompt(2, first.text, first.facts[3]),
                 tenant="somebody-else",
             ),

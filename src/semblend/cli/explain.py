@@ -138,7 +138,7 @@ def _verdict(plan: Plan) -> Text:
     )
     if plan.executable:
         lines.append(
-            f"estimated prefill {plan.cost.speedup:.1f}x sooner; found in "
+            f"estimated prefill {plan.cost.speedup:.1f}x faster; found in "
             f"{plan.evidence.lookup_ms:.2f} ms",
             style="bold green",
         )

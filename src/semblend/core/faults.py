@@ -77,7 +77,7 @@ class FaultPoint(StrEnum):
     EVENT_BUS = "event_bus"
     """The log of events cannot be reached."""
     CLOCK = "clock"
-    """The clock jumps by years, forth and back."""
+    """The clock jumps by years, ahead and back again."""
     KILLED_WORKER = "killed_worker"
     """A background thread is struck down in the middle of its work."""
 
@@ -208,7 +208,7 @@ def spoiled(point: FaultPoint, value: int) -> int:
 
 
 def clock_jump_s() -> float:
-    """Seconds by which the clock is wrong now: 0, or twenty years, forth and back in turn."""
+    """Seconds by which the clock is wrong now: 0, or twenty years ahead and back in turn."""
     now = _planted
     if now is None or not now.fires(FaultPoint.CLOCK):
         return 0.0

@@ -267,7 +267,7 @@ class DonorLibrary:
             try:
                 self._store(capture)
             except BaseException:
-                # A donor the less is no harm to any request; a thread the less would keep the
+                # Losing a donor harms no request; losing the thread would keep the
                 # pages of everything that waits in line.
                 logger.warning("donor %s was not kept", capture.donor_id, exc_info=True)
             finally:

@@ -63,6 +63,8 @@ class Sequence:
     cold: bool = False
     """Computed behind its exact prefix whatever there is to reuse: reuse has failed it once."""
     output_ids: list[int] = field(default_factory=list)
+    found: tuple[tuple[int, int], ...] = ()
+    """Runs a donor holds, where the plan was for discovery only."""
     similarity: float | None = None
     policy: str = "none"
     admitted_at: float = 0.0

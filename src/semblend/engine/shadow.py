@@ -127,7 +127,7 @@ class Shadow:
         try:
             return self._advance(sample)
         except Exception:
-            # A sample the less is no harm to any request.
+            # Losing a sample harms no request.
             logger.warning("a shadow sample failed and is dropped", exc_info=True)
             self._drop(sample)
             return True

@@ -41,6 +41,8 @@ class RequestView:
     report: dict[str, Any] | None = None
     strip: list[list[Any]] = field(default_factory=list)
     """[start, end, source, donor number or None] for each run of prompt tokens."""
+    found: list[list[int]] = field(default_factory=list)
+    """[start, end] of runs that discovery found in donors and that were computed."""
     output_tokens: int = 0
 
     @property
@@ -56,6 +58,8 @@ class Tally:
     outcomes: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
     declines: Counter[str] = field(default_factory=Counter)
+    reusable_tokens: int = 0
+    """Computed tokens that donors held: what discovery alone reported."""
 
     def add(self, report: RequestReport) -> None:
         """Count one finished request."""
@@ -65,15 +69,17 @@ class Tally:
         self.tokens[TokenSource.REUSED.value] += report.reused_tokens
         self.tokens[TokenSource.RECOMPUTED.value] += report.recomputed_tokens
         self.tokens[TokenSource.COMPUTED.value] += report.computed_tokens - report.recomputed_tokens
+        self.reusable_tokens += sum(end - start for start, end in report.found)
         if report.reason is not None:
             self.declines[report.reason.value] += 1
 
-    def to_dict(self) -> dict[str, dict[str, int]]:
+    def to_dict(self) -> dict[str, Any]:
         """Every outcome and source, zeros included; reasons that occurred."""
         return {
             "outcomes": {outcome.value: self.outcomes[outcome.value] for outcome in Outcome},
             "tokens": {source.value: self.tokens[source.value] for source in TokenSource},
             "declines": dict(self.declines),
+            "reusable_tokens": self.reusable_tokens,
         }
 
 
@@ -155,6 +161,7 @@ class Activity:
                 [part.start, part.end, part.source.value, numbers.get(part.donor_id or "")]
                 for part in report.strip
             ]
+            view.found = [[start, end] for start, end in report.found]
             view.output_tokens = report.output_tokens
             self._total.add(report)
             self._feed(view.tenant).tally.add(report)
@@ -234,4 +241,5 @@ def _facts(view: RequestView) -> dict[str, Any]:
         "output_tokens": view.output_tokens,
         "report": view.report,
         "strip": view.strip,
+        "found": view.found,
     }

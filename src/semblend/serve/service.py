@@ -198,10 +198,6 @@ class Service:
             )
         temperature = body.temperature
         try:
-            biases = body.biases
-        except ValueError as error:
-            raise ApiError(400, str(error), param="logit_bias", code="invalid_value") from error
-        try:
             return SamplingParams(
                 max_tokens=max_tokens,
                 temperature=(
@@ -213,7 +209,7 @@ class Service:
                 presence_penalty=body.presence_penalty or 0.0,
                 frequency_penalty=body.frequency_penalty or 0.0,
                 repetition_penalty=body.repetition_penalty or 1.0,
-                logit_bias=biases,
+                logit_bias=body.biases,
                 seed=body.seed,
                 stop=body.stops,
                 stop_token_ids=tuple(body.stop_token_ids or ()),

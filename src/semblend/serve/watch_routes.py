@@ -77,7 +77,8 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
                 param="since",
                 code="repeated_parameter",
             )
-        stats = await asyncio.to_thread(desk.engine.stats) if caller.sees_all else None
+        known = await asyncio.to_thread(desk.engine.stats)
+        stats = known if caller.sees_all else None
         health = await asyncio.to_thread(_health, service)
         return JSONResponse(
             {
@@ -92,6 +93,11 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
                 },
                 "scope": "all" if caller.sees_all else "tenant",
                 "needs_key": needs_key,
+                "certificate": {
+                    "certified": known.certified,
+                    "until": known.certificate_until or None,
+                    "detail": known.certificate,
+                },
                 "store": None if stats is None else _store(stats),
                 "load": None if stats is None else _load(service, stats),
                 "shadow": None if stats is None else _shadow(stats),

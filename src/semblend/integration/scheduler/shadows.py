@@ -120,7 +120,7 @@ class ShadowOrders:
         try:
             return [*self._warm_orders(), *self._cold_orders(idle)]
         except Exception:
-            # A sample the less is no harm to any request.
+            # Losing a sample harms no request.
             logger.warning("SemBlend gives up its shadow samples", exc_info=True)
             self.clear()
             return []

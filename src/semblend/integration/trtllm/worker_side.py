@@ -208,7 +208,7 @@ class WorkerSide:
     def _captured(self, command: CaptureCommand, error: BaseException | None) -> None:
         failure = None if error is None else f"{type(error).__name__}: {error}"
         if failure is not None:
-            # A donor the less is no harm to any request.
+            # Losing a donor harms no request.
             logger.warning("SemBlend did not keep %s: %s", command.donor_id, failure)
         self._agreement.answer(("capture", command.capture_id), failure)
 

@@ -171,7 +171,7 @@ class CaptureThread:
                 if self._on_stored is not None and command.shared_as is not None:
                     self._on_stored(command)
             except BaseException as error:
-                # A donor the less is no harm to any request; a thread the less would hold the
+                # Losing a donor harms no request; losing the thread would hold the
                 # blocks of everything that waits in line.
                 logger.warning("SemBlend did not keep %s: %s", command.donor_id, error)
                 self._donors.drop(command.donor_id)
