@@ -14,7 +14,7 @@ import numpy as np
 
 from semblend.core.account import Reuse
 from semblend.core.errors import CorruptSegmentError, DonorError
-from semblend.core.outcomes import DeclineReason
+from semblend.core.outcomes import DeclineReason, Outcome
 from semblend.core.plan import Hole, Plan
 from semblend.engine.loading import start_load
 from semblend.engine.materialise import DonorSource, load_spans
@@ -147,6 +147,8 @@ class Admission:
         sequence.account.decline(plan.reason, plan.detail)
         sequence.policy = plan.policy
         sequence.similarity = plan.evidence.similarity
+        if plan.reason is not None and plan.reason.outcome is Outcome.DISCOVERY_ONLY:
+            sequence.found = tuple((span.target_start, span.target_end) for span in plan.copies)
         return plan
 
     def _load(self, sequence: Sequence, plan: Plan) -> bool:

@@ -106,6 +106,8 @@ class RequestReport:
     reason: DeclineReason | None = None
     detail: str = ""
     strip: tuple[StripSegment, ...] = ()
+    found: tuple[tuple[int, int], ...] = ()
+    """Runs [start, end) that donors hold and that discovery alone reported; all were computed."""
     queue_ms: float = 0.0
     lookup_ms: float = 0.0
     prefill_ms: float = 0.0
@@ -170,6 +172,8 @@ class EngineStats:
     """Whether a quality certificate allows reuse."""
     certificate: str = ""
     """Why none does."""
+    certificate_until: str = ""
+    """When the certificate ends, ISO 8601; empty without one."""
     shadow_samples: int = 0
     shadow_divergence: float = 0.0
     """Mean KL of reused against cold next-token distributions, nats."""

@@ -261,6 +261,7 @@ class EmbeddedEngine:
             registrations=pipeline.registrations,
             certified=self.pipeline.certified,
             certificate=self.standing.detail,
+            certificate_until="" if (until := self.standing.until) is None else until.isoformat(),
             shadow_samples=shadow.samples,
             shadow_divergence=shadow.divergence,
             shadow_disagreement=shadow.disagreement,

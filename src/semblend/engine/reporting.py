@@ -58,6 +58,7 @@ def report_of(sequence: Sequence, *, certified: bool) -> RequestReport:
         reason=account.reason,
         detail=account.detail,
         strip=strip_of(sequence.prompt_tokens, sequence.exact_tokens, plan),
+        found=() if plan is not None else sequence.found,
         queue_ms=_ms(sequence.submitted_at, sequence.admitted_at or now),
         lookup_ms=sequence.lookup_ms,
         prefill_ms=_ms(sequence.admitted_at, sequence.prefilled_at),

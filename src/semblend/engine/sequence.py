@@ -53,6 +53,8 @@ class Sequence:
     pending: deque[Hole] = field(default_factory=deque)
     """Runs of positions still to compute, in order; the last of them yields the next token."""
     output_ids: list[int] = field(default_factory=list)
+    found: tuple[tuple[int, int], ...] = ()
+    """Runs a donor holds, where the plan was for discovery only."""
     similarity: float | None = None
     policy: str = "none"
     admitted_at: float = 0.0

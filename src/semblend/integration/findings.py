@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from semblend import __version__
+from semblend.core.distribution import PACKAGE, require_this_distribution
+from semblend.core.errors import ForeignDistributionError
 from semblend.core.installing import install_command
 
 
@@ -35,6 +38,20 @@ def any_refused(findings: Iterable[Finding], *, check: str | None = None) -> boo
         finding.verdict is Verdict.REFUSED and check in (None, finding.check)
         for finding in findings
     )
+
+
+def own_installation(extra: str) -> Iterator[Finding]:
+    """Which `semblend` runs here, and whether it is this project's."""
+    try:
+        found = require_this_distribution(extra)
+    except ForeignDistributionError as error:
+        yield Finding(check="semblend", verdict=Verdict.REFUSED, detail=str(error))
+        return
+    here = f"{__version__} in {PACKAGE}"
+    for beside in found.beside:
+        yield Finding(check="semblend", verdict=Verdict.NOTE, detail=f"{here}, beside {beside}")
+    if not found.beside:
+        yield Finding(check="semblend", verdict=Verdict.OK, detail=here)
 
 
 def not_installed(engine: str, *, extra: str) -> Finding:

@@ -8,6 +8,7 @@ from exact hits (`exact`): it is never counted as cache hits.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -32,7 +33,8 @@ class ServerMetrics:
         self._tokens = Counter(
             "semblend:tokens",
             "Prompt tokens by what became of them: exact (prefix cache), materialized (donor K/V "
-            "confirmed loaded), recomputed (inside spans, for quality), computed (all others).",
+            "confirmed loaded), recomputed (inside spans, for quality), computed (all others). "
+            "reusable counts computed tokens once more: those that donors hold and none may load.",
             ["stage"],
             registry=self.registry,
         )
@@ -83,6 +85,7 @@ class ServerMetrics:
         self._tokens.labels("materialized").inc(report.reused_tokens)
         self._tokens.labels("recomputed").inc(report.recomputed_tokens)
         self._tokens.labels("computed").inc(report.computed_tokens - report.recomputed_tokens)
+        self._tokens.labels("reusable").inc(sum(end - start for start, end in report.found))
         self._requests.labels(report.outcome.value).inc()
         self._output_tokens.inc(report.output_tokens)
         self._lookup.observe(report.lookup_ms / 1000.0)
@@ -106,12 +109,16 @@ class ServerMetrics:
 
     def _prepare_labels(self) -> None:
         """Series exist from the start, so that a rate over the first event is not lost."""
-        for stage in ("exact", "materialized", "recomputed", "computed"):
+        for stage in ("exact", "materialized", "recomputed", "computed", "reusable"):
             self._tokens.labels(stage)
         for outcome in Outcome:
             self._requests.labels(outcome.value)
         for reason in DeclineReason:
             self._declines.labels(reason.value)
+
+
+def _timestamp(moment: str) -> float:
+    return datetime.fromisoformat(moment).timestamp() if moment else 0.0
 
 
 class EngineCollector(Collector):
@@ -138,6 +145,11 @@ class EngineCollector(Collector):
             ("index_bytes", "Bytes of the donor index.", stats.index_bytes),
             ("index_capacity_bytes", "Byte cap of the index.", stats.index_capacity_bytes),
             ("certified", "1 if a quality certificate allows reuse.", int(stats.certified)),
+            (
+                "certificate_expiry_timestamp_seconds",
+                "When the certificate ends, Unix time; 0 without one.",
+                _timestamp(stats.certificate_until),
+            ),
             ("shadow_divergence", "Mean KL against cold, nats.", stats.shadow_divergence),
             ("shadow_disagreement", "Best tokens unlike cold's.", stats.shadow_disagreement),
             ("suspended_namespaces", "Reuse is off in them.", stats.suspended_namespaces),

@@ -17,6 +17,7 @@ from semblend.integration.findings import (
     any_refused,
     interfaces,
     not_installed,
+    own_installation,
 )
 from semblend.integration.refusals import VERIFIED_ARCHITECTURES
 from semblend.integration.sglang.options import BackendOptions
@@ -39,7 +40,7 @@ class Question:
 
 def diagnose(question: Question) -> list[Finding]:
     """Every check, in the order in which a start would meet them."""
-    findings = [*_installation(), *_options(question)]
+    findings = [*own_installation("sglang"), *_installation(), *_options(question)]
     if any_refused(findings):
         return findings
     findings += _contract()

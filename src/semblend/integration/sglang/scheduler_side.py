@@ -22,6 +22,7 @@ from semblend.core.errors import CapacityError, DonorError
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.core.tokens import as_token_array
+from semblend.integration.gauges import pipeline_gauges
 from semblend.integration.probing import pass_tokens
 from semblend.integration.sglang import namespaces
 from semblend.integration.sglang.donor_queue import DonorQueue, Offer
@@ -38,6 +39,7 @@ from semblend.integration.sglang.request_state import (
 )
 from semblend.integration.sglang.settlement import Settlements
 from semblend.integration.sglang.stats import BackendStats
+from semblend.planning.certificates import Standing
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +64,7 @@ class SchedulerSide:
         passes: RegionPasses | None,
         hole_budget: int,
         certified: bool,
+        standing: Standing | None = None,
     ) -> None:
         """Build from parts; without loader and passes it only discovers."""
         self.provider = provider
@@ -80,6 +83,8 @@ class SchedulerSide:
         self._failures = 0
         self._replans_left = _REPLANS
         self._certified = certified
+        self._standing = Standing() if standing is None else standing
+        self._show()
 
     @property
     def can_load(self) -> bool:
@@ -349,10 +354,29 @@ class SchedulerSide:
         try:
             if request.finished():
                 self.settlements.ended(state)
+                self._show()
+                namespace = self.provider.namespace_of(request.extra_key, request.cache_salt)
+                self.log.audit.settled(
+                    state.account.settlement,
+                    namespace=namespaces.shown(namespace),
+                    tenant=namespace.tenant,
+                )
             else:
                 state.released()
         except Exception as error:
             logger.warning("SemBlend could not settle %s: %s", request.rid, error, exc_info=True)
+
+    def _show(self) -> None:
+        """Bring the gauges up to date."""
+        if self.stats.wants_gauges:
+            self.stats.gauges(
+                pipeline_gauges(
+                    self.provider.pipeline,
+                    self._standing,
+                    loading=self.loads,
+                    captures_waiting=self._donors.waiting,
+                )
+            )
 
     def flushed(self) -> None:
         """The tree was emptied, and every donor with it."""

@@ -9,6 +9,7 @@ from semblend.integration.certificates import standing_of, uncertified_standing
 from semblend.integration.model_cost import cost_model
 from semblend.integration.probing import can_probe
 from semblend.integration.refusals import Refusal, UnsupportedEngineError
+from semblend.integration.running_mode import RunningMode
 from semblend.integration.sentence_ends import boundaries_of
 from semblend.integration.sglang import namespaces
 from semblend.integration.sglang.forward_hook import attach, is_installed
@@ -101,7 +102,14 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
         nested = NestedPass(runner, limits)
         probe = PolicyProbe(runner, pool=pool, nested=nested, loader=loader)
         passes = RegionPasses(runner, pool=pool, nested=nested, probe=probe)
-    logger.info("SemBlend runs in mode %s; loads K/V: %s", options.mode.value, loads)
+    running = RunningMode.of(
+        options.mode,
+        given="mode" in options.model_fields_set,
+        settings=settings,
+        standing=standing,
+        model=str(runner.model_config.model_path),
+    )
+    logger.log(running.level, "%s", running)
     return SchedulerSide(
         options=options,
         provider=provider,
@@ -109,11 +117,13 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
         stats=BackendStats(
             export=bool(context.params.enable_metrics),
             labels={"model_name": str(namespace.model)},
+            mode=options.mode.value,
         ),
         loader=loader,
         passes=passes,
         hole_budget=options.max_hole_tokens_per_step or budget,
         certified=certified,
+        standing=standing,
     )
 
 
@@ -127,14 +137,7 @@ def _standing(model_config: Any, options: BackendOptions, settings: Settings) ->
     }
     if options.mode is not Mode.SEGMENTED:
         return uncertified_standing(*model, **about)
-    standing = standing_of(*model, **about, can_run=can_probe)
-    if standing.certificate is None:
-        logger.warning(
-            "SemBlend: %s: mode segmented runs discovery only: %s",
-            model_config.model_path,
-            standing.detail,
-        )
-    return standing
+    return standing_of(*model, **about, can_run=can_probe)
 
 
 def _pass_tokens(server_args: Any) -> int:

@@ -16,6 +16,7 @@ from semblend.integration.findings import (
     any_refused,
     interfaces,
     not_installed,
+    own_installation,
 )
 from semblend.integration.trtllm import namespaces, upstream
 from semblend.integration.trtllm.contract import contract_problems
@@ -40,7 +41,7 @@ class Question:
 
 def diagnose(question: Question) -> list[Finding]:
     """Every check, in the order in which a start would meet them."""
-    findings = [*_installation(), *_options(question)]
+    findings = [*own_installation("trtllm"), *_installation(), *_options(question)]
     if question.model is not None and not any_refused(findings, check="options"):
         findings += _engine(question, question.model)
     return findings

@@ -135,6 +135,11 @@ class PlannerBridge:
             return True
         return self._probes and can_probe(plan.policy)
 
+    @property
+    def certified(self) -> bool:
+        """Whether a certificate allows reuse, now."""
+        return self.pipeline.certified
+
     # -- donors ----------------------------------------------------------------------
 
     @property

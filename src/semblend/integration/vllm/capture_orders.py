@@ -14,6 +14,7 @@ from semblend.integration.vllm import namespaces
 from semblend.integration.vllm.bridge import Offer, PlannerBridge
 from semblend.integration.vllm.capture_choice import CaptureChoice
 from semblend.integration.vllm.metadata import CaptureCommand, WorkerReport
+from semblend.integration.vllm.modes import Mode
 from semblend.integration.vllm.request_state import RequestState
 from semblend.integration.vllm.setup import SchedulerSetup
 from semblend.integration.vllm.stats import SemBlendStats
@@ -130,7 +131,7 @@ class CaptureOrders:
             namespace=state.namespace,
             blocks=blocks,
         )
-        if not self._setup.options.mode.loads:
+        if not self._may_load:
             if self._bridge.register_at_once(offer):
                 self._registered(offer)
             return None
@@ -146,6 +147,12 @@ class CaptureOrders:
             share_key=share_key,
             shared_as=self.share(offer.donor_id, offer.tokens, share_key),
         )
+
+    @property
+    def _may_load(self) -> bool:
+        """Whether K/V that is kept may be loaded; a certificate may run out under the engine."""
+        certified = self._setup.options.mode is not Mode.SEGMENTED or self._bridge.certified
+        return self._setup.may_load and certified
 
     def _registered(self, offer: Offer) -> None:
         self._stats.count("donors_registered")

@@ -19,7 +19,7 @@ from typing import Any
 
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
-from semblend.integration.audit import AuditStream
+from semblend.integration.audit import PLANNED, AuditStream
 from semblend.integration.plan_cuts import within_hole_budget
 from semblend.integration.vllm.bridge import PlannerBridge
 from semblend.integration.vllm.exchange import RemoteDonors
@@ -73,6 +73,12 @@ class Claims:
         self.remote: RemoteDonors | None = None
         self.objection: Callable[[RequestState], str | None] = lambda state: None
         """Why reuse is off for a request's namespace, if it is."""
+
+    @property
+    def may_load(self) -> bool:
+        """Whether anything is claimed at present."""
+        certified = self._options.mode is not Mode.SEGMENTED or self._bridge.certified
+        return self._may_load and certified and self._stopped is None
 
     def stop(self, why: str) -> None:
         """Claim nothing any more."""
@@ -235,7 +241,7 @@ class Claims:
                 donor_id=",".join(plan.donor_ids),
                 kind=plan.spans[0].kind.value,
                 reusable_tokens=plan.reused_tokens,
-                reason=plan.reason.value if plan.reason is not None else "planned",
+                reason=plan.reason.value if plan.reason is not None else PLANNED,
                 lookup_ms=plan.evidence.lookup_ms,
                 spans=len(plan.spans),
                 matched_tokens=plan.evidence.matched_tokens,
@@ -267,6 +273,7 @@ class Claims:
             state.request_id,
             donor_id=",".join(plan.donor_ids),
             tokens=plan.reused_tokens,
+            standing=self._options.mode.standing,
             boundary=plan.end,
             target_start=first.target_start,
             donor_start=first.donor_start,

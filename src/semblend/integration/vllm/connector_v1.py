@@ -66,7 +66,7 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         UnsupportedEngineError
             Naming every feature in use that this adapter was not proven with.
         """
-        for beside in require_this_distribution().beside:
+        for beside in require_this_distribution("vllm").beside:
             logger.warning("SemBlend runs from %s, and %s is installed beside it", PACKAGE, beside)
         super().__init__(vllm_config, role, kv_cache_config)
         options = ConnectorOptions.from_extra_config(
@@ -77,14 +77,9 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         self.scheduler_side: SchedulerSide | None = None
         self.worker_side: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
-            self.scheduler_side = SchedulerSide(SchedulerSetup.of(vllm_config, options))
-            logger.info(
-                "SemBlend connector: mode=%s execution=%s provider=%s capture=%s",
-                options.mode.value,
-                options.execution.value,
-                options.provider.value,
-                options.capture.value,
-            )
+            setup = SchedulerSetup.of(vllm_config, options)
+            self.scheduler_side = SchedulerSide(setup)
+            logger.log(setup.running.level, "%s", setup.running)
         else:
             self.worker_side = WorkerSide(config=vllm_config, options=options)
 

@@ -17,6 +17,8 @@ from typing import Any
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.integration.audit import AuditStream
+from semblend.integration.gauges import pipeline_gauges
+from semblend.integration.vllm import namespaces
 from semblend.integration.vllm.block_hashes import PrivateChain
 from semblend.integration.vllm.bridge import PlannerBridge
 from semblend.integration.vllm.capture_orders import CaptureOrders
@@ -52,7 +54,7 @@ class SchedulerSide:
     def __init__(self, setup: SchedulerSetup) -> None:
         self.setup = setup
         options = setup.options
-        self.audit = AuditStream(engine="vllm", logger=logger, path=options.audit_path)
+        self.audit = AuditStream(engine="vllm", logger=logger, **options.audit)
         self.stats = SemBlendStats()
         self.bridge = PlannerBridge(
             settings=setup.settings,
@@ -266,6 +268,13 @@ class SchedulerSide:
         # A request that resumes was confirmed before it was preempted.
         confirmed = state.progress is Progress.CONFIRMED or state.resumes
         self._settlements.ended(state)
+        self.audit.settled(
+            state.account.settlement,
+            namespace=namespaces.shown(state.namespace),
+            tenant=state.namespace.tenant,
+            seconds_per_unit=self.clock.seconds_per_unit,
+            ranks=self.setup.ranks,
+        )
         self._staged.ended(state)
         if self._meaning is not None and state.refusal is None and state.ladder_id is None:
             self._meaning.look_up(state.request_id, state.tokens, state.namespace)
@@ -344,9 +353,22 @@ class SchedulerSide:
         """Statistics since the last call."""
         if self.stats.is_empty():
             return None
+        self.stats.gauges(self._gauges())
         taken = SemBlendStats(data=self.stats.data)
         self.stats.reset()
         return taken
+
+    def _gauges(self) -> dict[str, float]:
+        gauges = pipeline_gauges(
+            self.bridge.pipeline,
+            self.setup.standing,
+            loading=self.claims.may_load,
+            captures_waiting=self.bridge.pending,
+        )
+        if self.shadows is not None:
+            gauges["suspended_namespaces"] = self.shadows.watch.stats().suspended
+            gauges["shadow_waiting"] = self.shadows.waiting
+        return gauges
 
     @property
     def has_pending_work(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ from semblend.core.namespace import Namespace
 from semblend.core.settings import Settings
 from semblend.integration.certificates import standing_of, uncertified_standing
 from semblend.integration.model_cost import cost_model
+from semblend.integration.running_mode import RunningMode
 from semblend.integration.vllm import namespaces
 from semblend.integration.vllm.modes import Mode
 from semblend.integration.vllm.options import ConnectorOptions
@@ -17,8 +17,6 @@ from semblend.integration.vllm.sentence_ends import boundaries_of
 from semblend.planning.boundaries import Boundaries
 from semblend.planning.certificates import Standing
 from semblend.planning.cost import CostModel
-
-logger = logging.getLogger("vllm.semblend")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +43,17 @@ class SchedulerSetup:
     def certified(self) -> bool:
         """Whether what is loaded stands under a certificate."""
         return self.standing.certificate is not None
+
+    @property
+    def running(self) -> RunningMode:
+        """Which mode really runs, and why."""
+        return RunningMode.of(
+            self.options.mode,
+            given="mode" in self.options.model_fields_set,
+            settings=self.settings,
+            standing=self.standing,
+            model=str(self.config.model_config.model),
+        )
 
     @classmethod
     def of(cls, config: Any, options: ConnectorOptions) -> SchedulerSetup:
@@ -75,29 +84,13 @@ class SchedulerSetup:
 
 def _standing(model_config: Any, options: ConnectorOptions, settings: Settings) -> Standing:
     look = standing_of if options.mode is Mode.SEGMENTED else uncertified_standing
-    standing = look(
+    return look(
         str(model_config.model),
         model_config.hf_config,
         dtype=str(model_config.dtype).removeprefix("torch."),
         settings=settings,
         revision=model_config.revision,
     )
-    if options.mode is not Mode.SEGMENTED:
-        return standing
-    if standing.certificate is None:
-        logger.warning(
-            "SemBlend: no quality certificate for %s (%s); mode segmented runs discovery only",
-            model_config.model,
-            standing.detail,
-        )
-    else:
-        logger.info(
-            "SemBlend: reuse of %s is certified: %s, until %s",
-            model_config.model,
-            standing.certificate.policy,
-            standing.certificate.expires,
-        )
-    return standing
 
 
 def _may_load(options: ConnectorOptions, settings: Settings, standing: Standing) -> bool:

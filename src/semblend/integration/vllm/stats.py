@@ -16,8 +16,20 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 
 from semblend.core.ledger import Settlement
 from semblend.core.outcomes import Outcome
-from semblend.integration.counters import LABELLED_COUNTERS, TOKEN_SOURCES, tokens_by_source
+from semblend.integration.counters import (
+    LABELLED_COUNTERS,
+    REUSABLE,
+    TOKEN_SOURCES,
+    tokens_by_source,
+)
+from semblend.integration.gauges import GAUGES, MODE, MODE_TEXT
+from semblend.integration.vllm.options import ConnectorOptions
 
+_GAUGES = {
+    **GAUGES,
+    "suspended_namespaces": "Namespaces in which shadow samples turned reuse off.",
+    "shadow_waiting": "Shadow samples that are not computed yet.",
+}
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _PLAIN = {
     "donors_registered": "Prompts kept as donors.",
@@ -61,7 +73,7 @@ class SemBlendStats(KVConnectorStats):
 
     def reset(self) -> None:
         """Forget everything counted."""
-        parts = ("counts", "requests", "declines", "tokens", "seconds", "values")
+        parts = ("counts", "requests", "declines", "tokens", "seconds", "values", "gauges")
         self.data = {part: {} for part in parts}
 
     def count(self, name: str, amount: int = 1) -> None:
@@ -75,6 +87,10 @@ class SemBlendStats(KVConnectorStats):
     def value(self, name: str, value: float) -> None:
         """Note one figure that is no duration."""
         self.data["values"].setdefault(name, []).append(value)
+
+    def gauges(self, values: dict[str, float]) -> None:
+        """How things stand, now."""
+        self.data["gauges"] = values
 
     def settled(self, settlement: Settlement) -> None:
         """Count one request and its prompt tokens by where their K/V came from."""
@@ -96,17 +112,19 @@ class SemBlendStats(KVConnectorStats):
             merged[part] = {
                 name: [*mine.get(name, ()), *theirs.get(name, ())] for name in {*mine, *theirs}
             }
+        merged["gauges"] = {**self.data.get("gauges", {}), **other.data.get("gauges", {})}
         return SemBlendStats(data=merged)
 
     def reduce(self) -> dict[str, int | float]:
         """A few figures for vLLM's periodic log line."""
         tokens = self.data["tokens"]
-        prompt = sum(tokens.values())
+        prompt = sum(tokens.get(source, 0) for source in TOKEN_SOURCES)
         figures: dict[str, int | float] = {
             "SemBlend requests": sum(self.data["requests"].values()),
             "materialised": self.data["requests"].get(Outcome.MATERIALISED.value, 0),
             "reused tokens": tokens.get("reused", 0),
             "reused share": round(tokens.get("reused", 0) / prompt, 4) if prompt else 0.0,
+            "reusable share": round(tokens.get(REUSABLE, 0) / prompt, 4) if prompt else 0.0,
         }
         for name, values in sorted(self.data["seconds"].items()):
             if values:
@@ -154,8 +172,15 @@ class SemBlendPromMetrics(KVConnectorPromMetrics):
             )
             for name, (text, buckets) in _VALUES.items()
         }
+        self._mode = self._gauge(MODE, MODE_TEXT, MODE)
+        # Without values until the scheduler's first word: 0 would say that nothing is certified.
+        self._gauges = {name: self._gauge(name, text) for name, text in _GAUGES.items()}
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        mode = ConnectorOptions.from_extra_config(extra).mode
         for engine in per_engine_labelvalues:
-            for source in TOKEN_SOURCES:  # a scrape before the first request has them at 0
+            self._mode.labels(*per_engine_labelvalues[engine], mode.value).set(1)
+            # A scrape before the first request has them at 0.
+            for source in (*TOKEN_SOURCES, REUSABLE):
                 self._labelled["tokens"].labels(*per_engine_labelvalues[engine], source)
             for metric in (
                 *self._counts.values(),
@@ -169,12 +194,23 @@ class SemBlendPromMetrics(KVConnectorPromMetrics):
             name=name, documentation=text, labelnames=[*self._labelnames, *labels]
         )
 
+    def _gauge(self, name: str, text: str, *labels: str) -> Any:
+        return self._gauge_cls(
+            name=f"vllm:semblend_{name}",
+            documentation=text,
+            labelnames=[*self._labelnames, *labels],
+            multiprocess_mode="mostrecent",
+        )
+
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add one interval's statistics."""
         values = self.per_engine_labelvalues[engine_idx]
         for part, metric in self._labelled.items():
             for label, amount in transfer_stats_data.get(part, {}).items():
                 metric.labels(*values, label).inc(amount)
+        for name, value in transfer_stats_data.get("gauges", {}).items():
+            if name in self._gauges:
+                self._gauges[name].labels(*values).set(value)
         for name, amount in transfer_stats_data.get("counts", {}).items():
             if name in self._counts:
                 self._counts[name].labels(*values).inc(amount)
