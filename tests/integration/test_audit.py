@@ -157,11 +157,13 @@ def test_a_settled_request_is_one_record_with_what_would_be_saved(tmp_path):
         outcome=Outcome.DISCOVERY_ONLY,
         prompt_tokens=100,
         reusable_tokens=60,
-        donor_ids=("d",),
+        tokens_by_donor=(("d", 60),),
     )
     stream.settled(settlement, tenant="acme")
     stream.settled(None)
     stream.close()
     (record,) = map(json.loads, (tmp_path / "audit.jsonl").read_text().splitlines())
     assert record["event"] == "request_settled"
-    assert (record["reusable_tokens"], record["donor_ids"], record["tenant"]) == (60, ["d"], "acme")
+    assert record["reusable_tokens"] == 60
+    assert record["tokens_by_donor"] == {"d": 60}
+    assert record["tenant"] == "acme"

@@ -35,6 +35,8 @@ class Settlement:
     """Of what was reused or could have been; nothing otherwise."""
     donor_ids: tuple[str, ...] = ()
     """Donors of what was reused or could have been."""
+    tokens_by_donor: tuple[tuple[str, int], ...] = ()
+    """What each of them gave or could have given, as planned."""
     policy: str = "none"
     reason: DeclineReason | None = None
     detail: str = ""
@@ -131,6 +133,7 @@ class Ledger:
             ),
             cost=plan.cost,
             donor_ids=plan.donor_ids,
+            tokens_by_donor=plan.tokens_by_donor,
             policy=plan.policy,
         )
         self._settle(settlement)
@@ -234,6 +237,7 @@ def _as_computed(
         reusable_tokens=min(plan.reused_tokens, prompt_tokens - exact_tokens),
         cost=plan.cost,
         donor_ids=plan.donor_ids,
+        tokens_by_donor=plan.tokens_by_donor,
         policy=plan.policy,
     )
 

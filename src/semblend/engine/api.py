@@ -11,6 +11,7 @@ from enum import StrEnum
 from semblend.core.errors import RequestError
 from semblend.core.namespace import Namespace
 from semblend.core.outcomes import DeclineReason, Outcome
+from semblend.core.plan import CostEstimate
 from semblend.core.tokens import TokenArray
 
 
@@ -115,6 +116,10 @@ class RequestReport:
     """From submission to the first token."""
     total_ms: float = 0.0
     output_tokens: int = 0
+    cost: CostEstimate = field(default_factory=CostEstimate)
+    """What the prompt costs cold and by its plan, carried out or not."""
+    tokens_by_donor: tuple[tuple[str, int], ...] = ()
+    """What each donor gave, or could have given where discovery alone reported it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

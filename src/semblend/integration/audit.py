@@ -241,7 +241,7 @@ class AuditStream:
             reused_tokens=settlement.materialised_tokens,
             reusable_tokens=settlement.reusable_tokens,
             recomputed_tokens=settlement.recomputed_tokens,
-            donor_ids=list(settlement.donor_ids),
+            tokens_by_donor=dict(settlement.tokens_by_donor),
             cold_units=settlement.cost.cold,
             saved_units=settlement.cost.saved,
             **fields,

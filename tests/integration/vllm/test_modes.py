@@ -94,7 +94,7 @@ def test_segmented_without_a_certificate_is_discovery(make_engine, caplog):
     assert len(engine.worker.donors) == 0, "K/V that may not be loaded is not kept"
     stats = engine.scheduler.take_stats()
     tokens = stats.data["tokens"]
-    assert 400 < tokens["reusable"] <= 420
+    assert 300 < tokens["reusable"] <= 420
     assert tokens["reusable"] < tokens["computed"], "they are computed all the same"
     assert stats.data["gauges"]["certified"] == stats.data["gauges"]["loading"] == 0
 
