@@ -185,3 +185,10 @@ class EngineStats:
     shadow_disagreement: float = 0.0
     """Mean share of sampled tokens whose best token differs from cold's."""
     suspended_namespaces: int = 0
+    mode: str = "discovery_only"
+    """What the settings ask for: discovery_only, segmented_experimental or segmented."""
+    loading: bool = False
+    """Whether donor K/V may be loaded, now."""
+    captures_skipped: int = 0
+    """Prompts not kept because too many waited."""
+    captures_waiting: int = 0

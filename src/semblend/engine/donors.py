@@ -121,6 +121,11 @@ class DonorLibrary:
     def __len__(self) -> int:
         return len(self._donors)
 
+    @property
+    def waiting(self) -> int:
+        """Prompts in line to be kept."""
+        return self._queue.qsize()
+
     # -- giving ------------------------------------------------------------------
 
     def offer(self, sequence: Sequence) -> None:

@@ -266,6 +266,10 @@ class EmbeddedEngine:
             shadow_divergence=shadow.divergence,
             shadow_disagreement=shadow.disagreement,
             suspended_namespaces=shadow.suspended,
+            mode=_mode(self.settings),
+            loading=self.pipeline.may_load,
+            captures_skipped=self.donors.skipped,
+            captures_waiting=self.donors.waiting,
         )
 
     def flush_prefix_cache(self) -> int:
@@ -311,6 +315,13 @@ class EmbeddedEngine:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _mode(settings: Settings) -> str:
+    """The adapters' word for what the settings ask for."""
+    if settings.discovery_only or not settings.enabled:
+        return "discovery_only"
+    return "segmented_experimental" if settings.allow_uncertified else "segmented"
 
 
 def _standing(model: LoadedModel, settings: Settings) -> Standing:

@@ -153,8 +153,13 @@ class EngineCollector(Collector):
             ("shadow_divergence", "Mean KL against cold, nats.", stats.shadow_divergence),
             ("shadow_disagreement", "Best tokens unlike cold's.", stats.shadow_disagreement),
             ("suspended_namespaces", "Reuse is off in them.", stats.suspended_namespaces),
+            ("loading", "1 while donor K/V may be loaded.", int(stats.loading)),
+            ("captures_waiting", "Prompts that wait to be kept.", stats.captures_waiting),
         ):
             yield GaugeMetricFamily(f"semblend:{name}", text, value=value)
+        mode = GaugeMetricFamily("semblend:mode", "1 for the mode that runs.", labels=["mode"])
+        mode.add_metric([stats.mode], 1)
+        yield mode
         for name, text, values in (
             ("tier_bytes", "Bytes of donor K/V held.", stats.tier_bytes),
             ("tier_capacity_bytes", "Byte cap of the tier.", stats.tier_capacity_bytes),
@@ -167,6 +172,11 @@ class EngineCollector(Collector):
             "semblend:shadow_samples",
             "Reused requests also computed cold.",
             value=stats.shadow_samples,
+        )
+        yield CounterMetricFamily(
+            "semblend:captures_skipped",
+            "Prompts not kept because too many waited.",
+            value=stats.captures_skipped,
         )
         yield CounterMetricFamily(
             "semblend:donor_evictions", "Donors evicted.", value=stats.evictions

@@ -92,11 +92,9 @@ def test_segmented_without_a_certificate_is_discovery(make_engine, caplog):
     assert answer.semblend["reason"] == "no_certificate"
     assert answer.cached_tokens == 0
     assert len(engine.worker.donors) == 0, "K/V that may not be loaded is not kept"
-    stats = engine.scheduler.take_stats()
-    tokens = stats.data["tokens"]
-    assert 300 < tokens["reusable"] <= 420
-    assert tokens["reusable"] < tokens["computed"], "they are computed all the same"
-    assert stats.data["gauges"]["certified"] == stats.data["gauges"]["loading"] == 0
+    settled = engine.scheduler.bridge.pipeline.ledger.recent()[-1]
+    assert 300 < settled.reusable_tokens <= 420
+    assert settled.reusable_tokens < settled.computed_tokens, "they are computed all the same"
 
 
 def test_one_line_says_which_mode_runs_and_a_request_has_one_info_line(make_engine, caplog):
