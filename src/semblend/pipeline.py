@@ -374,6 +374,13 @@ class SemBlendPipeline:
         """Whether a certificate allows reuse, now."""
         return self._certified and not self._has_expired()
 
+    @property
+    def may_load(self) -> bool:
+        """Whether a plan can be executable, now: if not, nobody needs donors' K/V."""
+        settings = self.settings
+        allowed = settings.enabled and not settings.discovery_only
+        return allowed and (self.certified or settings.allow_uncertified)
+
     def _has_expired(self) -> bool:
         until = self._certified_until
         return until is not None and time.time() + clock_jump_s() >= until.timestamp()

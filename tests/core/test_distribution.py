@@ -65,7 +65,7 @@ def test_damaged_metadata_is_no_objection(site):
 
 
 def test_what_runs_these_tests_is_this_project():
-    require_this_distribution()
+    require_this_distribution("serve")
 
 
 def test_the_wheel_recognises_itself(installed_wheel, tmp_path):

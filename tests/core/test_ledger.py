@@ -112,3 +112,38 @@ def test_settled_tokens_add_up_to_settled_prompts(steps):
     assert sum(totals.requests.values()) == len(steps)
     confirmed = sum(m for action, m, _ in steps if action == "confirm")
     assert totals.tokens[Outcome.MATERIALISED] == confirmed
+
+
+def test_what_only_a_permission_kept_from_reuse_is_reusable():
+    ledger = Ledger()
+    ledger.open("r", REFUSED)
+    settled = ledger.computed("r")
+    assert settled.reusable_tokens == 50
+    assert settled.computed_tokens == 100, "reusable tokens are computed all the same"
+    assert settled.donor_ids == ("d",)
+    ledger.open("s", EXECUTABLE)
+    assert ledger.computed("s", DeclineReason.DISCOVERY_ONLY).reusable_tokens == 50
+    ledger.open("t", REFUSED)
+    grown = ledger.computed("t", prompt_tokens=100, exact_tokens=80)
+    assert grown.reusable_tokens == 20, "the exact prefix may have grown meanwhile"
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        (EXECUTABLE, DeclineReason.DONOR_GONE),
+        (EXECUTABLE.declined(DeclineReason.NOT_WORTH_IT), None),
+        (EXECUTABLE.declined(DeclineReason.NOT_WORTH_IT), DeclineReason.DISCOVERY_ONLY),
+        (EXECUTABLE, DeclineReason.CANCELLED),
+    ],
+)
+def test_what_would_not_have_been_loaded_anyway_is_not_reusable(plan, reason):
+    ledger = Ledger()
+    ledger.open("r", plan)
+    assert ledger.computed("r", reason).reusable_tokens == 0
+
+
+def test_what_was_reused_is_not_reusable_once_more():
+    ledger = Ledger()
+    ledger.open("r", EXECUTABLE)
+    assert ledger.confirm("r", materialised_tokens=50).reusable_tokens == 0

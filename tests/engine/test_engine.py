@@ -226,3 +226,24 @@ def test_closing_ends_every_request(make_engine: EngineMaker) -> None:
     }
     with pytest.raises(RequestError, match="closing"):
         driver.submit(random_tokens(5, 1))
+
+
+def test_where_nothing_may_be_loaded_no_kv_is_kept_and_what_could_be_saved_is_counted(
+    make_engine: EngineMaker,
+) -> None:
+    discovery = Settings(
+        embedder=EmbedderKind.NONE, certificate_dir="none", recompute_policy="none", shadow_rate=0.0
+    )
+    driver = make_engine(settings=discovery)
+    driver.run(behind(1))
+    found = driver.run(behind(5)).report
+    assert found.outcome is Outcome.DISCOVERY_ONLY
+    assert sum(end - start for start, end in found.found) >= 155
+    assert found.computed_tokens == found.prompt_tokens
+    stats = driver.engine.stats()
+    assert stats.donors == 2
+    assert not any(stats.tier_bytes.values()), "K/V that may not be loaded is not kept"
+    assert driver.engine.donors.inventory() == [], "and nobody is told that it could be"
+    (last,) = driver.engine.pipeline.ledger.recent()[-1:]
+    assert last.reusable_tokens == sum(end - start for start, end in found.found)
+    assert driver.engine.drop_donors() == 2

@@ -6,7 +6,10 @@ import json
 import logging
 
 from sembench.engine_events.vllm import VllmParser
+from semblend.core.ledger import Settlement
+from semblend.core.outcomes import Outcome
 from semblend.integration.audit import AuditStream
+from semblend.integration.audit_file import RotatingLines
 
 LOGGER = logging.getLogger("semblend.test_audit")
 
@@ -73,3 +76,94 @@ def test_without_a_path_only_the_log_is_written(caplog):
         everything(stream)
     stream.close()
     assert "SemBlend materialized request_id=r1 donor_id=r0.1 tokens=700" in caplog.messages
+
+
+def info_lines(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+
+
+def test_a_request_has_one_info_line_and_it_says_how_the_request_ended(caplog):
+    stream = AuditStream(engine="vllm", logger=LOGGER)
+    with caplog.at_level(logging.DEBUG, logger=LOGGER.name):
+        everything(stream)
+        # Found in discovery, and then a donor itself.
+        stream.lookup_hit(
+            "r5", donor_id="r0.1", kind="moved", reusable_tokens=9, reason="no_certificate"
+        )
+        stream.donor_registered("r5", donor_id="r5.1", namespace="vllm:ab", tokens=80, blocks=5)
+    lines = info_lines(caplog)
+    for request in ("r0", "r1", "r2", "r3", "r4", "r5"):
+        assert sum(f"request_id={request} " in line for line in lines) <= 1, lines
+    assert any("materialized request_id=r1 " in line for line in lines)
+    assert any("lookup hit request_id=r5 " in line for line in lines)
+
+
+def test_only_experimental_loads_are_called_experimental(caplog):
+    stream = AuditStream(engine="vllm", logger=LOGGER)
+    with caplog.at_level(logging.DEBUG, logger=LOGGER.name):
+        for standing in ("certified", "exact"):
+            stream.load_advertised(
+                "semantic_span_load_advertised", "r", donor_id="d", tokens=7, standing=standing
+            )
+    assert "experimental" not in caplog.text
+    parser = VllmParser()
+    for line in caplog.messages:
+        parser.feed(line)
+    assert parser.finish().load_advertisements == 2
+
+
+def test_audit_files_are_bounded_in_size_and_number_and_lose_no_recent_record(tmp_path):
+    path = tmp_path / "audit.jsonl"
+    stream = AuditStream(engine="vllm", logger=LOGGER, path=path, max_bytes=2_000, files=3)
+    for number in range(60):
+        stream.event("request_first_seen", f"r{number}", prompt_tokens=number)
+        stream.flush()
+    stream.close()
+    files = sorted(tmp_path.iterdir(), key=lambda file: file.name)
+    assert [file.name for file in files] == ["audit.jsonl", "audit.jsonl.1", "audit.jsonl.2"]
+    assert all(file.stat().st_size <= 2_000 for file in files)
+    kept = [
+        json.loads(line)["prompt_tokens"]
+        for file in reversed(files)
+        for line in file.read_text().splitlines()
+    ]
+    assert kept == list(range(kept[0], 60)), "in order, the newest last"
+
+
+def test_an_audit_file_that_was_there_counts_and_a_single_one_starts_anew(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("old\n" * 10)
+    lines = RotatingLines(path, max_bytes=50, files=2)
+    lines.write("x" * 20)
+    lines.close()
+    assert path.read_text() == "x" * 20 + "\n"
+    assert (tmp_path / "a.1").read_text() == "old\n" * 10
+    single = RotatingLines(tmp_path / "b", max_bytes=10, files=1)
+    for _ in range(5):
+        single.write("y" * 8)
+    single.close()
+    assert [file.name for file in tmp_path.glob("b*")] == ["b"]
+    unbounded = RotatingLines(tmp_path / "c", max_bytes=0, files=1)
+    for _ in range(50):
+        unbounded.write("z" * 8)
+    unbounded.close()
+    assert (tmp_path / "c").stat().st_size == 450
+
+
+def test_a_settled_request_is_one_record_with_what_would_be_saved(tmp_path):
+    stream = AuditStream(engine="vllm", logger=LOGGER, path=tmp_path / "audit.jsonl")
+    settlement = Settlement(
+        request_id="r",
+        outcome=Outcome.DISCOVERY_ONLY,
+        prompt_tokens=100,
+        reusable_tokens=60,
+        tokens_by_donor=(("d", 60),),
+    )
+    stream.settled(settlement, tenant="acme")
+    stream.settled(None)
+    stream.close()
+    (record,) = map(json.loads, (tmp_path / "audit.jsonl").read_text().splitlines())
+    assert record["event"] == "request_settled"
+    assert record["reusable_tokens"] == 60
+    assert record["tokens_by_donor"] == {"d": 60}
+    assert record["tenant"] == "acme"

@@ -101,7 +101,7 @@ def test_any_scraper_reads_the_same_names_and_none_of_a_tenant(fresh: Running) -
         samples = scrape(fresh, accept)
         assert ("semblend:donors", ()) in samples
         labels = {name for _, pairs in samples for name, _ in pairs}
-        assert labels <= {"stage", "outcome", "reason", "tier", "endpoint", "status", "le"}
+        assert labels <= {"stage", "outcome", "reason", "tier", "endpoint", "status", "le", "mode"}
         assert "metrics-tenant" not in str(samples)
 
 

@@ -5,6 +5,7 @@ In the order of a request's life::
     SemBlend donor registered request_id=… namespace=… tokens=N blocks=N
     SemBlend semantic lookup hit request_id=… donor_id=… similarity=… kind=… reusable_tokens=N …
     SemBlend request-local experimental load advertised request_id=… donor_id=… tokens=N
+                                                (exact, certified or experimental)
     SemBlend materializing …                    (a start: evidence, not reuse)
     SemBlend materialized request_id=… donor_id=… tokens=N
 
@@ -22,7 +23,8 @@ from sembench.engine_events.summary import EngineSummary, SummaryBuilder, two_vi
 
 _EVENT = re.compile(
     r"SemBlend (?P<name>donor registered|semantic lookup hit|semantic lookup miss|"
-    r"request-local experimental load advertised|materializing|materialized|declined)\b"
+    r"request-local (?:exact|certified|experimental) load advertised|"
+    r"materializing|materialized|declined)\b"
     r"(?P<rest>.*)"
 )
 
@@ -55,14 +57,21 @@ class VllmParser:
         if name == "materialized" and tokens is None:
             into.malformed()
             return
-        into.events[name.replace(" ", "_").replace("-", "_")] += 1
+        into.events[_key(name)] += 1
         if name == "donor registered":
             into.donor_registrations += 1
         elif name == "semantic lookup hit":
             into.semantic_hits += 1
-        elif name == "request-local experimental load advertised":
+        elif name.endswith("load advertised"):
             into.load_advertisements += 1
         elif name == "materialized" and tokens:
             into.materialised(tokens=tokens, request_id=found.get("request_id"))
         elif name in ("semantic lookup miss", "declined"):
             into.rejected(found.get("reason", ""))
+
+
+def _key(name: str) -> str:
+    """A line's name in counts: one for all kinds of loads."""
+    if name.endswith("load advertised"):
+        name = "request-local experimental load advertised"
+    return name.replace(" ", "_").replace("-", "_")

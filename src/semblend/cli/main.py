@@ -17,6 +17,7 @@ from semblend.cli.explain import explain
 from semblend.cli.fleet import fleet
 from semblend.cli.leaderboard import leaderboard
 from semblend.cli.redteam import redteam
+from semblend.cli.report import report
 from semblend.cli.route import route
 from semblend.cli.serve import serve
 from semblend.cli.settings import settings
@@ -52,6 +53,7 @@ app.command()(serve)
 app.command()(route)
 app.command()(fleet)
 app.command()(explain)
+app.command()(report)
 app.command()(settings)
 app.command()(certify)
 app.command()(leaderboard)

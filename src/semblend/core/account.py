@@ -100,6 +100,11 @@ class Account:
         """Whether the request stands in the ledger for good."""
         return self._settlement is not None
 
+    @property
+    def settlement(self) -> Settlement | None:
+        """How the request ended; None while it has not."""
+        return self._settlement
+
     def decline(self, reason: DeclineReason | None, detail: str = "") -> None:
         """Note why this request is computed, unless something else happens to it yet."""
         self.reason, self.detail = reason, detail

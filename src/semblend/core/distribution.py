@@ -56,8 +56,10 @@ def ownership(package: Path = PACKAGE) -> Ownership:
     return Ownership(foreign=tuple(foreign), beside=() if owned else tuple(beside))
 
 
-def require_this_distribution() -> Ownership:
+def require_this_distribution(extra: str) -> Ownership:
     """What was found, if nothing speaks against the running package.
+
+    `extra` is the one that brings what the caller needs.
 
     Raises
     ------
@@ -69,7 +71,7 @@ def require_this_distribution() -> Ownership:
         raise ForeignDistributionError(
             f"the semblend that runs here was installed by {' and '.join(found.foreign)}, which is "
             "another project of this name. Uninstall it, then install this one; "
-            f"{install_command('vllm')}"
+            f"{install_command(extra)}"
         )
     return found
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from semblend.core.errors import PlanError
 from semblend.core.faults import FaultPoint, fault_point
-from semblend.core.outcomes import DeclineReason, Outcome, outcome_of
-from semblend.core.plan import Plan
+from semblend.core.outcomes import DeclineReason, Outcome, is_for_discovery, outcome_of
+from semblend.core.plan import CostEstimate, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,14 @@ class Settlement:
     materialised_tokens: int = 0
     recomputed_tokens: int = 0
     """Tokens inside spans that were computed anyway; part of `computed_tokens`."""
+    reusable_tokens: int = 0
+    """Tokens that only a missing permission kept from being reused; part of `computed_tokens`."""
+    cost: CostEstimate = field(default_factory=CostEstimate)
+    """Of what was reused or could have been; nothing otherwise."""
     donor_ids: tuple[str, ...] = ()
+    """Donors of what was reused or could have been."""
+    tokens_by_donor: tuple[tuple[str, int], ...] = ()
+    """What each of them gave or could have given, as planned."""
     policy: str = "none"
     reason: DeclineReason | None = None
     detail: str = ""
@@ -43,6 +50,7 @@ class Settlement:
             self.continued_tokens,
             self.materialised_tokens,
             self.recomputed_tokens,
+            self.reusable_tokens,
         )
         if min(counts) < 0:
             raise PlanError("settlement: token counts are never negative")
@@ -140,7 +148,9 @@ class Ledger:
             recomputed_tokens=(
                 plan.recomputed_tokens if recomputed_tokens is None else recomputed_tokens
             ),
+            cost=plan.cost,
             donor_ids=plan.donor_ids,
+            tokens_by_donor=plan.tokens_by_donor,
             policy=plan.policy,
         )
         self._settle(settlement)
@@ -232,7 +242,7 @@ def _as_computed(
             reason, detail = plan.reason, plan.detail
     if prompt_tokens is None:
         raise PlanError(f"request {request_id!r} is not open")
-    return Settlement(
+    settlement = Settlement(
         request_id=request_id,
         outcome=outcome_of(reason, exact_tokens=exact_tokens, continued_tokens=continued_tokens),
         prompt_tokens=prompt_tokens,
@@ -241,3 +251,20 @@ def _as_computed(
         reason=reason,
         detail=detail,
     )
+    if plan is None or not _only_permission_is_missing(plan, reason):
+        return settlement
+    return replace(
+        settlement,
+        # The exact prefix may have grown since the plan was made.
+        reusable_tokens=min(plan.reused_tokens, prompt_tokens - exact_tokens),
+        cost=plan.cost,
+        donor_ids=plan.donor_ids,
+        tokens_by_donor=plan.tokens_by_donor,
+        policy=plan.policy,
+    )
+
+
+def _only_permission_is_missing(plan: Plan, reason: DeclineReason | None) -> bool:
+    """Gates against a plan's worth come first: one refused for want of permission had passed."""
+    worth_it = plan.executable or is_for_discovery(plan.reason)
+    return worth_it and is_for_discovery(reason)

@@ -81,6 +81,11 @@ def outcome_of(
     return Outcome.EXACT_PREFIX if exact_tokens else Outcome.COLD
 
 
+def is_for_discovery(reason: DeclineReason | None) -> bool:
+    """Whether only a missing permission stands against reuse: what was found could be loaded."""
+    return reason in _DISCOVERY
+
+
 _DISCOVERY = frozenset(
     {
         DeclineReason.DISCOVERY_ONLY,

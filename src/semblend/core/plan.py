@@ -294,6 +294,14 @@ class Plan:
         return tuple(dict.fromkeys(span.donor_id for span in self.spans))
 
     @property
+    def tokens_by_donor(self) -> tuple[tuple[str, int], ...]:
+        """How many tokens each donor gives, in order of first use."""
+        tokens: dict[str, int] = {}
+        for span, start, end in self.copied_runs():
+            tokens[span.donor_id] = tokens.get(span.donor_id, 0) + end - start
+        return tuple(tokens.items())
+
+    @property
     def plan_id(self) -> str:
         """A stable 16-hex-digit name of this plan's contents."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]

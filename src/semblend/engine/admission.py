@@ -205,6 +205,7 @@ class Admission:
         if plan.executable and objection is not None:
             plan = plan.declined(DeclineReason.SHADOW_DIVERGED, objection)
         sequence.account.decline(plan.reason, plan.detail)
+        sequence.planned = plan
         sequence.policy = plan.policy
         sequence.similarity = plan.evidence.similarity
         if plan.reason is not None and plan.reason.outcome is Outcome.DISCOVERY_ONLY:

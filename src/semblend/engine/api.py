@@ -11,6 +11,7 @@ from enum import StrEnum
 from semblend.core.errors import RequestFieldError
 from semblend.core.namespace import Namespace
 from semblend.core.outcomes import DeclineReason, Outcome
+from semblend.core.plan import CostEstimate
 from semblend.core.tokens import TokenArray
 
 
@@ -140,6 +141,10 @@ class RequestReport:
     """From submission to the first token."""
     total_ms: float = 0.0
     output_tokens: int = 0
+    cost: CostEstimate = field(default_factory=CostEstimate)
+    """What the prompt costs cold and by its plan, carried out or not."""
+    tokens_by_donor: tuple[tuple[str, int], ...] = ()
+    """What each donor gave, or could have given where discovery alone reported it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,3 +215,10 @@ class EngineStats:
     chain_bytes: int = 0
     promoted_tokens: int = 0
     """Tokens of chains computed exactly in idle steps."""
+    mode: str = "discovery_only"
+    """What the settings ask for: discovery_only, segmented_experimental or segmented."""
+    loading: bool = False
+    """Whether donor K/V may be loaded, now."""
+    captures_skipped: int = 0
+    """Prompts not kept because too many waited."""
+    captures_waiting: int = 0

@@ -3,8 +3,9 @@
 A finished prefill, or a finished answer, is offered with a reference to its
 pages; a thread of its own copies them out, stores them as content-addressed
 segments and only then registers the tokens, so that a donor that can be found
-can be loaded. What is evicted on one side (segments for room, the index for
-room) leaves the other.
+can be loaded. Where nothing may be loaded (discovery only, no certificate) tokens
+are registered and no K/V is kept. What is evicted on one side (segments for room,
+the index for room) leaves the other.
 The copies go to memory that was touched before: in a moment without requests, or
 for a segment that is gone.
 """
@@ -121,6 +122,11 @@ class DonorLibrary:
     def __len__(self) -> int:
         return len(self._donors)
 
+    @property
+    def waiting(self) -> int:
+        """Prompts in line to be kept."""
+        return self._queue.qsize()
+
     # -- giving ------------------------------------------------------------------
 
     def offer(self, exact: ExactKv) -> None:
@@ -159,6 +165,8 @@ class DonorLibrary:
         SemBlendError
             If a segment cannot be had.
         """
+        if not self._pipeline.may_load:
+            return False
         keys = _segment_keys(self._pipeline.share_key(namespace), tokens)
         # Read before room is made: whoever waits for another worker must not hold any.
         self._hold(donor_id, tokens, namespace, keys, lambda key: self._tiers.put(read(key)))
@@ -172,8 +180,10 @@ class DonorLibrary:
         """
         if not self._pipeline.settings.enabled:
             return False
+        if self._pipeline.prepare():
+            return True
         prompts = self._queue.maxsize * longest * self._pool.shape.token_bytes
-        return self._pipeline.prepare() or self._tiers.prepare(min(AHEAD_BYTES, prompts))
+        return self._pipeline.may_load and self._tiers.prepare(min(AHEAD_BYTES, prompts))
 
     def wait(self) -> None:
         """Wait until everything offered so far is stored. For tests, demos and benchmarks."""
@@ -204,6 +214,8 @@ class DonorLibrary:
             # Who lost it may have been too early for the index, which would offer it for ever.
             self._pipeline.evict(donor_id)
             raise DonorError(f"donor {donor_id!r} is gone")
+        if not donor.keys:
+            raise DonorError(f"donor {donor_id!r}: its K/V was not kept, none could be loaded")
         reach(FaultPoint.LEASE)
         pieces: list[DonorPiece] = []
         checks: list[Check] = []
@@ -277,7 +289,9 @@ class DonorLibrary:
         self._queue.task_done()
 
     def _store(self, capture: _Capture) -> None:
-        keys = _segment_keys(capture.share_key, capture.tokens)
+        keys: tuple[SegmentKey, ...] = ()
+        if self._pipeline.may_load:
+            keys = _segment_keys(capture.share_key, capture.tokens)
 
         def read(key: SegmentKey) -> Segment:
             reach(FaultPoint.CAPTURE)
@@ -337,7 +351,7 @@ class DonorLibrary:
         with self._lock:
             # Under the lock, so that nobody hears of a loss before the donor.
             kept = donor_id in self._donors
-            if kept:
+            if kept and keys:  # others are told of what can be loaded
                 self._announced.add(donor_id)
                 for listener in self._listeners:
                     listener.donor_kept(donor_id, tokens, namespace)

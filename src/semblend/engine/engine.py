@@ -305,6 +305,10 @@ class EmbeddedEngine:
             chains=0 if self._chains is None else len(self._chains),
             chain_bytes=0 if self._chains is None else self._chains.pages * self.pool.page_bytes,
             promoted_tokens=0 if self._promotion is None else self._promotion.computed_tokens,
+            mode=_mode(self.settings),
+            loading=self.pipeline.may_load,
+            captures_skipped=self.donors.skipped,
+            captures_waiting=self.donors.waiting,
         )
 
     def flush_prefix_cache(self) -> int:
@@ -356,6 +360,13 @@ class EmbeddedEngine:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _mode(settings: Settings) -> str:
+    """The adapters' word for what the settings ask for."""
+    if settings.discovery_only or not settings.enabled:
+        return "discovery_only"
+    return "segmented_experimental" if settings.allow_uncertified else "segmented"
 
 
 def _standing(model: LoadedModel, settings: Settings) -> Standing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from semblend.core.account import Reuse
-from semblend.core.plan import Plan
+from semblend.core.plan import CostEstimate, Plan
 from semblend.engine.api import RequestReport, StripSegment, TokenSource
 from semblend.engine.sequence import Sequence
 
@@ -48,6 +48,7 @@ def report_of(sequence: Sequence, *, certified: bool) -> RequestReport:
     """The report, now."""
     plan, account, now = sequence.plan, sequence.account, time.perf_counter()
     reused = 0 if plan is None else plan.reused_tokens
+    planned = sequence.planned if plan is None else plan
     return RequestReport(
         request_id=sequence.request.request_id,
         outcome=account.outcome(None if plan is None else Reuse.of(plan)),
@@ -77,6 +78,10 @@ def report_of(sequence: Sequence, *, certified: bool) -> RequestReport:
         ttft_ms=_ms(sequence.submitted_at, sequence.first_token_at),
         total_ms=_ms(sequence.submitted_at, now),
         output_tokens=len(sequence.output_ids),
+        cost=CostEstimate() if planned is None else planned.cost,
+        tokens_by_donor=()
+        if planned is None or not (reused or sequence.found)
+        else planned.tokens_by_donor,
     )
 
 

@@ -67,6 +67,8 @@ class Sequence:
     """Runs a donor holds, where the plan was for discovery only."""
     similarity: float | None = None
     policy: str = "none"
+    planned: Plan | None = None
+    """What was planned for it, whether it may be carried out or not."""
     admitted_at: float = 0.0
     lookup_ms: float = 0.0
     prefilled_at: float = 0.0

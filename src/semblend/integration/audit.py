@@ -5,6 +5,8 @@ A record is one JSON line, `schema_version` 2, joined to others by `connector_id
 collectors; they say the same in one line of text. Both come from one call, so
 they cannot disagree, and neither can hold up or fail a request: records are
 written by a thread from a bounded queue, and what does not fit is counted.
+
+A request has one INFO line at most: how it ended. The steps on the way are DEBUG.
 """
 
 from __future__ import annotations
@@ -19,11 +21,17 @@ import threading
 import time
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from semblend.core.faults import clock_jump_s
+from semblend.core.ledger import Settlement
+from semblend.integration.audit_file import RotatingLines
 
 SCHEMA_VERSION = 2
+MAX_BYTES = 256 * 2**20
+FILES = 5
+PLANNED = "planned"
+"""The reason of a lookup hit that is going to be carried out."""
 _QUEUED_RECORDS = 4096
 _REMEMBERED_REQUESTS = 65_536
 
@@ -32,7 +40,13 @@ class AuditStream:
     """Numbers and writes events; without a path it still logs. Thread-safe."""
 
     def __init__(
-        self, *, engine: str, logger: logging.Logger, path: str | Path | None = None
+        self,
+        *,
+        engine: str,
+        logger: logging.Logger,
+        path: str | Path | None = None,
+        max_bytes: int = MAX_BYTES,
+        files: int = FILES,
     ) -> None:
         self.connector_id = f"{engine}-{os.getpid()}-{secrets.token_hex(4)}"
         self.dropped = 0
@@ -43,6 +57,10 @@ class AuditStream:
         self._request_numbers: OrderedDict[str, int] = OrderedDict()
         self._requests = itertools.count(1)
         self._lock = threading.Lock()
+        self._max_bytes = max_bytes
+        self._files = files
+        self._spoken: OrderedDict[str, None] = OrderedDict()
+        """Requests that had their INFO line."""
         self._queue: queue.Queue[str | None] | None = None
         self._thread: threading.Thread | None = None
         if path is not None:
@@ -79,7 +97,8 @@ class AuditStream:
         self, request_id: str, *, donor_id: str, namespace: str, tokens: int, blocks: int
     ) -> None:
         """A prompt's K/V is held by every rank and may be found."""
-        self._logger.info(
+        self._logger.log(
+            self._level(request_id),
             "SemBlend donor registered request_id=%s namespace=%s tokens=%d blocks=%d",
             request_id,
             namespace,
@@ -107,7 +126,8 @@ class AuditStream:
         **fields: Any,
     ) -> None:
         """Reusable spans, or a donor of similar meaning, were found: evidence, not reuse."""
-        self._logger.info(
+        self._logger.log(
+            logging.DEBUG if reason == PLANNED else self._level(request_id),
             "SemBlend semantic lookup hit request_id=%s donor_id=%s similarity=%s kind=%s "
             "reusable_tokens=%d reason=%s",
             request_id,
@@ -136,12 +156,22 @@ class AuditStream:
         self.event("semantic_lookup_miss", request_id, miss_rejection_reason=reason, **fields)
 
     def load_advertised(
-        self, event: str, request_id: str, *, donor_id: str, tokens: int, **fields: Any
+        self,
+        event: str,
+        request_id: str,
+        *,
+        donor_id: str,
+        tokens: int,
+        standing: str = "experimental",
+        **fields: Any,
     ) -> None:
-        """The engine was told that tokens of this request can be supplied."""
-        self._logger.info(
-            "SemBlend request-local experimental load advertised request_id=%s donor_id=%s "
-            "tokens=%d",
+        """The engine was told that tokens of this request can be supplied.
+
+        `standing` is what kind of load it is: exact, certified or experimental.
+        """
+        self._logger.debug(
+            "SemBlend request-local %s load advertised request_id=%s donor_id=%s tokens=%d",
+            standing,
             request_id,
             donor_id,
             tokens,
@@ -150,7 +180,7 @@ class AuditStream:
 
     def materialising(self, request_id: str, *, donor_id: str, tokens: int) -> None:
         """A load was sent to the workers: a start, not reuse."""
-        self._logger.info(
+        self._logger.debug(
             "SemBlend materializing request_id=%s donor_id=%s tokens=%d",
             request_id,
             donor_id,
@@ -162,7 +192,8 @@ class AuditStream:
         self, request_id: str, *, donor_id: str, tokens: int, layers: int, **fields: Any
     ) -> None:
         """Every rank confirmed that donor K/V is in place. This alone is reuse."""
-        self._logger.info(
+        self._logger.log(
+            self._level(request_id),
             "SemBlend materialized request_id=%s donor_id=%s tokens=%d",
             request_id,
             donor_id,
@@ -179,7 +210,9 @@ class AuditStream:
 
     def declined(self, event: str, request_id: str, *, reason: str, **fields: Any) -> None:
         """Something that was found is not used, and why."""
-        self._logger.info("SemBlend declined request_id=%s reason=%s", request_id, reason)
+        self._logger.log(
+            self._level(request_id), "SemBlend declined request_id=%s reason=%s", request_id, reason
+        )
         self.event(event, request_id, declined_reason=reason, **fields)
 
     def failed(self, request_id: str, *, reason: str, detail: str, blocks: int) -> None:
@@ -194,6 +227,26 @@ class AuditStream:
             "load_error_blocks_reported", request_id, reason=reason, detail=detail, blocks=blocks
         )
 
+    def settled(self, settlement: Settlement | None, **fields: Any) -> None:
+        """A request has ended: what `semblend report` adds up."""
+        if settlement is None:
+            return
+        self.event(
+            "request_settled",
+            settlement.request_id,
+            outcome=settlement.outcome.value,
+            settled_reason=None if settlement.reason is None else settlement.reason.value,
+            prompt_tokens=settlement.prompt_tokens,
+            exact_tokens=settlement.exact_tokens,
+            reused_tokens=settlement.materialised_tokens,
+            reusable_tokens=settlement.reusable_tokens,
+            recomputed_tokens=settlement.recomputed_tokens,
+            tokens_by_donor=dict(settlement.tokens_by_donor),
+            cold_units=settlement.cost.cold,
+            saved_units=settlement.cost.saved,
+            **fields,
+        )
+
     # -- writing -------------------------------------------------------------------
 
     def flush(self) -> None:
@@ -206,6 +259,16 @@ class AuditStream:
         if self._thread is not None and self._queue is not None and self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
+
+    def _level(self, request_id: str) -> int:
+        """INFO for the first line about how a request ended, DEBUG for all others."""
+        with self._lock:
+            if request_id in self._spoken:
+                return logging.DEBUG
+            self._spoken[request_id] = None
+            if len(self._spoken) > _REMEMBERED_REQUESTS:
+                self._spoken.popitem(last=False)
+            return logging.INFO
 
     def _request_seq(self, request_id: str) -> int:
         """The request's number, in order of first mention."""
@@ -225,7 +288,7 @@ class AuditStream:
         while (line := records.get()) is not None:
             if file is not None:
                 try:
-                    file.write(line + "\n")
+                    file.write(line)
                     if records.empty():
                         file.flush()
                 except OSError as error:
@@ -236,10 +299,9 @@ class AuditStream:
             file.close()
         records.task_done()
 
-    def _open(self, path: Path) -> TextIO | None:
+    def _open(self, path: Path) -> RotatingLines | None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return path.open("a", encoding="utf-8")
+            return RotatingLines(path, max_bytes=self._max_bytes, files=self._files)
         except OSError as error:
             self._logger.error("SemBlend audit stream %s cannot be written: %s", path, error)
             return None

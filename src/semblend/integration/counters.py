@@ -11,14 +11,19 @@ LABELLED_COUNTERS = {
 }
 """Counters of /metrics: what one counts, and its label."""
 TOKEN_SOURCES = ("exact", "reused", "recomputed", "computed")
+"""Where a prompt token's K/V came from; together they are the prompt."""
+REUSABLE = "reusable"
+"""Beside them: tokens that were computed although a donor has them, because none may be loaded
+(discovery only, or no certificate). They are among the computed ones, so sums leave them out."""
 
 
 def tokens_by_source(settlement: Settlement) -> dict[str, int]:
-    """A prompt's tokens by where their K/V came from.
+    """A prompt's tokens by where their K/V came from, and how many of them were reusable.
 
     Tokens of holes are computed, like everything that no donor and no cache supplied.
     """
     exact, reused = settlement.exact_tokens, settlement.materialised_tokens
     recomputed = settlement.recomputed_tokens
     computed = settlement.computed_tokens - recomputed
-    return dict(zip(TOKEN_SOURCES, (exact, reused, recomputed, computed), strict=True))
+    sources = dict(zip(TOKEN_SOURCES, (exact, reused, recomputed, computed), strict=True))
+    return {**sources, REUSABLE: settlement.reusable_tokens}

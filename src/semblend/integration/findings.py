@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from semblend.core.errors import SemBlendError
+from semblend import __version__
+from semblend.core.distribution import PACKAGE, require_this_distribution
+from semblend.core.errors import ForeignDistributionError, SemBlendError
 from semblend.core.installing import install_command
 from semblend.integration.options import VariableOptions
 from semblend.integration.refusals import Refusal
@@ -41,6 +43,20 @@ def any_refused(findings: Iterable[Finding], *, check: str | None = None) -> boo
         finding.verdict is Verdict.REFUSED and check in (None, finding.check)
         for finding in findings
     )
+
+
+def own_installation(extra: str) -> Iterator[Finding]:
+    """Which `semblend` runs here, and whether it is this project's."""
+    try:
+        found = require_this_distribution(extra)
+    except ForeignDistributionError as error:
+        yield Finding(check="semblend", verdict=Verdict.REFUSED, detail=str(error))
+        return
+    here = f"{__version__} in {PACKAGE}"
+    for beside in found.beside:
+        yield Finding(check="semblend", verdict=Verdict.NOTE, detail=f"{here}, beside {beside}")
+    if not found.beside:
+        yield Finding(check="semblend", verdict=Verdict.OK, detail=here)
 
 
 def not_installed(engine: str, *, extra: str) -> Finding:

@@ -23,6 +23,13 @@ class ReuseMode(StrEnum):
         return self.value in ("segmented", "segmented_experimental")
 
     @property
+    def standing(self) -> str:
+        """What stands behind its loads: exact, certified or experimental."""
+        if self.uncertified:
+            return "experimental"
+        return "exact" if self.value == "exact_prefix" else "certified"
+
+    @property
     def uncertified(self) -> bool:
         """Whether approximate K/V may be loaded without a certificate."""
         return self.value.endswith("_experimental")

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from semblend.core.errors import SettingsError
 from semblend.core.json_text import parse_json
 from semblend.core.settings import EmbedderKind, Settings
+from semblend.integration.audit import FILES, MAX_BYTES
 from semblend.integration.modes import ReuseMode
 from semblend.integration.option_values import checked_options
 
@@ -55,6 +56,14 @@ class AdapterOptions(BaseModel):
     audit_path: Path | None = Field(
         None, description="File that the audit stream (JSON lines) is appended to."
     )
+    audit_max_bytes: int = Field(
+        MAX_BYTES,
+        ge=0,
+        description="Size at which the audit file is put aside as FILE.1; 0 lets it grow.",
+    )
+    audit_files: int = Field(
+        FILES, ge=1, description="Audit files kept in all, the one being written included."
+    )
     unverified_architectures: bool = Field(
         False,
         description="Also try model architectures that were never seen to work.",
@@ -88,6 +97,15 @@ class AdapterOptions(BaseModel):
             kind = type(values).__name__
             raise SettingsError(f"{cls.SOURCE}: a JSON object expected, got {kind}")
         return cls.from_mapping(values)
+
+    @property
+    def audit(self) -> dict[str, Any]:
+        """How the audit stream is kept."""
+        return {
+            "path": self.audit_path,
+            "max_bytes": self.audit_max_bytes,
+            "files": self.audit_files,
+        }
 
     def given(self) -> dict[str, Any]:
         """The keys that were given, as JSON has them."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from semblend.core.ledger import Settlement
 from semblend.core.outcomes import Outcome
-from semblend.integration.counters import tokens_by_source
+from semblend.integration.counters import REUSABLE, TOKEN_SOURCES, tokens_by_source
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 """Edges of histograms of durations."""
@@ -48,6 +48,7 @@ VALUES = {
 
 _SUMS = ("counts", "requests", "declines", "tokens")
 _LISTS = ("seconds", "values")
+_LATEST = "gauges"
 
 
 @dataclass
@@ -62,12 +63,14 @@ class Stats:
 
     def reset(self) -> None:
         """Forget everything counted."""
-        self.data = {part: {} for part in (*_SUMS, *_LISTS)}
+        self.data = {part: {} for part in (*_SUMS, *_LISTS, _LATEST)}
 
-    def take(self) -> Stats | None:
-        """What was counted since the last call, or None."""
-        if not any(self.data.values()):
-            return None
+    def is_empty(self) -> bool:
+        """Whether nothing was counted."""
+        return not any(self.data.values())
+
+    def take(self) -> Stats:
+        """What was counted since the last call."""
         taken = Stats(data=self.data)
         self.reset()
         return taken
@@ -83,6 +86,10 @@ class Stats:
     def value(self, name: str, value: float) -> None:
         """Note one figure that is no duration."""
         self.data["values"].setdefault(name, []).append(value)
+
+    def gauges(self, values: dict[str, float]) -> None:
+        """How things stand, now."""
+        self.data[_LATEST] = values
 
     def settled(self, settlement: Settlement) -> None:
         """Count one request and its prompt tokens by where their K/V came from."""
@@ -104,17 +111,19 @@ class Stats:
             merged[part] = {
                 name: [*mine.get(name, ()), *theirs.get(name, ())] for name in {*mine, *theirs}
             }
+        merged[_LATEST] = {**self.data.get(_LATEST, {}), **other.get(_LATEST, {})}
         return merged
 
     def figures(self) -> dict[str, int | float]:
         """A few figures for a periodic log line."""
         tokens = self.data["tokens"]
-        prompt = sum(tokens.values())
+        prompt = sum(tokens.get(source, 0) for source in TOKEN_SOURCES)
         figures: dict[str, int | float] = {
             "SemBlend requests": sum(self.data["requests"].values()),
             "materialised": self.data["requests"].get(Outcome.MATERIALISED.value, 0),
             "reused tokens": tokens.get("reused", 0),
             "reused share": round(tokens.get("reused", 0) / prompt, 4) if prompt else 0.0,
+            "reusable share": round(tokens.get(REUSABLE, 0) / prompt, 4) if prompt else 0.0,
         }
         for name, values in sorted(self.data["seconds"].items()):
             if values:

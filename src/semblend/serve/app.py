@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from semblend.integration.worker_header import WorkerHeader
 from semblend.serve.activity import Activity
 from semblend.serve.admission import Admission
+from semblend.serve.audit import ServerAudit
 from semblend.serve.auth import Authenticator, Pseudonyms
 from semblend.serve.errors import ApiError, from_validation
 from semblend.serve.exchange import Desk
@@ -49,6 +50,7 @@ def create_app(engine: ServedEngine, options: ServeOptions) -> FastAPI:
         activity=Activity(names, limit=options.recent_requests),
         metrics=metrics,
         names=names,
+        audit=ServerAudit.start_if_wanted(options, names),
         background=set(),
     )
     service = Service(desk)
@@ -59,6 +61,8 @@ def create_app(engine: ServedEngine, options: ServeOptions) -> FastAPI:
         yield
         await drain(desk)
         service.encoder.close()
+        if desk.audit is not None:
+            await asyncio.to_thread(desk.audit.close)
         log("stopped")
 
     app = FastAPI(

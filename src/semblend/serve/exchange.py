@@ -24,6 +24,7 @@ from semblend.engine.api import (
 )
 from semblend.serve.activity import Activity, RequestView
 from semblend.serve.admission import Admission, Ticket
+from semblend.serve.audit import ServerAudit
 from semblend.serve.auth import Caller, Pseudonyms
 from semblend.serve.errors import ApiError, internal_error
 from semblend.serve.logs import log
@@ -46,6 +47,7 @@ class Desk:
     activity: Activity
     metrics: ServerMetrics
     names: Pseudonyms
+    audit: ServerAudit | None
     background: set[asyncio.Task[None]]
     """Settlements that outlive their request; awaited on shutdown."""
 
@@ -168,6 +170,8 @@ class Exchange:
             self._desk.activity.finish(self._view, self._state(finished), report)
         if report is not None:
             self._desk.metrics.observe(report)
+            if self._desk.audit is not None:
+                self._desk.audit.settled(report, tenant=self._caller.tenant)
         log("generation", state=self._state(finished), **self._identity(), **_figures(report))
 
     def close(self) -> None:

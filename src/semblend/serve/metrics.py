@@ -8,6 +8,7 @@ from exact hits (`exact`): it is never counted as cache hits.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -32,8 +33,9 @@ class ServerMetrics:
         self._tokens = Counter(
             "semblend:tokens",
             "Prompt tokens by what became of them: exact (prefix cache), continued (the "
-            "conversation's own, approximate), materialized (donor K/V "
-            "confirmed loaded), recomputed (inside spans, for quality), computed (all others).",
+            "conversation's own, approximate), materialized (donor K/V confirmed loaded), "
+            "recomputed (inside spans, for quality), computed (all others). "
+            "reusable counts computed tokens once more: those that donors hold and none may load.",
             ["stage"],
             registry=self.registry,
         )
@@ -85,6 +87,7 @@ class ServerMetrics:
         self._tokens.labels("materialized").inc(report.reused_tokens)
         self._tokens.labels("recomputed").inc(report.recomputed_tokens)
         self._tokens.labels("computed").inc(report.computed_tokens - report.recomputed_tokens)
+        self._tokens.labels("reusable").inc(sum(end - start for start, end in report.found))
         self._requests.labels(report.outcome.value).inc()
         self._output_tokens.inc(report.output_tokens)
         self._lookup.observe(report.lookup_ms / 1000.0)
@@ -108,12 +111,17 @@ class ServerMetrics:
 
     def _prepare_labels(self) -> None:
         """Series exist from the start, so that a rate over the first event is not lost."""
-        for stage in ("exact", "continued", "materialized", "recomputed", "computed"):
+        stages = ("exact", "continued", "materialized", "recomputed", "computed", "reusable")
+        for stage in stages:
             self._tokens.labels(stage)
         for outcome in Outcome:
             self._requests.labels(outcome.value)
         for reason in DeclineReason:
             self._declines.labels(reason.value)
+
+
+def _timestamp(moment: str) -> float:
+    return datetime.fromisoformat(moment).timestamp() if moment else 0.0
 
 
 class EngineCollector(Collector):
@@ -140,13 +148,23 @@ class EngineCollector(Collector):
             ("index_bytes", "Bytes of the donor index.", stats.index_bytes),
             ("index_capacity_bytes", "Byte cap of the index.", stats.index_capacity_bytes),
             ("certified", "1 if a quality certificate allows reuse.", int(stats.certified)),
+            (
+                "certificate_expiry_timestamp_seconds",
+                "When the certificate ends, Unix time; 0 without one.",
+                _timestamp(stats.certificate_until),
+            ),
             ("shadow_divergence", "Mean KL against cold, nats.", stats.shadow_divergence),
             ("shadow_disagreement", "Best tokens unlike cold's.", stats.shadow_disagreement),
             ("suspended_namespaces", "Reuse is off in them.", stats.suspended_namespaces),
             ("chains", "Conversations kept over approximate K/V.", stats.chains),
             ("chain_bytes", "Bytes of the K/V pool they hold.", stats.chain_bytes),
+            ("loading", "1 while donor K/V may be loaded.", int(stats.loading)),
+            ("captures_waiting", "Prompts that wait to be kept.", stats.captures_waiting),
         ):
             yield GaugeMetricFamily(f"semblend:{name}", text, value=value)
+        mode = GaugeMetricFamily("semblend:mode", "1 for the mode that runs.", labels=["mode"])
+        mode.add_metric([stats.mode], 1)
+        yield mode
         for name, text, values in (
             ("tier_bytes", "Bytes of donor K/V held.", stats.tier_bytes),
             ("tier_capacity_bytes", "Byte cap of the tier.", stats.tier_capacity_bytes),
@@ -164,6 +182,11 @@ class EngineCollector(Collector):
             "semblend:promoted_tokens",
             "Tokens of conversations computed exactly in idle steps.",
             value=stats.promoted_tokens,
+        )
+        yield CounterMetricFamily(
+            "semblend:captures_skipped",
+            "Prompts not kept because too many waited.",
+            value=stats.captures_skipped,
         )
         yield CounterMetricFamily(
             "semblend:donor_evictions", "Donors evicted.", value=stats.evictions

@@ -77,6 +77,12 @@ class ServeOptions:
     """How long running requests may finish on shutdown before they are cancelled."""
     recent_requests: int = 200
     """Finished requests the page remembers."""
+    audit_path: Path | None = None
+    """File that one JSON line a request is appended to; `semblend report` reads it."""
+    audit_max_bytes: int = 256 * 2**20
+    """Size at which it is put aside as FILE.1; 0 lets it grow."""
+    audit_files: int = 5
+    """Audit files kept in all, the one being written included."""
 
     def __post_init__(self) -> None:
         if not self.model_name:
@@ -92,6 +98,7 @@ class ServeOptions:
             "queue_timeout_s",
             "request_timeout_s",
             "recent_requests",
+            "audit_files",
         ):
             if not getattr(self, name) > 0:
                 raise SettingsError(f"{name}: above 0 expected, got {getattr(self, name)}")
@@ -100,6 +107,7 @@ class ServeOptions:
             "max_concurrent_per_tenant",
             "requests_per_minute",
             "drain_timeout_s",
+            "audit_max_bytes",
         ):
             if not getattr(self, name) >= 0:
                 raise SettingsError(f"{name}: 0 or more expected, got {getattr(self, name)}")

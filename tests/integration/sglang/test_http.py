@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import httpx
 import pytest
 
 from sembench.engine_events.sglang import SglangParser
+from tests.deployed_metrics import missing, named
 from tests.integration.models import REFERENCE
 from tests.integration.sglang.engines import environment
 
@@ -131,6 +133,23 @@ def test_metrics_count_what_the_engine_confirmed(server):
     assert found["sglang:semblend_tokens_totalreused"] > 100
     assert found["sglang:semblend_tokens_totalcomputed"] > 0
     assert "sglang:semblend_requests_total" in text
+
+
+def test_alerts_and_dashboards_name_what_a_running_server_exports(server):
+    client, _, _ = server
+    text = client.get("/metrics").text
+    assert len(named("sglang:")) > 15
+    assert not missing("sglang:", text)
+    assert re.search(r'^sglang:semblend_mode{.*mode="segmented_experimental".*} 1.0$', text, re.M)
+    assert re.search(r"^sglang:semblend_certified{.*} 0.0$", text, re.M)
+
+
+def test_one_line_of_the_log_says_which_mode_runs(server):
+    _, log, _ = server
+    lines = [line for line in log.read_text().splitlines() if "SemBlend runs as" in line]
+    assert len(lines) == 1
+    assert "segmented_experimental" in lines[0]
+    assert "semblend certify" in lines[0]
 
 
 def _free_port() -> int:

@@ -91,6 +91,23 @@ def test_segmented_without_a_certificate_is_discovery(make_engine, caplog):
     assert answer.semblend["outcome"] == "discovery_only"
     assert answer.semblend["reason"] == "no_certificate"
     assert answer.cached_tokens == 0
+    assert len(engine.worker.donors) == 0, "K/V that may not be loaded is not kept"
+    settled = engine.scheduler.bridge.pipeline.ledger.recent()[-1]
+    assert 300 < settled.reusable_tokens <= 420
+    assert settled.reusable_tokens < settled.computed_tokens, "they are computed all the same"
+
+
+def test_one_line_says_which_mode_runs_and_a_request_has_one_info_line(make_engine, caplog):
+    with caplog.at_level("INFO", logger="vllm.semblend"):
+        engine = make_engine("llama", mode="discovery_only", engine={"worker_cls": "auto"})
+        (line,) = [line for line in caplog.messages if line.startswith("SemBlend runs as")]
+        assert "discovery_only" in line
+        assert "semblend certify" in line
+        caplog.clear()
+        engine.run(DONOR)
+        engine.run(TARGET)
+        said = [line for line in caplog.messages if line.startswith("SemBlend")]
+        assert len(said) == 2, said
 
 
 def test_requests_choose_for_themselves(make_engine):

@@ -17,6 +17,7 @@ import pytest
 from sembench.engine_events.connector_audit import audited_requests
 from sembench.engine_events.vllm import VllmParser
 from semblend.integration.vllm.ladder_client import LadderClient
+from tests.deployed_metrics import missing, named
 from tests.integration.models import REFERENCE
 from tests.integration.vllm.engines import WORKER
 from tests.integration.vllm.servers import EXAMPLES, example_server, vllm_server
@@ -136,10 +137,21 @@ def test_openai_clients_are_served_with_reuse_and_told_so(server, client_of):
     for line in (folder / "log.txt").read_text().splitlines():
         parser.feed(line)
     summary = parser.finish()
+    # The request that became a donor, and nothing else about it.
     assert summary.donor_registrations == 1
     assert summary.materialization_events == reused
     assert summary.materialized_tokens == tokens["reused"]
     assert not summary.errors
+
+
+def test_alerts_and_dashboards_name_what_a_running_server_exports(server, client_of):
+    url, _ = server
+    complete(client_of(url), FIRST)  # gauges come with the first request
+    assert len(named("vllm:")) > 25
+    assert not missing("vllm:", httpx.get(f"{url}/metrics").text)
+    assert metric(url, "vllm:semblend_mode", 'mode="segmented_experimental"') == 1
+    assert metric(url, "vllm:semblend_certified") == 0
+    assert metric(url, "vllm:semblend_loading") == 1
 
 
 def test_a_tenants_salt_keeps_others_out(server, client_of):
@@ -190,6 +202,8 @@ def test_the_discovery_examples_find_and_load_nothing(name, tmp_path):
         assert reused_of(run_example("ask_twice.py", url, tmp_path)) == [0, 0]
         assert metric(url, "vllm:semblend_requests_total", 'outcome="discovery_only"') >= 1
         assert metric(url, "vllm:semblend_requests_total", 'outcome="materialised"') == 0
+        assert metric(url, "vllm:semblend_tokens_total", 'source="reusable"') > 200
+        assert metric(url, "vllm:semblend_capture_bytes_total") == 0
     assert "SemBlend semantic lookup hit" in (tmp_path / "log.txt").read_text()
 
 

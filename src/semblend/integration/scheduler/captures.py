@@ -140,7 +140,7 @@ class Captures:
                 self._stats.count("captures_skipped")
             self._audit.event("donor_registration_skipped", request.request_id, reason=skip)
             return None
-        if not self._setup.mode.loads:
+        if not self._may_load:
             # For discovery its tokens matter; nobody keeps its K/V.
             if self._planner.stored(offer.donor_id, self._setup.ranks) is not None:
                 self._registered(offer)
@@ -163,6 +163,11 @@ class Captures:
             share_key=share_key,
             shared_as=self._share(offer.donor_id, offer.tokens, share_key),
         )
+
+    @property
+    def _may_load(self) -> bool:
+        """Whether K/V that is kept may be loaded; a certificate may run out under the engine."""
+        return self._setup.may_load and self._planner.allows_loads
 
     def _registered(self, offer: Offer) -> bool:
         if not self._register(offer):

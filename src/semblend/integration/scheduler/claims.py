@@ -18,7 +18,7 @@ from typing import Any
 
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
-from semblend.integration.audit import AuditStream
+from semblend.integration.audit import PLANNED, AuditStream
 from semblend.integration.modes import Mode
 from semblend.integration.plan_cuts import within_hole_budget
 from semblend.integration.probing import probes, tokens_to_compute
@@ -73,6 +73,11 @@ class Claims:
         self._objection = objection
         self._hole_budget = self._holes_left = setup.hole_budget
         self._stopped: str | None = None
+
+    @property
+    def may_load(self) -> bool:
+        """Whether anything is claimed at present."""
+        return self._setup.may_load and self._planner.allows_loads and self._stopped is None
 
     def stop(self, why: str) -> None:
         """Claim nothing any more."""
@@ -237,7 +242,7 @@ class Claims:
                 donor_id=",".join(plan.donor_ids),
                 kind=plan.spans[0].kind.value,
                 reusable_tokens=plan.reused_tokens,
-                reason=plan.reason.value if plan.reason is not None else "planned",
+                reason=plan.reason.value if plan.reason is not None else PLANNED,
                 lookup_ms=plan.evidence.lookup_ms,
                 spans=len(plan.spans),
                 matched_tokens=plan.evidence.matched_tokens,
@@ -269,6 +274,7 @@ class Claims:
             request.request_id,
             donor_id=",".join(plan.donor_ids),
             tokens=plan.reused_tokens,
+            standing=self._setup.mode.standing,
             boundary=plan.end,
             target_start=first.target_start,
             donor_start=first.donor_start,

@@ -181,6 +181,11 @@ class Planner:
             return leading_part(plan, self._block_size)
         return plan
 
+    @property
+    def allows_loads(self) -> bool:
+        """Whether loads stand under a certificate now, where the mode asks for one."""
+        return self._mode != Mode.SEGMENTED or self.pipeline.certified
+
     # -- donors ----------------------------------------------------------------------
 
     @property

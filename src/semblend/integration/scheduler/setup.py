@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from semblend.core.namespace import Namespace
@@ -56,7 +55,8 @@ class SchedulerSetup:
     """What certificates say about the model; asked in mode `segmented` only."""
     boundaries: Boundaries | None = None
     capture: CaptureRules = field(default_factory=CaptureRules)
-    audit_path: Path | None = None
+    audit: Mapping[str, Any] = field(default_factory=dict)
+    """How the audit stream is kept: `AdapterOptions.audit`."""
     make_decoder: Callable[[], Decoder] | None = None
     """Makes texts of tokens; set where donors are also looked for by meaning."""
 
@@ -99,7 +99,6 @@ def standing_for(
     *,
     dtype: str,
     settings: Settings,
-    logger: logging.Logger,
     revision: str | None = None,
     can_run: Callable[[str], bool] | None = None,
 ) -> Standing:
@@ -108,20 +107,6 @@ def standing_for(
         return uncertified_standing(
             name, hf_config, dtype=dtype, settings=settings, revision=revision
         )
-    standing = standing_of(
+    return standing_of(
         name, hf_config, dtype=dtype, settings=settings, revision=revision, can_run=can_run
     )
-    if standing.certificate is None:
-        logger.warning(
-            "SemBlend: no quality certificate for %s (%s); mode segmented runs discovery only",
-            name,
-            standing.detail,
-        )
-    else:
-        logger.info(
-            "SemBlend: reuse of %s is certified: %s, until %s",
-            name,
-            standing.certificate.policy,
-            standing.certificate.expires,
-        )
-    return standing

@@ -86,6 +86,11 @@ class ShadowOrders:
         self._dropped: list[int] = []
 
     @property
+    def waiting(self) -> int:
+        """Samples that are not computed yet."""
+        return len(self._samples)
+
+    @property
     def has_pending_work(self) -> bool:
         """Whether the engine should step on although nobody waits for an answer."""
         return bool(self._samples)

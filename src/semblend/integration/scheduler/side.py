@@ -16,7 +16,9 @@ from typing import Any, Generic
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
+from semblend.integration import model_identity
 from semblend.integration.audit import AuditStream
+from semblend.integration.gauges import pipeline_gauges
 from semblend.integration.probing import probes
 from semblend.integration.scheduler.captures import Captures
 from semblend.integration.scheduler.claims import NOTHING, Claims
@@ -72,7 +74,7 @@ class SchedulerSide(Generic[EngineHandle]):
     ) -> None:
         self.setup = setup
         self._port = port
-        self.audit = AuditStream(engine=setup.engine, logger=setup.logger, path=setup.audit_path)
+        self.audit = AuditStream(engine=setup.engine, logger=setup.logger, **setup.audit)
         self.stats = Stats()
         self.clock = PrefillClock(setup.cost)
         self._dropped: list[str] = []
@@ -320,6 +322,13 @@ class SchedulerSide(Generic[EngineHandle]):
             self.remote.forget(request.request_id)
         self._withdraw(request)
         self._settlements.ended(request)
+        self.audit.settled(
+            request.account.settlement,
+            namespace=model_identity.shown(self.setup.engine, request.namespace),
+            tenant=request.namespace.tenant,
+            seconds_per_unit=self.clock.seconds_per_unit,
+            ranks=self.setup.ranks,
+        )
         self._staged.ended(request)
         ordinary = request.arrival.refusal is None and request.ladder_id is None
         if self._meaning is not None and ordinary:
@@ -400,6 +409,22 @@ class SchedulerSide(Generic[EngineHandle]):
         self._settlements.confirmed(request, layers=report.layers)
 
     # -- housekeeping ------------------------------------------------------------------
+
+    def take_stats(self) -> Stats | None:
+        """What was counted since the last call, with how things stand now; None is nothing new."""
+        if self.stats.is_empty():
+            return None
+        gauges = pipeline_gauges(
+            self.planner.pipeline,
+            self.setup.standing,
+            loading=self._claims.may_load,
+            captures_waiting=self.planner.pending,
+        )
+        if self.shadows is not None:
+            gauges["suspended_namespaces"] = self.shadows.watch.stats().suspended
+            gauges["shadow_waiting"] = self.shadows.waiting
+        self.stats.gauges(gauges)
+        return self.stats.take()
 
     def hit_sources(self, request_id: str, external_tokens: int) -> tuple[int, int]:
         """Of the claimed tokens, how many donors supply and how many are computed."""

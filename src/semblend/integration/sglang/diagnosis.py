@@ -17,6 +17,7 @@ from semblend.integration.findings import (
     given_options,
     interfaces,
     not_installed,
+    own_installation,
     refused_things,
 )
 from semblend.integration.refusals import VERIFIED_ARCHITECTURES, rotary_refusals
@@ -45,7 +46,7 @@ def diagnose(question: Question) -> list[Finding]:
         question.config,
         certified="loads under a quality certificate, else discovery only",
     )
-    findings = [*_installation(), mode]
+    findings = [*own_installation("sglang"), *_installation(), mode]
     if any_refused(findings):
         return findings
     findings += _contract()

@@ -63,6 +63,11 @@ class DonorQueue:
         self._inbox.put(offer)
         return True
 
+    @property
+    def waiting(self) -> int:
+        """How many are in line."""
+        return self._inbox.qsize()
+
     def freed(self, slots: Freed) -> None:
         """The tree has let go of these slots. Never waits."""
         if self._donor_at or not self._inbox.empty():

@@ -20,7 +20,7 @@ class BackendLog(AuditStream):
     """Says what happened, once, in both forms."""
 
     def __init__(self, options: BackendOptions) -> None:
-        super().__init__(engine="sglang", logger=logger, path=options.audit_path)
+        super().__init__(engine="sglang", logger=logger, **options.audit)
 
     def donor_registered(
         self, request_id: str, *, donor_id: str, namespace: str, tokens: int, blocks: int = 0

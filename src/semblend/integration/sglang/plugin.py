@@ -12,6 +12,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from semblend.core.distribution import require_this_distribution
+from semblend.core.errors import ForeignDistributionError
 from semblend.integration.sglang.log_lines import logger
 
 BACKEND = "semblend"
@@ -24,9 +26,13 @@ def register() -> None:
     from semblend.integration.sglang.contract import HOOKED, contract_problems
     from semblend.integration.sglang.forward_hook import before_forward
 
-    _problems[:] = contract_problems()
+    try:
+        require_this_distribution("sglang")
+        _problems[:] = contract_problems()
+    except ForeignDistributionError as error:
+        _problems[:] = [str(error)]
     if _problems:
-        logger.warning("SemBlend does not know this SGLang: %s", "; ".join(_problems))
+        logger.warning("SemBlend does not serve in this SGLang: %s", "; ".join(_problems))
         return
     from sglang.srt.mem_cache.registry import get_radix_cache_factory, register_radix_cache_backend
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType

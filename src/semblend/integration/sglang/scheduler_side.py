@@ -22,6 +22,7 @@ from semblend.core.errors import CapacityError, DonorError
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.core.tokens import as_token_array
+from semblend.integration.gauges import pipeline_gauges
 from semblend.integration.probing import pass_tokens
 from semblend.integration.scheduler.orders import LoadFailure
 from semblend.integration.scheduler.request import Stage
@@ -41,6 +42,7 @@ from semblend.integration.sglang.request_state import (
     state_of,
 )
 from semblend.integration.sglang.stats import BackendStats
+from semblend.planning.certificates import Standing
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +67,7 @@ class SchedulerSide:
         passes: RegionPasses | None,
         hole_budget: int,
         certified: bool,
+        standing: Standing | None = None,
     ) -> None:
         """Build from parts; without loader and passes it only discovers."""
         self.provider = provider
@@ -83,6 +86,8 @@ class SchedulerSide:
         self._failures = 0
         self._replans_left = _REPLANS
         self._certified = certified
+        self._standing = Standing() if standing is None else standing
+        self._show()
 
     @property
     def can_load(self) -> bool:
@@ -361,10 +366,29 @@ class SchedulerSide:
             if request.finished():
                 self.settlements.ended(state)
                 state.ended()
+                self._show()
+                namespace = self.provider.namespace_of(request.extra_key, request.cache_salt)
+                self.log.settled(
+                    state.account.settlement,
+                    namespace=namespaces.shown(namespace),
+                    tenant=namespace.tenant,
+                )
             else:
                 released(state)
         except Exception as error:
             logger.warning("SemBlend could not settle %s: %s", request.rid, error, exc_info=True)
+
+    def _show(self) -> None:
+        """Bring the gauges up to date."""
+        if self.stats.wants_gauges:
+            self.stats.gauges(
+                pipeline_gauges(
+                    self.provider.pipeline,
+                    self._standing,
+                    loading=self.loads,
+                    captures_waiting=self._donors.waiting,
+                )
+            )
 
     def flushed(self) -> None:
         """The tree was emptied, and every donor with it."""

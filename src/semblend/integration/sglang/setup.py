@@ -8,6 +8,7 @@ from typing import Any
 from semblend.integration.model_cost import cost_model
 from semblend.integration.probing import can_probe
 from semblend.integration.refusals import Refusal, UnsupportedEngineError
+from semblend.integration.running_mode import RunningMode
 from semblend.integration.scheduler.setup import may_load, standing_for
 from semblend.integration.sentence_ends import boundaries_of
 from semblend.integration.sglang import namespaces
@@ -75,7 +76,6 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
         model.hf_config,
         dtype=str(model.dtype).removeprefix("torch."),
         settings=settings,
-        logger=logger,
         revision=getattr(model, "revision", None),
         can_run=can_probe,
     )
@@ -104,7 +104,14 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
         nested.limits = replace(limits, many_holes=proven(runner, cache, nested))
         probe = PolicyProbe(runner, pool=pool, nested=nested, loader=loader)
         passes = RegionPasses(runner, pool=pool, nested=nested, probe=probe)
-    logger.info("SemBlend runs in mode %s; loads K/V: %s", options.mode.value, loads)
+    running = RunningMode.of(
+        options.mode,
+        given="mode" in options.model_fields_set,
+        settings=settings,
+        standing=standing,
+        model=str(runner.model_config.model_path),
+    )
+    logger.log(running.level, "%s", running)
     return SchedulerSide(
         options=options,
         provider=provider,
@@ -112,11 +119,13 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
         stats=BackendStats(
             export=bool(context.params.enable_metrics),
             labels={"model_name": str(namespace.model)},
+            mode=options.mode.value,
         ),
         loader=loader,
         passes=passes,
         hole_budget=options.max_hole_tokens_per_step or budget,
         certified=standing.certificate is not None,
+        standing=standing,
     )
 
 

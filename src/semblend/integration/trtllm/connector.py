@@ -22,6 +22,7 @@ import logging
 import weakref
 from typing import Any
 
+from semblend.core.distribution import require_this_distribution
 from semblend.core.errors import SemBlendError
 from semblend.integration.ladder_socket import DeskServer
 from semblend.integration.trtllm import upstream
@@ -59,12 +60,16 @@ class SemBlendKvConnectorScheduler(_SchedulerBase):  # type: ignore[misc, valid-
 
         Raises
         ------
+        ForeignDistributionError
+            If another project's `semblend` was installed over this one.
         SettingsError
             If SEMBLEND_TRTLLM_CONFIG or a SEMBLEND_* variable has a value it cannot take.
         """
+        require_this_distribution("trtllm")
         super().__init__(llm_args)
         options = ConnectorOptions.from_env()
         setup = SchedulerSetup.of(llm_args, options)
+        logger.log(setup.running.level, "%s", setup.running)
         self.side = SchedulerSide(setup, link_of(llm_args))
         self.announcer = announce(self.side)
         self.desk_server: DeskServer | None = None

@@ -16,6 +16,7 @@ from semblend.integration.findings import (
     given_options,
     interfaces,
     not_installed,
+    own_installation,
     refused_things,
 )
 from semblend.integration.trtllm import namespaces, upstream
@@ -41,7 +42,7 @@ class Question:
 
 def diagnose(question: Question) -> list[Finding]:
     """Every check, in the order in which a start would meet them."""
-    findings = [*_installation(), *_options(question)]
+    findings = [*own_installation("trtllm"), *_installation(), *_options(question)]
     if question.model is not None and not any_refused(findings, check="options"):
         findings += _engine(question, question.model)
     return findings

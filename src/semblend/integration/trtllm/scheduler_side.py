@@ -68,7 +68,7 @@ class SchedulerSide:
 
     def __init__(self, setup: SchedulerSetup, link: Link) -> None:
         self.setup = setup
-        self.audit = AuditStream(engine="trtllm", logger=logger, path=setup.options.audit_path)
+        self.audit = AuditStream(engine="trtllm", logger=logger, **setup.options.audit)
         self.provider = setup.provider
         self.states: dict[int, State] = {}
         self._link = link

@@ -11,6 +11,7 @@ from semblend.core.settings import Settings
 from semblend.integration import certificates
 from semblend.integration.model_cost import cost_model
 from semblend.integration.probing import is_static
+from semblend.integration.running_mode import RunningMode
 from semblend.integration.sentence_ends import boundaries_of
 from semblend.integration.trtllm import namespaces
 from semblend.integration.trtllm.engine_facts import EngineFacts
@@ -76,6 +77,19 @@ class SchedulerSetup:
             return "block reuse is off: a ladder climbs on it"
         return None
 
+    @property
+    def running(self) -> RunningMode:
+        """Which mode really runs, and why."""
+        return RunningMode.of(
+            self.options.mode,
+            given="mode" in self.options.model_fields_set,
+            settings=self.settings,
+            standing=self.standing,
+            model=str(self.facts.model),
+            objection=self.objection,
+            prefixes=True,
+        )
+
     def described(self) -> dict[str, Any]:
         """What the audit stream says about it."""
         return {
@@ -98,11 +112,6 @@ class SchedulerSetup:
         namespace = namespaces.for_discovery(stated)
         refusals = tuple(map(str, engine_refusals(llm_args, facts, options)))
         standing = standing_of(facts, options, settings)
-        if stated.unknown_parts or refusals:
-            logger.warning(
-                "SemBlend loads nothing in this engine: %s",
-                "; ".join([*(f"{part} unknown" for part in stated.unknown_parts), *refusals]),
-            )
         block_size = facts.block_size or 1
         return cls(
             options=options,
@@ -137,7 +146,7 @@ def standing_of(facts: EngineFacts, options: ConnectorOptions, settings: Setting
     """What certificates say; asked in mode `segmented` only."""
     if options.mode is not Mode.SEGMENTED or facts.model is None or facts.hf_config is None:
         return Standing()
-    standing = certificates.standing_of(
+    return certificates.standing_of(
         facts.model,
         facts.hf_config,
         dtype=facts.dtype or "unknown",
@@ -145,6 +154,3 @@ def standing_of(facts: EngineFacts, options: ConnectorOptions, settings: Setting
         revision=facts.revision,
         can_run=is_static,
     )
-    if standing.policy is None:
-        logger.warning("SemBlend: %s: ladders find nothing: %s", facts.model, standing.detail)
-    return standing

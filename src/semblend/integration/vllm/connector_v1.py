@@ -70,7 +70,7 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         UnsupportedEngineError
             Naming every feature in use that this adapter was not proven with.
         """
-        for beside in require_this_distribution().beside:
+        for beside in require_this_distribution("vllm").beside:
             logger.warning("SemBlend runs from %s, and %s is installed beside it", PACKAGE, beside)
         speak_through(logger)
         super().__init__(vllm_config, role, kv_cache_config)
@@ -92,13 +92,7 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
                 make_remote=self.fleet.join,
                 rewrite=self.rewrite_plan,
             )
-            logger.info(
-                "SemBlend connector: mode=%s execution=%s provider=%s capture=%s",
-                options.mode.value,
-                options.execution.value,
-                options.provider.value,
-                options.capture.value,
-            )
+            logger.log(setup.running.level, "%s", setup.running)
         else:
             self.worker_side = WorkerSide(
                 worker_port.worker_setup(vllm_config, options), make_exchange=self.fleet.exchange
@@ -268,7 +262,7 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
 
     def get_kv_connector_stats(self) -> SemBlendStats | None:
         """Statistics; the scheduler's side has them all."""
-        taken = None if self.scheduler_side is None else self.scheduler_side.stats.take()
+        taken = None if self.scheduler_side is None else self.scheduler_side.take_stats()
         return None if taken is None else SemBlendStats(data=taken.data)
 
     @classmethod

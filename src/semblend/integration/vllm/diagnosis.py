@@ -8,10 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from semblend import __version__
-from semblend.core.distribution import PACKAGE, require_this_distribution
-from semblend.core.errors import ForeignDistributionError, SemBlendError, SettingsError
-from semblend.integration.findings import Finding, Verdict, any_refused, not_installed
+from semblend.core.errors import SemBlendError, SettingsError
+from semblend.integration.findings import (
+    Finding,
+    Verdict,
+    any_refused,
+    not_installed,
+    own_installation,
+)
 from semblend.integration.modes import Execution, Mode
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.support import engine_refusals, offloading_refusals
@@ -33,7 +37,7 @@ class Question:
 
 def diagnose(question: Question) -> list[Finding]:
     """Every check, in the order in which a start would meet them."""
-    findings = [*_own_installation(), *_installation()]
+    findings = [*own_installation("vllm"), *_installation()]
     options = _options(question, findings)
     if any_refused(findings) or options is None:
         return findings
@@ -42,19 +46,6 @@ def diagnose(question: Question) -> list[Finding]:
     if not any_refused(findings) and question.model is not None:
         findings += _engine(question, options)
     return findings
-
-
-def _own_installation() -> Iterator[Finding]:
-    try:
-        found = require_this_distribution()
-    except ForeignDistributionError as error:
-        yield Finding(check="semblend", verdict=Verdict.REFUSED, detail=str(error))
-        return
-    here = f"{__version__} in {PACKAGE}"
-    for beside in found.beside:
-        yield Finding(check="semblend", verdict=Verdict.NOTE, detail=f"{here}, beside {beside}")
-    if not found.beside:
-        yield Finding(check="semblend", verdict=Verdict.OK, detail=here)
 
 
 def _installation() -> Iterator[Finding]:

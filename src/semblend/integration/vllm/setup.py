@@ -8,6 +8,7 @@ from typing import Any
 
 from semblend.integration.model_cost import cost_model
 from semblend.integration.modes import Provider
+from semblend.integration.running_mode import RunningMode
 from semblend.integration.scheduler.setup import (
     CaptureRules,
     Decoder,
@@ -30,6 +31,17 @@ class VllmSetup:
     options: ConnectorOptions
     scheduler: SchedulerSetup
     hash_block_size: int
+
+    @property
+    def running(self) -> RunningMode:
+        """Which mode really runs, and why."""
+        return RunningMode.of(
+            self.options.mode,
+            given="mode" in self.options.model_fields_set,
+            settings=self.scheduler.settings,
+            standing=self.scheduler.standing,
+            model=str(self.config.model_config.model),
+        )
 
     @classmethod
     def of(cls, config: Any, options: ConnectorOptions) -> VllmSetup:
@@ -71,7 +83,6 @@ def _scheduler_setup(config: Any, options: ConnectorOptions, block_size: int) ->
             model.hf_config,
             dtype=str(model.dtype).removeprefix("torch."),
             settings=settings,
-            logger=logger,
             revision=model.revision,
         ),
         boundaries=boundaries_of(model) if options.mode.segmented else None,
@@ -81,6 +92,6 @@ def _scheduler_setup(config: Any, options: ConnectorOptions, block_size: int) ->
             queue=options.capture_queue,
             min_prompt_tokens=options.min_prompt_tokens,
         ),
-        audit_path=options.audit_path,
+        audit=options.audit,
         make_decoder=decoder if options.provider is Provider.SEMBLEND else None,
     )

@@ -13,8 +13,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
-from semblend.integration.counters import LABELLED_COUNTERS, TOKEN_SOURCES
+from semblend.integration.counters import LABELLED_COUNTERS, REUSABLE, TOKEN_SOURCES
+from semblend.integration.gauges import ADAPTER_GAUGES, MODE, MODE_TEXT
 from semblend.integration.stats import PLAIN, SECONDS, TIMES, VALUES, Stats
+from semblend.integration.vllm.options import ConnectorOptions
 
 
 @dataclass
@@ -28,10 +30,6 @@ class SemBlendStats(Stats, KVConnectorStats):
     def reduce(self) -> dict[str, int | float]:
         """A few figures for vLLM's periodic log line."""
         return self.figures()
-
-    def is_empty(self) -> bool:
-        """Whether nothing was counted."""
-        return not any(self.data.values())
 
 
 class SemBlendPromMetrics(KVConnectorPromMetrics):
@@ -70,8 +68,15 @@ class SemBlendPromMetrics(KVConnectorPromMetrics):
             )
             for name, (text, buckets) in VALUES.items()
         }
+        self._mode = self._gauge(MODE, MODE_TEXT, MODE)
+        # Without values until the scheduler's first word: 0 would say that nothing is certified.
+        self._gauges = {name: self._gauge(name, text) for name, text in ADAPTER_GAUGES.items()}
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        mode = ConnectorOptions.from_extra_config(extra).mode
         for engine in per_engine_labelvalues:
-            for source in TOKEN_SOURCES:  # a scrape before the first request has them at 0
+            self._mode.labels(*per_engine_labelvalues[engine], mode.value).set(1)
+            # A scrape before the first request has them at 0.
+            for source in (*TOKEN_SOURCES, REUSABLE):
                 self._labelled["tokens"].labels(*per_engine_labelvalues[engine], source)
             for metric in (
                 *self._counts.values(),
@@ -85,12 +90,23 @@ class SemBlendPromMetrics(KVConnectorPromMetrics):
             name=name, documentation=text, labelnames=[*self._labelnames, *labels]
         )
 
+    def _gauge(self, name: str, text: str, *labels: str) -> Any:
+        return self._gauge_cls(
+            name=f"vllm:semblend_{name}",
+            documentation=text,
+            labelnames=[*self._labelnames, *labels],
+            multiprocess_mode="mostrecent",
+        )
+
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add one interval's statistics."""
         values = self.per_engine_labelvalues[engine_idx]
         for part, metric in self._labelled.items():
             for label, amount in transfer_stats_data.get(part, {}).items():
                 metric.labels(*values, label).inc(amount)
+        for name, value in transfer_stats_data.get("gauges", {}).items():
+            if name in self._gauges:
+                self._gauges[name].labels(*values).set(value)
         for name, amount in transfer_stats_data.get("counts", {}).items():
             if name in self._counts:
                 self._counts[name].labels(*values).inc(amount)

@@ -1,0 +1,100 @@
+"""Which mode really runs in an engine, why, and the one thing to do next: said once, at start."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+from semblend.core.settings import Settings
+from semblend.integration.modes import ReuseMode
+from semblend.planning.certificates import Standing
+
+_FOUND = "Reusable text is found and counted (source=reusable), and all of it is computed"
+
+_EXACT = "Identical prefixes are loaded; they are exact and need no certificate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningMode:
+    """A mode as it was asked for, and what became of it."""
+
+    asked: str
+    runs: str
+    why: str
+    does: str
+    next_step: str
+    """Empty where nothing is left to do."""
+
+    @property
+    def level(self) -> int:
+        """The level to log it at: a mode that somebody named and that does not run is a warning."""
+        return logging.INFO if self.asked == self.runs else logging.WARNING
+
+    def __str__(self) -> str:
+        """One line for the log."""
+        line = f"SemBlend runs as {self.runs}: {self.why}. {self.does}."
+        return f"{line} Next: {self.next_step}." if self.next_step else line
+
+    @classmethod
+    def of(
+        cls,
+        mode: ReuseMode,
+        *,
+        given: bool,
+        settings: Settings,
+        standing: Standing,
+        model: str,
+        objection: str | None = None,
+        prefixes: bool = False,
+    ) -> RunningMode:
+        """Work it out.
+
+        Parameters
+        ----------
+        given
+            Whether somebody named the mode, or it is the default.
+        objection
+            Why this engine loads nothing whatever the mode says, if so.
+        prefixes
+            Whether the engine loads identical prefixes in every mode that loads.
+        """
+        asked = mode.value
+
+        def discovery(why: str, next_step: str) -> RunningMode:
+            runs = "discovery_only"
+            return cls(asked=asked, runs=runs, why=why, does=_FOUND, next_step=next_step)
+
+        if not settings.enabled:
+            nothing = "Nothing is looked up"
+            why, step = "SEMBLEND_ENABLED is 0", "set SEMBLEND_ENABLED=1"
+            return cls(asked=asked, runs="off", why=why, does=nothing, next_step=step)
+        if not mode.loads:
+            why = "this mode was asked for" if given else "no mode was given"
+            return discovery(why, _certify(model))
+        if settings.discovery_only:
+            return discovery("SEMBLEND_DISCOVERY_ONLY is set", "unset SEMBLEND_DISCOVERY_ONLY")
+        if objection is not None:
+            return discovery(objection, "`semblend doctor` says what is refused and why")
+        exact = cls(asked=asked, runs="exact_prefix", why="asked for", does=_EXACT, next_step="")
+        if mode.value == exact.runs:
+            return exact
+        if mode.uncertified:
+            why = "an experiment, without a certificate, and every response says so"
+            step = f"`semblend certify --model {model}`, then mode segmented"
+            does = "Reusable text is loaded"
+            return cls(asked=asked, runs=asked, why=why, does=does, next_step=step)
+        if standing.certificate is None:
+            why = f"no quality certificate holds ({standing.detail})"
+            if prefixes:
+                return replace(exact, why=why, next_step=_certify(model))
+            return discovery(why, _certify(model))
+        certificate = standing.certificate
+        why = f"{model} is certified with {certificate.policy} until {certificate.expires}"
+        return cls(asked=asked, runs=asked, why=why, does="Reusable text is loaded", next_step="")
+
+
+def _certify(model: str) -> str:
+    return (
+        f"`semblend certify --model {model}`, then mode segmented; or, to try it without a "
+        "certificate, mode segmented_experimental"
+    )
