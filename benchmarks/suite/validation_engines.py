@@ -248,8 +248,8 @@ class TensorRtLlm:
     def __init__(self, model: str, policy: str | None) -> None:
         import tensorrt_llm
 
+        from semblend.integration.ladder_socket import DeskClient
         from semblend.integration.trtllm.ladder_client import LadderLLM
-        from semblend.integration.trtllm.ladder_socket import DeskClient
         from semblend.integration.trtllm.launcher import connector_config
         from semblend.integration.trtllm.options import VARIABLE
 

@@ -11,8 +11,8 @@ import os
 import sys
 import tempfile
 
+from semblend.integration.ladder_socket import DeskClient
 from semblend.integration.trtllm.ladder_client import LadderLLM
-from semblend.integration.trtllm.ladder_socket import DeskClient
 from semblend.integration.trtllm.launcher import connector_config
 from semblend.integration.trtllm.options import VARIABLE
 

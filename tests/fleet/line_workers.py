@@ -79,7 +79,7 @@ def line_worker(
     lent = lend(folder / f"{worker_id}-lent", *packages)
     env = {
         **os.environ,
-        "PYTHONPATH": f"{ROOT}:{lent}",
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}:{lent}",
         "SEMBLEND_NATS_URL": nats_url,
         "SEMBLEND_NAMESPACE_SECRET": SECRET,
         "SEMBLEND_WORKER_ID": worker_id,

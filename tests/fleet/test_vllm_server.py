@@ -86,7 +86,7 @@ def serving_vllm(folder, nats_url, url):
     ]
     env = {
         **os.environ,
-        "PYTHONPATH": f"{ROOT}:{lent}",
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}:{lent}",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "VLLM_NO_USAGE_STATS": "1",

@@ -19,7 +19,7 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -118,6 +118,12 @@ class LadderPlan:
     """The whole prompt: a rung that is not its beginning belongs to another ladder."""
     rungs: tuple[Rung, ...]
 
+    @classmethod
+    def of(cls, plan: Plan, tokens: TokenArray, block_size: int) -> LadderPlan | None:
+        """The ladder that carries a plan out; None if there is nothing to climb for."""
+        rungs = rungs_of(plan, block_size) if plan.executable else ()
+        return cls(plan=plan, tokens=tokens, rungs=rungs) if rungs else None
+
     @property
     def ends(self) -> tuple[int, ...]:
         """Ends of the rungs below the prompt itself."""
@@ -138,6 +144,27 @@ class LadderPlan:
             return ()
         clipped = (span.clipped(computed_tokens, size - 1) for span in rung.spans)
         return tuple(span for span in clipped if span is not None)
+
+    def rung_plan(
+        self, prompt: TokenArray, computed_tokens: int, *, block_size: int = 1
+    ) -> Plan | None:
+        """The plan of one rung: no hole, spans from `computed_tokens` on, whole blocks."""
+        spans = self.supply(prompt, computed_tokens)
+        if not spans:
+            return None
+        end = spans[-1].target_end // block_size * block_size
+        clipped = (span.clipped(computed_tokens, end) for span in spans)
+        kept = tuple(span for span in clipped if span is not None)
+        if not kept:
+            return None
+        return replace(
+            self.plan,
+            prompt_tokens=len(prompt),
+            spans=kept,
+            recompute=(),
+            end=end,
+            exact_tokens=computed_tokens,
+        )
 
 
 class LadderBook:

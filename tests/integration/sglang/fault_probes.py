@@ -20,7 +20,7 @@ def mend(host: Any) -> dict[FaultPoint, int]:
 
 
 def ledger(host: Any) -> dict[str, Any]:
-    totals = host.side.provider.ledger.totals()
+    totals = host.side.provider.pipeline.ledger.totals()
     return {
         "open": totals.open_requests,
         "materialised": totals.tokens["materialised"],

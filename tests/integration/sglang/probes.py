@@ -35,7 +35,12 @@ def kv_of(host: Any, rid: str, start: int, end: int) -> np.ndarray:
 
 
 def counts(host: Any) -> dict[str, int]:
-    return dict(host.side.stats.counts)
+    data = host.side.stats.data
+    return data["counts"] | {
+        f"{part}:{name}": amount
+        for part in ("requests", "declines", "tokens")
+        for name, amount in data[part].items()
+    }
 
 
 def wait_for_donors(host: Any) -> None:
@@ -92,11 +97,11 @@ def donor_kv(host: Any, tokens: list[int]) -> np.ndarray:
 
 def copies_of(host: Any, rid: str) -> tuple[Any, ...]:
     """The spans that were copied for a request."""
-    return host.requests[rid].semblend_state.load.plan.copies
+    return host.requests[rid].semblend_state.handle.load.plan.copies
 
 
 def open_requests(host: Any) -> int:
-    return host.side.provider.ledger.totals().open_requests
+    return host.side.provider.pipeline.ledger.totals().open_requests
 
 
 def rewrite_plans(host: Any, how: str) -> None:
@@ -189,7 +194,7 @@ def remember_donors(host: Any) -> None:
 
 def forget_contents(host: Any) -> None:
     """Let the same passage be registered again, so that two donors hold it."""
-    host.side.provider._contents.clear()
+    host.side.provider.planner._contents.clear()
 
 
 def lose_a_slot(host: Any) -> None:
@@ -227,7 +232,7 @@ def is_tainted(host: Any, rid: str) -> bool:
 def donates(host: Any, rid: str) -> bool:
     """Whether the request's prompt is a donor, or would be if it had been matched."""
     state = getattr(host.requests[rid], "semblend_state", None)
-    return state is None or state.donated
+    return state is None or state.handle.donated
 
 
 def set_policy(host: Any, spec: str) -> None:
@@ -254,7 +259,7 @@ def counted_plans(host: Any) -> tuple[int, int]:
 
 def holes_of(host: Any, rid: str) -> tuple[Any, ...]:
     """The holes a request's plan had in the end."""
-    return host.requests[rid].semblend_state.load.plan.holes
+    return host.requests[rid].semblend_state.handle.load.plan.holes
 
 
 def recompute_instead(host: Any, runs: list[tuple[int, int]]) -> None:
@@ -283,3 +288,71 @@ def hide_queries(host: Any) -> None:
     """Attention layers whose hooks are never called."""
     target = "semblend.integration.sglang.tail_probe._Watch.queries"
     host.patches.enter_context(patch(target, lambda *_: None))
+
+
+def shares_passes(host: Any) -> bool:
+    return bool(host.side._passes._nested.limits.many_holes)
+
+
+def proof(host: Any) -> bool:
+    """Try once more whether holes share a pass."""
+    from semblend.integration.sglang.pass_proof import proven
+
+    return proven(host.runner, host.cache, host.side._passes._nested)
+
+
+def attend_first(host: Any) -> None:
+    """Have extends read K/V before they write it, each sequence but its own."""
+    import torch
+
+    backend, pool = host.runner.attn_backend, host.runner.token_to_kv_pool
+    forward = backend.forward_extend
+
+    def reading_first(
+        q: Any, k: Any, v: Any, layer: Any, batch: Any, save_kv_cache: bool = True, **kwargs: Any
+    ) -> Any:
+        keys, values = pool.k_buffer[layer.layer_id], pool.v_buffer[layer.layer_id]
+        slots, lengths = batch.out_cache_loc, batch.extend_seq_lens_cpu
+        old = keys[slots].clone(), values[slots].clone()
+        new = k.view(-1, *keys.shape[1:]), v.view(-1, *values.shape[1:])
+        outputs, start = [], 0
+        for length in lengths:
+            mine = slice(start, start + length)
+            keys[slots], values[slots] = old
+            keys[slots[mine]], values[slots[mine]] = new[0][mine], new[1][mine]
+            output = forward(q, k, v, layer, batch, save_kv_cache=False, **kwargs)
+            outputs.append(output[mine].clone())
+            start += length
+        keys[slots], values[slots] = new
+        return torch.cat([*outputs, output[start:]])
+
+    host.patches.enter_context(patch.object(backend, "forward_extend", reading_first))
+
+
+class _PrefillGraph:
+    """As SGLang's prefill graphs: what it replays calls no module."""
+
+    enable_cp_bcg_capture = False
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self.replays = 0
+
+    def can_run_graph(self, batch: Any) -> bool:
+        return bool(batch.forward_mode.is_extend())
+
+    def execute(self, batch: Any, **_: Any) -> Any:
+        from sglang.srt.layers.radix_attention import RadixAttention
+
+        self.replays += 1
+        with patch.object(RadixAttention, "__call__", RadixAttention.forward):
+            return self._runner.eager_runner.execute(batch, pp_proxy_tensors=None)
+
+
+def with_prefill_graphs(host: Any) -> None:
+    graph = host.memory["graph"] = _PrefillGraph(host.runner)
+    host.patches.enter_context(patch.object(host.runner, "prefill_cuda_graph_runner", graph))
+
+
+def replays(host: Any) -> int:
+    return int(host.memory["graph"].replays)

@@ -80,8 +80,22 @@ def test_a_probe_that_fails_is_a_cold_prefill(engine, stage):
     engine.assert_no_leak()
 
 
+def test_a_prefill_graph_that_calls_no_module_keeps_no_probe_from_its_answer(engine):
+    expected = engine.run(TARGET)
+    engine.call(probes.with_prefill_graphs)
+    try:
+        answer = engine.run(TARGET)
+        replayed = engine.call(probes.replays)
+    finally:
+        engine.call(probes.mend)
+    assert replayed, "the graph was in use"
+    assert answer.semblend["outcome"] == "materialised"
+    assert answer.semblend == {**expected.semblend}
+    assert answer.tokens == expected.tokens
+    assert not engine.call(probes.failures)
+
+
 def test_layers_that_nobody_sees_run_are_no_probe(engine):
-    """As in a captured graph, which calls no module."""
     cold = engine.cold(TARGET)
     engine.call(probes.hide_queries)
     try:

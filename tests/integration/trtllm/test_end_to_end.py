@@ -45,8 +45,8 @@ def served(tmp_path_factory):
     """An LLM with the connector, a ladder client, a tokenizer and the audit file."""
     import tensorrt_llm
 
+    from semblend.integration.ladder_socket import DeskClient
     from semblend.integration.trtllm.ladder_client import LadderLLM
-    from semblend.integration.trtllm.ladder_socket import DeskClient
     from semblend.integration.trtllm.launcher import connector_config
     from semblend.integration.trtllm.options import VARIABLE
 

@@ -211,7 +211,7 @@ def test_a_request_that_is_asked_about_anew_is_settled_once(make, monkeypatch):
     engine.executor.step()
     first = side.states[request.request_id]
     assert side._loads, "a load is on its way"
-    assert side.matched_tokens(request, 0)[0] == first.offered_tokens
+    assert side.matched_tokens(request, 0)[0] == first.claim.end
     assert side.states[request.request_id].account is first.account
     door.set()
     for worker in engine.workers:

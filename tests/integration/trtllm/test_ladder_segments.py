@@ -195,8 +195,8 @@ def test_a_rung_whose_ladder_is_unknown_is_computed(make):
 
 
 def test_a_dead_desk_means_a_plain_request(make):
+    from semblend.integration.ladder_socket import DeskClient
     from semblend.integration.trtllm.ladder_client import LadderLLM
-    from semblend.integration.trtllm.ladder_socket import DeskClient
     from tests.integration.trtllm.executor import SimulatedLLM
 
     engine = make()
@@ -213,8 +213,8 @@ def test_a_dead_desk_means_a_plain_request(make):
 
 
 def test_the_desk_answers_over_its_socket(make, tmp_path):
+    from semblend.integration.ladder_socket import DeskClient
     from semblend.integration.trtllm.ladder_client import LadderLLM
-    from semblend.integration.trtllm.ladder_socket import DeskClient
     from tests.integration.trtllm.executor import SimulatedLLM
     from tests.integration.trtllm.generations import salt_number
 

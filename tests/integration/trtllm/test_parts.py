@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,8 +20,9 @@ from semblend.core.errors import PlanError, SettingsError, UnsupportedModelError
 from semblend.core.namespace import Namespace
 from semblend.core.settings import Settings
 from semblend.integration.option_values import options_table
+from semblend.integration.scheduler.planner import Offer
 from semblend.integration.trtllm import namespaces
-from semblend.integration.trtllm.donor_budget import DonorBudget, segment_keys
+from semblend.integration.trtllm.donor_budget import DonorBudget
 from semblend.integration.trtllm.engine_facts import EngineFacts
 from semblend.integration.trtllm.launcher import CONNECTOR, prepare
 from semblend.integration.trtllm.options import ConnectorOptions
@@ -36,6 +38,7 @@ from semblend.integration.trtllm.semantic_plan import (
     SemanticKvSegment,
 )
 from semblend.integration.trtllm.support import engine_refusals, request_refusal
+from semblend.integration.worker.donors import segment_keys
 from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.transfer import SpanCopy, copy_spans
 from tests.integration.models import folder_of, joined, random_tokens
@@ -302,9 +305,11 @@ def test_the_provider_answers_with_a_plan_whatever_it_finds():
     provider = SemBlendKvProvider(Namespace.of(model="m"), settings, block_size=16)
     document = random_tokens(300, seed=1)
     namespace = provider.namespace_of("alice")
-    donor_id = provider.reserve(document, namespace, "7")
-    assert provider.reserve(document, namespace, "8") is None, "the same content once"
-    assert provider.register(donor_id, document, namespace)
+    offer = Offer(donor_id="7", request_id="7", tokens=document, namespace=namespace, blocks=19)
+    assert provider.planner.offer(offer)
+    assert not provider.planner.offer(replace(offer, donor_id="8")), "the same content once"
+    assert provider.planner.stored("7") is offer
+    assert provider.planner.register(offer)
     tokens = tuple(joined(random_tokens(40, seed=2), document, [5]).tolist())
     asked = SemanticKvLookupRequest(request_id="9", tokens=tokens, cache_salt="alice")
     found = provider.lookup(asked)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Hole, Plan, Span
 from semblend.core.tokens import TokenArray
 
@@ -149,6 +150,12 @@ class LoadFailure:
     """A `DeclineReason`."""
     detail: str
     donor_id: str | None = None
+
+    @classmethod
+    def by(cls, error: Exception) -> LoadFailure:
+        """A load or pass that raised."""
+        reason = DeclineReason.MATERIALISATION_FAILED.value
+        return cls(reason=reason, detail=f"{type(error).__name__}: {error}")
 
 
 @dataclass(slots=True)

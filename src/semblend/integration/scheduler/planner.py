@@ -16,7 +16,7 @@ from semblend.core.namespace import Namespace
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.core.settings import Settings
-from semblend.core.tokens import TokenArray
+from semblend.core.tokens import TokenArray, TokenIds, as_token_array
 from semblend.integration.held_contents import HeldContents
 from semblend.integration.modes import Mode, ReuseMode
 from semblend.integration.plan_cuts import exact_part, leading_part
@@ -111,13 +111,14 @@ class Planner:
 
     def plan(
         self,
-        tokens: TokenArray,
+        tokens: TokenIds,
         namespace: Namespace,
         *,
         exact_tokens: int,
         account: Account | None = None,
         policy: str | None = None,
         mode: ReuseMode | None = None,
+        text: str | None = None,
     ) -> Plan:
         """The plan for a prompt, cut to what the mode may supply. Never raises.
 
@@ -129,14 +130,30 @@ class Planner:
             Told of the plan, if this is more than a question.
         mode
             Another mode than the engine's own, for this prompt.
+        text
+            Also look for donors of similar meaning, as evidence. Embeds: not for a
+            scheduler's loop.
         """
         mode = self._mode if mode is None else mode
-        plan = self.pipeline.plan(
-            tokens,
-            namespace,
-            exact_tokens=exact_tokens,
-            block_size=self._block_size,
-            policy=policy,
+        found = None
+        if text is not None:
+            found = self.pipeline.find_donor(
+                tokens,
+                namespace,
+                text=text,
+                exact_tokens=exact_tokens,
+                block_size=self._block_size,
+            )
+        plan = (
+            found.plan
+            if found is not None
+            else self.pipeline.plan(
+                tokens,
+                namespace,
+                exact_tokens=exact_tokens,
+                block_size=self._block_size,
+                policy=policy,
+            )
         )
         try:
             plan = self._cut_to(mode, plan)
@@ -145,7 +162,7 @@ class Planner:
                     plan = declined_unprobed(plan)
                 plan = declined_without_table(plan, has_table=self._has_depth_table)
             if self._rewrite is not None:
-                plan = self._rewrite(plan, tokens)
+                plan = self._rewrite(plan, as_token_array(tokens))
         except Exception as error:
             logger.warning("SemBlend could not shape a plan: %s", error, exc_info=True)
             plan = plan.declined(DeclineReason.INTERNAL_ERROR, type(error).__name__)

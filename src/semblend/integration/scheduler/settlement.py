@@ -26,11 +26,11 @@ class Settlements:
         self._stats = stats
         self.accounts = Accounts(ledger=ledger, settled=stats.settled, refused=self._refused)
 
-    def confirmed(self, request: Request[Any], *, layers: int) -> None:
-        """Every rank put this request's spans in place, for the first time or again."""
+    def confirmed(self, request: Request[Any], *, layers: int) -> bool:
+        """Every rank put this request's spans in place; whether it is reuse for the first time."""
         plan, reuse = request.plan, request.reuse
         if plan is None or reuse is None or not request.account.confirmed(reuse):
-            return
+            return False
         self._audit.materialised(
             request.request_id,
             donor_id=",".join(plan.donor_ids),
@@ -42,6 +42,7 @@ class Settlements:
             requires_rope_correction=any(span.delta for span in plan.copies),
             policy=plan.policy,
         )
+        return True
 
     def failed(self, request: Request[Any], failure: LoadFailure, *, blocks: int) -> None:
         """A load did not happen; its tokens are computed exactly."""

@@ -84,8 +84,11 @@ def _tree_problems() -> list[str]:
 def _worker_problems() -> list[str]:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.model_executor.model_runner import ModelRunner
 
     problems = []
+    if "self.prefill_cuda_graph_runner is not None" not in inspect.getsource(ModelRunner):
+        problems.append("ModelRunner cannot be told to run without prefill graphs")
     if "batch" not in _parameters(TpModelWorker.forward_batch_generation):
         problems.append(f"{HOOKED} takes no batch")
     # Instance attributes: only the source says that they exist.

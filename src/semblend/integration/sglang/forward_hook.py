@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from semblend.integration.scheduler.request import Stage
 from semblend.integration.sglang.log_lines import logger
-from semblend.integration.sglang.request_state import Progress, known_state
+from semblend.integration.sglang.request_state import computed_exactly, known_state
 
 _SIDE = "semblend_side"
 
@@ -64,9 +65,9 @@ def _rescued(worker: Any, batch: Any) -> Any:
     loaded = list(_loaded(batch))
     try:
         for row, request, state in loaded:
-            regions[row] = state.load.region
+            regions[row] = state.handle.load.region
             correct_cached_tokens(request, state, reused=False)
-            state.progress = Progress.FAILED
+            computed_exactly(state)
         if not regions:
             return batch
         table = worker.model_runner.req_to_token_pool.req_to_token
@@ -80,7 +81,7 @@ def _rescued(worker: Any, batch: Any) -> Any:
 def _loaded(batch: Any) -> Iterator[tuple[int, Any, Any]]:
     for row, request in enumerate(getattr(batch, "reqs", None) or ()):
         state = known_state(request)
-        if state is not None and state.load is not None and state.progress is Progress.LOADED:
+        if state is not None and state.stage is Stage.LOADING and state.handle.load is not None:
             yield row, request, state
 
 

@@ -16,18 +16,18 @@ from semblend.integration.sglang.options import BackendOptions
 logger = logging.getLogger("semblend.sglang")
 
 
-class BackendLog:
+class BackendLog(AuditStream):
     """Says what happened, once, in both forms."""
 
     def __init__(self, options: BackendOptions) -> None:
-        self.audit = AuditStream(engine="sglang", logger=logger, path=options.audit_path)
+        super().__init__(engine="sglang", logger=logger, path=options.audit_path)
 
     def donor_registered(
-        self, request_id: str, *, donor_id: str, namespace: str, tokens: int
+        self, request_id: str, *, donor_id: str, namespace: str, tokens: int, blocks: int = 0
     ) -> None:
         """A prompt computed exactly may be found from now on."""
         logger.info("[FUZZY] register_donor_async: ok request_id=%s tokens=%d", request_id, tokens)
-        self.audit.event(
+        self.event(
             "donor_registered", request_id, donor_id=donor_id, namespace=namespace, tokens=tokens
         )
 
@@ -39,24 +39,22 @@ class BackendLog:
             "matched_tokens": evidence.matched_tokens,
             "lookup_ms": evidence.lookup_ms,
         }
+        reason = None if plan.reason is None else plan.reason.value
         if not plan.spans:
-            reason = "none" if plan.reason is None else plan.reason.value
-            self.audit.event(
-                "semantic_lookup_miss", request_id, miss_rejection_reason=reason, **fields
-            )
+            self.lookup_miss(request_id, reason=reason or "none", **fields)
             return
-        self.audit.event(
+        self.event(
             "semantic_lookup_hit",
             request_id,
             donor_id=",".join(plan.donor_ids),
             similarity=evidence.similarity,
             kind="tokens",
             reusable_tokens=plan.reused_tokens,
-            reason="ok" if plan.reason is None else plan.reason.value,
+            reason=reason or "ok",
             **fields,
         )
-        if plan.reason is not None:
-            self.audit.event("discovery_only_no_supply", request_id, reason=plan.reason.value)
+        if reason is not None:
+            self.event("discovery_only_no_supply", request_id, reason=reason)
 
     def advertised(self, request_id: str, plan: Plan) -> None:
         """The scheduler was told that this prompt's region can be supplied."""
@@ -66,7 +64,7 @@ class BackendLog:
             request_id,
             plan.reused_tokens,
         )
-        self.audit.event(
+        self.event(
             "semantic_span_load_advertised",
             request_id,
             boundary=plan.end,
@@ -79,15 +77,15 @@ class BackendLog:
 
     def loaded(self, request_id: str, plan: Plan) -> None:
         """Spans were copied; their holes are still to be computed."""
-        self.audit.event(
+        self.event(
             "runtime_materialization_started",
             request_id,
             donor_id=",".join(plan.donor_ids),
             tokens=plan.reused_tokens,
         )
 
-    def materialised(self, request_id: str, plan: Plan, *, layers: int) -> None:
-        """Every token of the region is in place. This alone is reuse."""
+    def placed(self, request_id: str, plan: Plan) -> None:
+        """Every token of the region is in place, and the request's account says so."""
         for span in plan.copies:
             logger.info(
                 "[FUZZY RADIX] segmented prefill realized donor phase: request_id=%s donor_id=%s "
@@ -101,43 +99,29 @@ class BackendLog:
         logger.info(
             "[FUZZY] Realized %d fuzzy tokens request_id=%s", plan.reused_tokens, request_id
         )
-        self.audit.event(
-            "runtime_materialized",
-            request_id,
-            donor_id=",".join(plan.donor_ids),
-            tokens=plan.reused_tokens,
-            layers_materialized=layers,
-            hole_tokens=plan.hole_tokens,
-            recomputed_tokens=plan.recomputed_tokens,
-            pieces=len(plan.copies),
-            requires_rope_correction=any(span.delta for span in plan.copies),
-            policy=plan.policy,
-        )
 
-    def declined(self, request_id: str, *, reason: str, detail: str) -> None:
+    def declined(self, event: str, request_id: str, *, reason: str, **fields: Any) -> None:
         """A plan is not carried out; the prompt is computed."""
         logger.info(
-            "[FUZZY RADIX] declined request_id=%s reason=%s detail=%r", request_id, reason, detail
-        )
-        self.audit.event(
-            "runtime_materialization_declined",
+            "[FUZZY RADIX] declined request_id=%s reason=%s detail=%r",
             request_id,
-            declined_reason=reason,
-            detail=detail,
+            reason,
+            fields.get("detail", ""),
         )
+        self.event(event, request_id, declined_reason=reason, **fields)
 
-    def failed(self, request_id: str, *, reason: str, detail: str, tokens: int) -> None:
-        """A load or a pass failed; its tokens are computed exactly."""
+    def failed(self, request_id: str, *, reason: str, detail: str, blocks: int) -> None:
+        """A load or a pass failed; its tokens, a slot each, are computed exactly."""
         logger.warning(
             "[FUZZY RADIX] declined request_id=%s reason=%s detail=%r; computed exactly instead",
             request_id,
             reason,
             detail,
         )
-        self.audit.event(
+        self.event(
             "runtime_materialization_failed_loud",
             request_id,
             reason=reason,
             detail=detail,
-            tokens=tokens,
+            tokens=blocks,
         )

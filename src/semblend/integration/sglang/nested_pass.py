@@ -1,15 +1,18 @@
 """Passes of the engine's own model over holes, before the engine's own forward.
 
 Every hole [s, e) is a virtual sequence of an extend batch: the request's own row of the
-slot table, s tokens present, e - s tokens to compute. Each layer of `torch_native` writes
-the K/V of all of them before attention reads, so holes of one request share a pass;
-where that is not known, a pass holds at most one hole of a request, which is then
-nothing but the next chunk of a chunked prefill.
+slot table, s tokens present, e - s tokens to compute. Where an attention backend writes the
+K/V of a layer before it reads any (`pass_proof`), holes of one request share a pass; elsewhere
+a pass holds at most one hole of a request, which is then nothing but the next chunk of a
+chunked prefill.
+
+Nothing here waits for the device: the scheduler runs ahead of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +21,6 @@ import torch
 
 from semblend.core.faults import FaultPoint, fault_point
 from semblend.core.plan import Hole
-
-WRITES_BEFORE_ATTENTION = frozenset({"torch_native"})
-"""Attention backends seen to write a layer's K/V for the whole batch before reading any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,19 +83,37 @@ class NestedPass:
         batch: Any,
         holes: Mapping[int, Sequence[Hole]],
         *,
-        before: Callable[[Sequence[VirtualSequence]], None] | None = None,
+        watched: Callable[[Sequence[VirtualSequence]], None] | None = None,
     ) -> int:
         """Compute the K/V of all holes; returns how many tokens that were.
 
-        `before` is told the sequences of each pass, in their order.
+        `watched` is told the sequences of each pass, in their order; modules that it watches
+        are called one by one.
         """
         computed = 0
         for sequences in passes_over(holes, self.limits):
-            if before is not None:
-                before(sequences)
-            self._forward(self._batch_of(batch, sequences))
+            if watched is not None:
+                watched(sequences)
+            calling: AbstractContextManager[None] = nullcontext()
+            with calling if watched is None else self._calling_modules():
+                self._forward(self._batch_of(batch, sequences))
             computed += sum(item.end - item.start for item in sequences)
         return computed
+
+    def one_pass(self, batch: Any, holes: Sequence[Hole]) -> None:
+        """Compute holes of the batch's first request in one pass, whatever the limits say."""
+        sequences = [VirtualSequence(row=0, start=hole.start, end=hole.end) for hole in holes]
+        self._forward(self._batch_of(batch, sequences))
+
+    @contextmanager
+    def _calling_modules(self) -> Iterator[None]:
+        """No prefill graph: one that is replayed calls no module, and hooks are not called."""
+        runner = self._runner
+        graphs, runner.prefill_cuda_graph_runner = runner.prefill_cuda_graph_runner, None
+        try:
+            yield
+        finally:
+            runner.prefill_cuda_graph_runner = graphs
 
     @fault_point(FaultPoint.NESTED_PASS)
     def _forward(self, nested: Any) -> None:
@@ -115,7 +133,6 @@ class NestedPass:
         A copy of the scheduled batch, so that fields unknown here keep the engine's own
         values; what depends on the sequences, on sampling or on logprobs is replaced.
         """
-        device = self._runner.device
         rows = [item.row for item in sequences]
         requests = [batch.reqs[row] for row in rows]
         lengths = [item.end - item.start for item in sequences]
@@ -131,13 +148,16 @@ class NestedPass:
             for request, item in zip(requests, sequences, strict=True)
             for token in request.full_untruncated_fill_ids[item.start : item.end]
         ]
-        on_device = ends.to(device, non_blocking=True)
+        sizes = [len(tokens), len(sequences), len(sequences)]
+        values = [*tokens, *ends.tolist(), *indices.tolist()]
+        there = torch.split(uploaded(values, self._runner.device), sizes)
+        input_ids, on_device, on_device_indices = there
         nested = copy(batch)
         replaced: dict[str, Any] = {
             "reqs": requests,
-            "input_ids": torch.tensor(tokens, dtype=torch.int64, device=device),
+            "input_ids": input_ids,
             "prefill_input_ids_cpu": None,
-            "req_pool_indices": batch.req_pool_indices[rows],
+            "req_pool_indices": on_device_indices.to(batch.req_pool_indices.dtype),
             "req_pool_indices_cpu": indices,
             "prefix_lens": [item.start for item in sequences],
             "extend_lens": lengths,
@@ -161,3 +181,10 @@ class NestedPass:
         for name, value in replaced.items():
             setattr(nested, name, value)
         return nested
+
+
+def uploaded(values: Sequence[int], device: str | torch.device) -> torch.Tensor:
+    """Numbers on a device, int64 [values], without waiting for it."""
+    pinned = torch.device(device).type == "cuda"
+    host = torch.tensor(values, dtype=torch.int64, pin_memory=pinned)
+    return host.to(device, non_blocking=True)

@@ -21,25 +21,23 @@ True
 from __future__ import annotations
 
 import itertools
-import threading
 from dataclasses import dataclass
 
 from semblend.core.errors import InvalidTokensError
-from semblend.core.ledger import Ledger
 from semblend.core.namespace import Namespace
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray, TokenIds, as_token_array
-from semblend.integration.held_contents import HeldContents
+from semblend.integration.modes import Mode
 from semblend.integration.plan_cuts import within_hole_budget
-from semblend.integration.probing import can_probe, declined_unprobed, pass_tokens
+from semblend.integration.probing import can_probe, pass_tokens
+from semblend.integration.scheduler.planner import Offer, Planner
 from semblend.integration.sglang import namespaces
 from semblend.pipeline import PipelineStats, SemBlendPipeline
 from semblend.planning.boundaries import Boundaries
 from semblend.planning.certificates import Standing
 from semblend.planning.cost import CostModel
-from semblend.planning.depth import declined_without_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,30 +69,30 @@ class SemBlendProvider:
         boundaries: Boundaries | None = None,
     ) -> None:
         """Start with no donors; settings default to the environment's."""
-        standing = Standing() if standing is None else standing
-        self.pipeline = SemBlendPipeline(
-            settings,
-            cost=cost,
-            certified_policy=standing.policy,
-            certified_until=standing.until,
-            uncertified=standing.refusal,
-            boundaries=boundaries,
-        )
-        self.pipeline.add_eviction_listener(self._dropped)
         self.namespace = namespace
         self._page_size = page_size
-        self._has_depth_table = standing.depth_table is not None
         self._numbers = itertools.count(1)
         self._donors: dict[str, DonorRecord] = {}
-        self._contents = HeldContents()
-        self._lock = threading.RLock()
-        self.generation = 0
-        """Changes whenever the set of donors does; plans are remembered against it."""
+        self.planner = Planner(
+            settings=settings,
+            mode=Mode.SEGMENTED,
+            block_size=page_size,
+            cost=cost,
+            standing=standing,
+            can_run=can_probe,
+            boundaries=boundaries,
+            forgotten=self._forgotten,
+        )
 
     @property
-    def ledger(self) -> Ledger:
-        """What became of requests."""
-        return self.pipeline.ledger
+    def pipeline(self) -> SemBlendPipeline:
+        """The planner's."""
+        return self.planner.pipeline
+
+    @property
+    def generation(self) -> int:
+        """Changes whenever the set of donors does; plans are remembered against it."""
+        return self.planner.generation
 
     def namespace_of(self, extra_key: str | None, cache_salt: str | None) -> Namespace:
         """Where a request with these keys may look for donors."""
@@ -125,23 +123,24 @@ class SemBlendProvider:
         if whole < max(1, self.pipeline.settings.min_prompt_tokens):
             return None
         array = array[:whole].copy()
-        namespace = self.namespace_of(extra_key, cache_salt)
         record = DonorRecord(
             donor_id=f"{request_id}#{next(self._numbers)}",
             tokens=array,
             extra_key=extra_key,
             cache_salt=cache_salt,
         )
-        if not self._contents.reserve(record.donor_id, array, namespace):
+        offer = Offer(
+            donor_id=record.donor_id,
+            request_id=request_id,
+            tokens=array,
+            namespace=self.namespace_of(extra_key, cache_salt),
+            blocks=whole // self._page_size,
+        )
+        if not self.planner.offer(offer):
             return None
-        with self._lock:
-            self._donors[record.donor_id] = record
-        # Outside the lock: fingerprinting takes milliseconds, and matching must not wait.
-        if not self.pipeline.register_donor(record.donor_id, array, namespace, text=text):
-            self._dropped(record.donor_id)
-            return None
-        self.generation += 1
-        return record
+        self._donors[record.donor_id] = record
+        self.planner.stored(record.donor_id)  # the tree holds it already
+        return record if self.planner.register(offer, text) else None
 
     def match(
         self,
@@ -166,19 +165,7 @@ class SemBlendProvider:
             scheduler's loop.
         """
         namespace = self.namespace_of(extra_key, cache_salt)
-        page = self._page_size
-        found = None
-        if text is not None:
-            found = self.pipeline.find_donor(
-                tokens, namespace, text=text, exact_tokens=exact_tokens, block_size=page
-            )
-        if found is not None:
-            plan = found.plan
-        else:
-            plan = self.pipeline.plan(tokens, namespace, exact_tokens=exact_tokens, block_size=page)
-        if plan.executable and not can_probe(plan.policy):
-            plan = declined_unprobed(plan)
-        plan = declined_without_table(plan, has_table=self._has_depth_table)
+        plan = self.planner.plan(tokens, namespace, exact_tokens=exact_tokens, text=text)
         if plan.executable and hole_budget is not None:
             cut = within_hole_budget(plan, hole_budget, page_size=self._page_size)
             if cut is None or pass_tokens(cut) > hole_budget:
@@ -193,16 +180,12 @@ class SemBlendProvider:
 
     def forget(self, donor_id: str) -> None:
         """A donor's K/V is gone."""
-        self.pipeline.evict(donor_id)
-        self._dropped(donor_id)
+        self.planner.drop(donor_id)
 
     def clear(self) -> None:
         """Forget every donor."""
-        self.pipeline.clear()
-        with self._lock:
-            self._donors.clear()
-            self._contents.clear()
-            self.generation += 1
+        self.planner.clear()
+        self._donors.clear()
 
     def stats(self) -> PipelineStats:
         """Counts and sizes, now."""
@@ -210,12 +193,7 @@ class SemBlendProvider:
 
     def close(self) -> None:
         """Stop the pipeline's threads."""
-        self.pipeline.close()
+        self.planner.close()
 
-    def _dropped(self, donor_id: str) -> None:
-        with self._lock:
-            record = self._donors.pop(donor_id, None)
-            if record is None:
-                return
-            self._contents.release(donor_id)
-            self.generation += 1
+    def _forgotten(self, donor_id: str) -> None:
+        self._donors.pop(donor_id, None)

@@ -48,13 +48,14 @@ class SemBlendRadixCache(UnifiedRadixCache):
     def prefix_device_indices(self, req: Any) -> torch.Tensor:
         """Slots of the request's prefix: the tree's path, then its private region."""
         state = known_state(req)
-        if state is None or state.load is None:
+        load = None if state is None else state.handle.load
+        if load is None:
             slots: torch.Tensor = super().prefix_device_indices(req)
             return slots
         root = self.root_node_handle(req.extra_key)
         path = self.tree_core.collect_full_device_indices(req.last_node, root)
-        exact = state.load.plan.exact_tokens
-        return torch.cat([path[:exact], state.load.slots.to(path.device)])[: req.prefix_len]
+        exact = load.plan.exact_tokens
+        return torch.cat([path[:exact], load.slots.to(path.device)])[: req.prefix_len]
 
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
         """The tree takes over exact K/V, which may then be reused from."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from semblend.core.plan import Hole
+from semblend.integration.sglang.nested_pass import uploaded
 
 
 def with_regions_computed(batch: Any, regions: Mapping[int, Hole], table: torch.Tensor) -> Any:
@@ -38,7 +39,7 @@ def with_regions_computed(batch: Any, regions: Mapping[int, Hole], table: torch.
         region = regions.get(row)
         if region is not None:
             ids = list(request.full_untruncated_fill_ids[region.start : region.end])
-            tokens.append(torch.tensor(ids, dtype=batch.input_ids.dtype, device=device))
+            tokens.append(uploaded(ids, device).to(batch.input_ids.dtype))
             index = int(batch.req_pool_indices_cpu[row])
             slots.append(table[index, region.start : region.end].to(batch.out_cache_loc.dtype))
             prefixes[row] -= len(region)

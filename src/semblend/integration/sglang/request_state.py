@@ -1,34 +1,26 @@
-"""What the backend remembers about one live request: kept on the request, gone with it."""
+"""A request of SGLang's: kept on its own object, gone with it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from semblend.core.account import Account, Accounts, Reuse
+import numpy as np
+
+from semblend.core.account import Accounts
+from semblend.core.errors import InvalidTokensError
+from semblend.core.namespace import Namespace
+from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Hole, Plan
-from semblend.core.tokens import TokenArray
+from semblend.core.tokens import TokenArray, as_token_array
+from semblend.integration.audit import AuditStream
+from semblend.integration.scheduler.request import Arrival, Request
 
 if TYPE_CHECKING:
     import torch
 
 _ATTRIBUTE = "semblend_state"
-
-
-class Progress(StrEnum):
-    """How far a request's reuse has come."""
-
-    NONE = "none"
-    OFFERED = "offered"
-    """Told to the scheduler; it may or may not admit the request with it."""
-    LOADED = "loaded"
-    """Spans are in the request's slots; holes are not computed yet."""
-    CONFIRMED = "confirmed"
-    """Every token of the region is in place."""
-    FAILED = "failed"
-    """The region was computed exactly instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,76 +37,83 @@ class PrivateLoad:
         return Hole(self.plan.exact_tokens, self.plan.end)
 
 
-@dataclass(slots=True)
-class RequestState:
-    """One request, from its first match until SGLang drops it."""
+@dataclass(slots=True, eq=False)
+class Row:
+    """What is matched for a request, and where its K/V is."""
 
-    account: Account
-    refusal: str | None = None
-    """Why it may neither reuse nor donate, if so (LoRA, multimodal, …)."""
-    may_reuse: bool = True
-    may_donate: bool = True
-    tokens: TokenArray | None = None
-    plan: Plan | None = None
-    planned_for: tuple[int, int] | None = None
-    """Tokens and exact tokens the plan was made for."""
-    generation: int = 0
-    """The provider's generation then."""
-    progress: Progress = Progress.NONE
+    tokens: TokenArray
+    """What the scheduler last matched: the prompt and, after a retraction, what was generated."""
     load: PrivateLoad | None = None
-    tainted: bool = False
-    """Whether any of its K/V is approximate: then it is never a donor."""
-    donated: bool = False
+    generation: int = 0
+    """The planner's, when the plan was made."""
     losses: int = 0
     """Times a donor turned out to be gone."""
-
-    @property
-    def request_id(self) -> str:
-        """SGLang's id."""
-        return self.account.request_id
-
-    def released(self) -> None:
-        """Its slots are gone: it was retracted and may come back, or it has ended."""
-        self.load = None
-        self.plan, self.planned_for = None, None
-        self.progress = Progress.NONE
-
-    def report(self, *, certified: bool) -> dict[str, Any]:
-        """What the response says was reused: confirmed tokens, nothing else."""
-        load = self.load if self.progress is Progress.CONFIRMED else None
-        reuse = None if load is None else Reuse.of(load.plan)
-        return self.account.report(reuse, approximate=True, certified=certified)
+    donated: bool = False
 
 
-Loaded = Mapping[int, tuple[Any, RequestState]]
+State: TypeAlias = Request[Row]
+Loaded: TypeAlias = Mapping[int, tuple[Any, State]]
 """Row of a batch to its request and state; the state's load is set."""
 
 
-def loads_of(loaded: Loaded) -> list[tuple[int, Any]]:
+def loads_of(loaded: Loaded) -> list[tuple[int, State, PrivateLoad]]:
     """Rows and states whose loads are set."""
-    return [(row, state) for row, (_, state) in loaded.items() if state.load is not None]
+    found = ((row, state, state.handle.load) for row, (_, state) in loaded.items())
+    return [(row, state, load) for row, state, load in found if load is not None]
 
 
-def state_of(request: Any, accounts: Accounts) -> RequestState:
+def state_of(request: Any, accounts: Accounts, namespace: Namespace) -> State:
     """The request's state, made the first time."""
-    state: RequestState | None = getattr(request, _ATTRIBUTE, None)
+    state: State | None = known_state(request)
     if state is None:
         from semblend.integration.sglang.support import request_refusal
 
         hints = _hints(request)
-        state = RequestState(
-            account=accounts.open(str(request.rid), prompt_tokens=len(request.origin_input_ids)),
+        prompt = _prompt_of(request)
+        arrival = Arrival(
+            request_id=str(request.rid),
+            handle=Row(tokens=prompt),
+            tokens=prompt,
+            namespace=namespace,
             refusal=request_refusal(request),
             may_reuse=hints.get("reuse") is not False,
-            may_donate=hints.get("donate") is not False,
+            wants_capture=None if hints.get("donate") is not False else False,
         )
+        size = len(request.origin_input_ids)
+        state = Request(arrival, accounts.open(arrival.request_id, prompt_tokens=size))
         setattr(request, _ATTRIBUTE, state)
     return state
 
 
-def known_state(request: Any) -> RequestState | None:
+def known_state(request: Any) -> State | None:
     """The request's state, if it was ever matched."""
     return getattr(request, _ATTRIBUTE, None)
+
+
+def released(state: State) -> None:
+    """Its slots are gone: it was retracted and may come back, or was not admitted after all."""
+    state.handle.load = None
+    state.released()
+
+
+def computed_exactly(state: State) -> None:
+    """A load came to nothing. SGLang was told that this request's K/V never enters its tree."""
+    state.failed()
+    state.tainted = True
+
+
+def not_carried_out(state: State, audit: AuditStream, reason: DeclineReason, detail: str) -> None:
+    """A plan came to nothing, and nothing has failed."""
+    event = "runtime_materialization_declined"
+    audit.declined(event, state.request_id, reason=reason.value, detail=detail)
+    state.account.failed(reason, detail)
+
+
+def _prompt_of(request: Any) -> TokenArray:
+    try:
+        return as_token_array(request.origin_input_ids)
+    except InvalidTokensError:  # it is refused, or declined when it is planned
+        return np.empty(0, dtype=np.int32)
 
 
 def _hints(request: Any) -> dict[str, Any]:

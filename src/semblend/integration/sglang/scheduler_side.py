@@ -23,6 +23,9 @@ from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.core.tokens import as_token_array
 from semblend.integration.probing import pass_tokens
+from semblend.integration.scheduler.orders import LoadFailure
+from semblend.integration.scheduler.request import Stage
+from semblend.integration.scheduler.settlement import Settlements
 from semblend.integration.sglang import namespaces
 from semblend.integration.sglang.donor_queue import DonorQueue, Offer
 from semblend.integration.sglang.loading import DonorLostError, SpanLoader
@@ -31,12 +34,12 @@ from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.passes import RegionPasses
 from semblend.integration.sglang.provider import DonorRecord, SemBlendProvider
 from semblend.integration.sglang.request_state import (
-    Progress,
-    RequestState,
+    State,
     known_state,
+    not_carried_out,
+    released,
     state_of,
 )
-from semblend.integration.sglang.settlement import Settlements
 from semblend.integration.sglang.stats import BackendStats
 
 if TYPE_CHECKING:
@@ -67,7 +70,7 @@ class SchedulerSide:
         self.provider = provider
         self.log = log
         self.stats = stats
-        self.settlements = Settlements(ledger=provider.ledger, log=log, stats=stats)
+        self.settlements = Settlements(ledger=provider.pipeline.ledger, audit=log, stats=stats)
         self.hook_seen = False
         """Whether the forward hook has run in this process: without it nothing is loaded."""
         self._donors = DonorQueue(provider, self._registered, self._evicted)
@@ -107,28 +110,31 @@ class SchedulerSide:
     def _offered(self, request: Any, key: Any, result: Any) -> Any:
         if result.host_hit_length or request.kv.holds_kv:
             return result
-        state = state_of(request, self.settlements.accounts)
+        namespace = self.provider.namespace_of(request.extra_key, request.cache_salt)
+        state = state_of(request, self.settlements.accounts, namespace)
         state.account.exact_tokens = int(result.device_prefix_len)
-        if state.refusal is not None:
-            state.account.decline(DeclineReason.UNSUPPORTED, state.refusal)
+        if state.arrival.refusal is not None:
+            state.decline(DeclineReason.UNSUPPORTED, state.arrival.refusal)
             return result
-        if not state.may_reuse:
-            state.account.decline(DeclineReason.DISABLED, "the request says reuse: false")
+        if not state.arrival.may_reuse:
+            state.decline(DeclineReason.DISABLED, "the request says reuse: false")
             return result
-        if state.progress is Progress.FAILED:
+        if state.stage is Stage.FAILED:
             return result
-        if state.progress is Progress.LOADED:
+        if state.stage is Stage.LOADING:
             self._take_back(state)
+        state.withdraw()  # it is asked anew
         plan = self._plan(state, request, key)
         if not plan.executable or plan.end > len(key):
             if plan.reason is not None:
-                state.account.decline(plan.reason, plan.detail)
+                state.decline(plan.reason, plan.detail)
             return result
         if not (self.loads and self.hook_seen):
-            state.account.decline(DeclineReason.DISABLED, "nothing is loaded at present")
+            state.decline(DeclineReason.DISABLED, "nothing is loaded at present")
             return result
-        if state.progress is Progress.NONE:
-            state.progress = Progress.OFFERED
+        first = state.reuse is None
+        state.make_claim(plan)
+        if first:
             self.log.advertised(state.request_id, plan)
         node = result.last_device_node
         return result._replace(
@@ -137,39 +143,40 @@ class SchedulerSide:
             host_hit_length=plan.end - plan.exact_tokens,
         )
 
-    def _plan(self, state: RequestState, request: Any, key: Any) -> Plan:
+    def _plan(self, state: State, request: Any, key: Any) -> Plan:
         """The request's plan, made once for one exact prefix; new donors may improve it."""
-        made_for = (len(key.token_ids), state.account.exact_tokens)
-        if state.plan is not None and state.planned_for == made_for and not self._replan(state):
-            return state.plan
+        row, made_for = state.handle, (len(key.token_ids), state.exact_tokens)
+        known = state.plan_for(made_for)
+        if known is not None and not self._replan(state, known):
+            return known
         started = time.perf_counter()
-        if state.tokens is None or len(state.tokens) != len(key.token_ids):
-            state.tokens = as_token_array(key.token_ids)
-        first = state.planned_for is None and not state.account.is_settled
-        state.generation = self.provider.generation
-        state.plan = self.provider.match(
-            state.tokens,
+        if len(row.tokens) != len(key.token_ids):
+            row.tokens = as_token_array(key.token_ids)
+        first = state.plan is None and not state.account.is_settled
+        row.generation = self.provider.generation
+        plan = self.provider.match(
+            row.tokens,
             extra_key=request.extra_key,
             cache_salt=request.cache_salt,
-            exact_tokens=state.account.exact_tokens,
+            exact_tokens=state.exact_tokens,
             hole_budget=self._hole_budget,
         )
-        state.account.claimed(state.plan)
-        state.planned_for = made_for
+        state.account.claimed(plan)
+        state.planned(plan, made_for)
         self.stats.time("lookup", time.perf_counter() - started)
         if first:
-            self.log.looked_up(state.request_id, state.plan)
-        return state.plan
+            self.log.looked_up(state.request_id, plan)
+        return plan
 
-    def _replan(self, state: RequestState) -> bool:
+    def _replan(self, state: State, plan: Plan) -> bool:
         """Whether a waiting request is planned again because donors came or went.
 
         A long queue is matched at every step, and donors come with every step: without a
         ration, planning would be quadratic in the queue.
         """
-        if state.plan is None or state.generation == self.provider.generation:
+        if state.handle.generation == self.provider.generation:
             return False
-        if state.plan.executable and all(map(self.provider.donor, state.plan.donor_ids)):
+        if plan.executable and all(map(self.provider.donor, plan.donor_ids)):
             return False
         if not self._replans_left:
             return False
@@ -184,7 +191,7 @@ class SchedulerSide:
         nothing = (0, request.last_node)
         state = known_state(request)
         plan = None if state is None else state.plan
-        if state is None or plan is None or not plan.executable or not self.loads:
+        if state is None or plan is None or state.stage is not Stage.CLAIMED or not self.loads:
             return nothing
         if params.host_hit_length != plan.end - plan.exact_tokens:
             return nothing
@@ -197,56 +204,58 @@ class SchedulerSide:
         except DonorLostError as error:
             return self._lost(state, error, nothing)
         except CapacityError as error:
-            self.settlements.declined(state, DeclineReason.NO_CAPACITY, str(error))
+            self._declined(state, DeclineReason.NO_CAPACITY, str(error))
         except DonorError as error:
-            self.settlements.declined(state, DeclineReason.DONOR_GONE, str(error))
+            self._declined(state, DeclineReason.DONOR_GONE, str(error))
         except Exception as error:
             logger.warning("SemBlend could not load for %s", request.rid, exc_info=True)
             self._note_failure()
             self.settlements.failed(
-                state, DeclineReason.MATERIALISATION_FAILED, f"{type(error).__name__}: {error}"
+                state, LoadFailure.by(error), blocks=plan.end - plan.exact_tokens
             )
-        state.progress = Progress.FAILED
+            state.failed()
         return nothing
 
-    def _load(
-        self, request: Any, state: RequestState, plan: Plan, holes: int
-    ) -> tuple[int, Any] | None:
-        if self._loader is None or state.tokens is None:
+    def _declined(self, state: State, reason: DeclineReason, detail: str) -> None:
+        """A plan is not carried out, and nothing was loaded."""
+        not_carried_out(state, self.log, reason, detail)
+        state.failed()
+
+    def _load(self, request: Any, state: State, plan: Plan, holes: int) -> tuple[int, Any] | None:
+        if self._loader is None:
             return 0, request.last_node
         started = time.perf_counter()
-        state.load = self._loader.load(plan, state.tokens)
+        state.handle.load = self._loader.load(plan, state.handle.tokens)
         # From here on the request's K/V is approximate: never in the tree, never a donor.
         request.skip_radix_cache_insert = True
+        state.admitted()
         state.tainted = True
-        state.progress = Progress.LOADED
         self._pending[state.request_id] = holes
         self.log.loaded(state.request_id, plan)
         self.stats.time("load", time.perf_counter() - started)
         return plan.end - plan.exact_tokens, request.last_node
 
     def _lost(
-        self, state: RequestState, error: DonorLostError, nothing: tuple[int, Any]
+        self, state: State, error: DonorLostError, nothing: tuple[int, Any]
     ) -> tuple[int, Any] | None:
         for donor_id in error.donor_ids:
             self.provider.forget(donor_id)
         self.stats.count("donors_lost", len(error.donor_ids))
-        state.losses += 1
-        if state.losses <= _RETRIES:
+        state.handle.losses += 1
+        if state.handle.losses <= _RETRIES:
             # Forgotten donors are not planned with again: other donors may do.
             self.stats.count("waits")
-            state.released()
+            released(state)
             return None
-        self.settlements.declined(state, DeclineReason.DONOR_GONE, str(error))
-        state.progress = Progress.FAILED
+        self._declined(state, DeclineReason.DONOR_GONE, str(error))
         return nothing
 
-    def _take_back(self, state: RequestState) -> None:
+    def _take_back(self, state: State) -> None:
         """A load whose request was not run after all: its slots go back."""
         self._pending.pop(state.request_id, None)
-        if self._loader is not None and state.load is not None:
-            self._loader.give_back(state.load.slots)
-        state.released()
+        if self._loader is not None and state.handle.load is not None:
+            self._loader.give_back(state.handle.load.slots)
+        released(state)
 
     def _note_failure(self) -> None:
         self._failures += 1
@@ -267,12 +276,12 @@ class SchedulerSide:
         if self._pending:
             for row, request in enumerate(batch.reqs):
                 state = known_state(request)
-                if state is not None and state.progress is Progress.LOADED:
+                if state is not None and state.stage is Stage.LOADING:
                     loaded[row] = (request, state)
                     self._pending.pop(state.request_id, None)
         if loaded and self._passes is not None:
             started = time.perf_counter()
-            batch, failed = self._passes.complete(batch, loaded, self.settlements)
+            batch, failed = self._passes.complete(batch, loaded, self.settlements, self.log)
             if failed:
                 self._note_failure()
             else:
@@ -300,12 +309,14 @@ class SchedulerSide:
     def _donate(self, request: Any, row: torch.Tensor) -> None:
         state = known_state(request)
         prompt = request.origin_input_ids
-        if state is None or state.donated or state.tainted or state.refusal is not None:
+        if state is None or state.handle.donated or state.tainted:
+            return
+        if state.arrival.refusal is not None or state.arrival.wants_capture is False:
             return
         whole = self.provider.whole_pages(len(prompt))
-        if not self._options.register_donors or not state.may_donate or not 0 < whole <= len(row):
+        if not self._options.register_donors or not 0 < whole <= len(row):
             return
-        state.donated = self._donors.offer(
+        state.handle.donated = self._donors.offer(
             Offer(
                 tokens=prompt,
                 request_id=state.request_id,
@@ -314,7 +325,7 @@ class SchedulerSide:
                 last_slot=row[whole - 1].clone(),  # rows are used again
             )
         )
-        if not state.donated:
+        if not state.handle.donated:
             self.stats.count("donors_skipped")
 
     def freed(self, slots: Sequence[torch.Tensor]) -> None:
@@ -349,8 +360,9 @@ class SchedulerSide:
         try:
             if request.finished():
                 self.settlements.ended(state)
+                state.ended()
             else:
-                state.released()
+                released(state)
         except Exception as error:
             logger.warning("SemBlend could not settle %s: %s", request.rid, error, exc_info=True)
 

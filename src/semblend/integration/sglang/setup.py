@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from semblend.core.settings import Settings
-from semblend.integration.certificates import standing_of, uncertified_standing
 from semblend.integration.model_cost import cost_model
 from semblend.integration.probing import can_probe
 from semblend.integration.refusals import Refusal, UnsupportedEngineError
+from semblend.integration.scheduler.setup import may_load, standing_for
 from semblend.integration.sentence_ends import boundaries_of
 from semblend.integration.sglang import namespaces
 from semblend.integration.sglang.forward_hook import attach, is_installed
 from semblend.integration.sglang.kv_pool import KvPool
 from semblend.integration.sglang.loading import SpanLoader
 from semblend.integration.sglang.log_lines import BackendLog, logger
-from semblend.integration.sglang.modes import Mode
-from semblend.integration.sglang.nested_pass import (
-    WRITES_BEFORE_ATTENTION,
-    NestedPass,
-    PassLimits,
-)
+from semblend.integration.sglang.nested_pass import NestedPass, PassLimits
 from semblend.integration.sglang.options import BackendOptions
+from semblend.integration.sglang.pass_proof import proven
 from semblend.integration.sglang.passes import RegionPasses
 from semblend.integration.sglang.provider import SemBlendProvider
 from semblend.integration.sglang.radix_cache import SemBlendRadixCache
@@ -30,12 +26,10 @@ from semblend.integration.sglang.scheduler_side import SchedulerSide
 from semblend.integration.sglang.stats import BackendStats
 from semblend.integration.sglang.support import (
     engine_refusals,
-    prefill_backend,
     resolved,
 )
 from semblend.integration.sglang.tail_probe import PolicyProbe
 from semblend.kv.depth_drift import read_table
-from semblend.planning.certificates import Standing
 
 _UNCHUNKED_PASS = 8192
 """Tokens of a pass where the engine does not cut its prefills."""
@@ -74,19 +68,27 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
     runner = context.tp_worker.model_runner
     settings = options.settings()
     namespace = namespaces.engine_namespace(context, options, settings)
-    standing = _standing(runner.model_config, options, settings)
-    certified = standing.certificate is not None
+    model = runner.model_config
+    standing = standing_for(
+        options.mode,
+        str(model.model_path),
+        model.hf_config,
+        dtype=str(model.dtype).removeprefix("torch."),
+        settings=settings,
+        logger=logger,
+        revision=getattr(model, "revision", None),
+        can_run=can_probe,
+    )
     provider = SemBlendProvider(
         namespace,
         settings,
         page_size=int(cache.page_size),
-        cost=cost_model(runner.model_config.hf_text_config),
+        cost=cost_model(model.hf_text_config),
         standing=standing,
         boundaries=boundaries_of(lambda: getattr(context.tp_worker, "tokenizer", None), logger),
     )
     budget = _pass_tokens(context.server_args)
-    loads = options.mode.loads and not settings.discovery_only
-    loads = loads and (certified or options.mode is not Mode.SEGMENTED)
+    loads = may_load(options.mode, settings, standing)
     loader, passes = None, None
     if loads:
         pool = KvPool(runner, table_from_model(runner.model))
@@ -96,9 +98,10 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
         limits = PassLimits(
             sequences=int(runner.max_running_requests),
             tokens=budget,
-            many_holes=prefill_backend(runner) in WRITES_BEFORE_ATTENTION,
+            many_holes=False,
         )
-        nested = NestedPass(runner, limits)
+        shared = proven(runner, cache, NestedPass(runner, limits))
+        nested = NestedPass(runner, replace(limits, many_holes=shared))
         probe = PolicyProbe(runner, pool=pool, nested=nested, loader=loader)
         passes = RegionPasses(runner, pool=pool, nested=nested, probe=probe)
     logger.info("SemBlend runs in mode %s; loads K/V: %s", options.mode.value, loads)
@@ -113,28 +116,8 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
         loader=loader,
         passes=passes,
         hole_budget=options.max_hole_tokens_per_step or budget,
-        certified=certified,
+        certified=standing.certificate is not None,
     )
-
-
-def _standing(model_config: Any, options: BackendOptions, settings: Settings) -> Standing:
-    """What certificates say about the model; other modes than `segmented` ask for none."""
-    model = (str(model_config.model_path), model_config.hf_config)
-    about: dict[str, Any] = {
-        "dtype": str(model_config.dtype).removeprefix("torch."),
-        "settings": settings,
-        "revision": getattr(model_config, "revision", None),
-    }
-    if options.mode is not Mode.SEGMENTED:
-        return uncertified_standing(*model, **about)
-    standing = standing_of(*model, **about, can_run=can_probe)
-    if standing.certificate is None:
-        logger.warning(
-            "SemBlend: %s: mode segmented runs discovery only: %s",
-            model_config.model_path,
-            standing.detail,
-        )
-    return standing
 
 
 def _pass_tokens(server_args: Any) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from semblend.core.ledger import Settlement
 from semblend.integration.counters import LABELLED_COUNTERS, tokens_by_source
+from semblend.integration.stats import Stats
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _PLAIN = {
@@ -26,7 +27,7 @@ _TIMES = {
 }
 
 
-class BackendStats:
+class BackendStats(Stats):
     """Counts what happened; to Prometheus too where SGLang serves metrics."""
 
     def __init__(self, *, export: bool, labels: dict[str, str] | None = None) -> None:
@@ -38,22 +39,24 @@ class BackendStats:
             Whether SGLang was started with --enable-metrics. It collects the metrics of
             all its processes from files, so nothing has to be registered with it.
         """
-        self.counts: dict[str, int] = {}
+        super().__init__()
         self._labels = labels or {}
         self._metrics: dict[str, Any] = self._make() if export else {}
 
     def count(self, name: str, amount: int = 1) -> None:
         """Add to a plain counter."""
+        super().count(name, amount)
         self._add(name, amount)
 
     def time(self, name: str, seconds: float) -> None:
-        """Note one duration."""
+        """Note one duration; nobody takes lists of them here."""
         metric = self._metrics.get(f"{name}_seconds")
         if metric is not None:
             metric.labels(**self._labels).observe(seconds)
 
     def settled(self, settlement: Settlement) -> None:
         """Count one request and its prompt tokens by where their K/V came from."""
+        super().settled(settlement)
         self._add("requests", 1, outcome=settlement.outcome.value)
         if settlement.reason is not None:
             self._add("declines", 1, reason=settlement.reason.value)
@@ -61,12 +64,8 @@ class BackendStats:
             self._add("tokens", amount, source=source)
 
     def _add(self, name: str, amount: int, **labels: str) -> None:
-        if not amount:
-            return
-        key = ":".join((name, *labels.values()))
-        self.counts[key] = self.counts.get(key, 0) + amount
         metric = self._metrics.get(name)
-        if metric is not None:
+        if metric is not None and amount:
             metric.labels(**self._labels, **labels).inc(amount)
 
     def _make(self) -> dict[str, Any]:

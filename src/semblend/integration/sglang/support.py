@@ -19,7 +19,8 @@ from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.versions import installed
 
 ATTENTION_BACKENDS = ("torch_native", "triton", "fa3", "flashinfer")
-"""Passes of one hole a request are chunks to these; only torch_native was run."""
+"""A pass of one hole a request is a chunk to these, and whether it may hold more is tried at
+start; only torch_native was run."""
 
 
 _FEATURES: Features = (

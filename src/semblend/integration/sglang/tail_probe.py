@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import dropwhile
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from semblend.integration.probing import (
     ProbeUnavailableError,
     TailProbe,
     is_dynamic,
+    left_to_compute,
     watch_queries,
 )
 from semblend.integration.sglang.kv_pool import KvPool
@@ -48,21 +48,21 @@ class PolicyProbe:
     def holes(self, batch: Any, loaded: Loaded) -> dict[int, tuple[Hole, ...]]:
         """What is left to compute in every row; loads hold their final plans afterwards."""
         loads = loads_of(loaded)
-        holes = {row: state.load.plan.holes for row, state in loads}
-        asking = {row: state for row, state in loads if is_dynamic(state.load.plan.policy)}
+        holes = {row: load.plan.holes for row, _, load in loads}
+        asking = [each for each in loads if is_dynamic(each[2].plan.policy)]
         if not asking:
             return holes
-        scores = self._tail_attention(batch, {row: state.load for row, state in asking.items()})
-        for row, state in asking.items():
-            before = state.load.plan
+        scores = self._tail_attention(batch, {row: load for row, _, load in asking})
+        for row, state, load in asking:
+            before = load.plan
             after = probed(
                 before,
-                state.tokens,
+                state.handle.tokens,
                 policy_from_spec(before.policy),
                 TailProbe(partial(scores.__getitem__, row)),
             )
-            state.load = replace(state.load, plan=after)
-            holes[row] = not_yet_final(before, after)
+            state.handle.load = replace(load, plan=after)
+            holes[row] = left_to_compute(before, after)
         return holes
 
     def _tail_attention(self, batch: Any, loads: Mapping[int, PrivateLoad]) -> dict[int, Scores]:
@@ -78,7 +78,7 @@ class PolicyProbe:
                 row: (*plan.holes, Hole(plan.end, plan.prompt_tokens))
                 for row, plan in plans.items()
             }
-            self._nested.run(batch, runs, before=watch.begin)
+            self._nested.run(batch, runs, watched=watch.begin)
         return watch.scores()
 
     @contextmanager
@@ -148,22 +148,16 @@ class _Watch:
         Raises
         ------
         ProbeUnavailableError
-            If layers ran where nobody could look at them, as in a captured graph.
+            If layers ran where nobody could look at them.
         """
         layers = self._pool.layers - self._pool.layers // 2
         for row, seen in self._seen.items():
             if seen != layers * (len(self._slots[row]) - self._first[row]):
                 raise ProbeUnavailableError("the model's attention layers were not seen to run")
-        return {row: mass.cpu().numpy() for row, mass in self._mass.items()}
-
-
-def not_yet_final(before: Plan, after: Plan) -> tuple[Hole, ...]:
-    """Holes of a refined plan whose K/V the probe's passes did not leave as it must be.
-
-    What precedes the first new hole depends on nothing that has changed.
-    """
-    final = set(before.holes)
-    return tuple(dropwhile(final.__contains__, after.holes))
+        # The one time the host waits for the device: the policies are asked here.
+        masses = torch.cat(list(self._mass.values())).cpu()
+        parts = torch.split(masses, [len(line) for line in self._slots.values()])
+        return {row: part.numpy() for row, part in zip(self._slots, parts, strict=True)}
 
 
 def _attention_layers(model: Any, layers: int) -> list[Any]:

@@ -8,26 +8,19 @@ has said that it holds the donor, and not before, the donor can be found.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
-from semblend.core.namespace import Namespace
-from semblend.core.tokens import TokenArray
 from semblend.integration.audit import AuditStream
+from semblend.integration.modes import CapturePolicy
+from semblend.integration.scheduler.capture_choice import skip_reason
+from semblend.integration.scheduler.planner import Offer
+from semblend.integration.scheduler.setup import CaptureRules
 from semblend.integration.trtllm import namespaces
-from semblend.integration.trtllm.donor_budget import DonorBudget, segment_keys
+from semblend.integration.trtllm.donor_budget import DonorBudget
 from semblend.integration.trtllm.metadata import CaptureCommand
 from semblend.integration.trtllm.options import ConnectorOptions
 from semblend.integration.trtllm.provider import SemBlendKvProvider
-from semblend.integration.trtllm.request_state import RequestState
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pending:
-    request_id: int
-    donor_id: str
-    tokens: TokenArray
-    namespace: Namespace
-    blocks: int
+from semblend.integration.trtllm.request_state import State
+from semblend.integration.worker.donors import segment_keys
 
 
 class Captures:
@@ -44,12 +37,16 @@ class Captures:
         self.announces = ""
         """The fleet's subject, where donors are handed to a publisher as they are registered."""
         self.budget = DonorBudget(options.host_donor_bytes)
-        self._provider = provider
-        self._options = options
+        self._planner = provider.planner
+        self._rules = CaptureRules(
+            policy=CapturePolicy.ALL if options.register_donors else CapturePolicy.NONE,
+            queue=options.capture_queue,
+            min_prompt_tokens=options.min_prompt_tokens,
+        )
         self._audit = audit
         self._block_size = block_size
         self._numbers = itertools.count(1)
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Offer] = {}
         self._dropped: list[str] = []
         self._dying: set[str] = set()
         """Donors the index has forgotten while an offer still relied on them."""
@@ -60,93 +57,92 @@ class Captures:
         """Captures that not every rank has answered yet."""
         return len(self._pending)
 
-    def order(self, state: RequestState, block_ids: tuple[int, ...]) -> CaptureCommand | None:
+    def order(self, state: State, block_ids: tuple[int, ...]) -> CaptureCommand | None:
         """The order to keep this prompt, or None; asked once a request."""
-        state.capture_decided = True
-        skip = self._skip_reason(state)
-        if skip is None and state.namespace is not None:
-            blocks = -(-len(state.tokens) // self._block_size)
-            donor_id = self._provider.reserve(state.tokens, state.namespace, state.key)
-            if donor_id is None:
-                skip = "already_held"
-            elif blocks > len(block_ids) or min(block_ids[:blocks]) < 0:
-                skip = "no_blocks"
-            else:
-                return self._ordered(state, state.namespace, donor_id, block_ids[:blocks])
-            if donor_id is not None:
-                self._provider.forget(donor_id)
-        self._audit.event("donor_registration_skipped", state.key, reason=skip)
+        offer, skip = self._offered(state)
+        if skip is None and (offer.blocks > len(block_ids) or min(block_ids[: offer.blocks]) < 0):
+            skip = "no_blocks"
+            self._planner.drop(offer.donor_id)
+        if skip is None:
+            return self._ordered(state, offer, block_ids[: offer.blocks])
+        self._audit.event("donor_registration_skipped", state.request_id, reason=skip)
         return None
 
+    def _offered(self, state: State) -> tuple[Offer, str | None]:
+        """The prompt as a donor, and why it is not to be one, if so."""
+        offer = Offer(
+            donor_id=f"{state.request_id}.{next(self._numbers)}",
+            request_id=state.request_id,
+            tokens=state.tokens,
+            namespace=state.namespace,
+            blocks=-(-len(state.tokens) // self._block_size),
+        )
+        skip = skip_reason(state, self._rules, pending=len(self._pending))
+        if skip is None and not self._planner.offer(offer):
+            skip = "already_held"
+        return offer, skip
+
     def _ordered(
-        self,
-        state: RequestState,
-        namespace: Namespace,
-        donor_id: str,
-        block_ids: tuple[int, ...],
+        self, state: State, offer: Offer, block_ids: tuple[int, ...]
     ) -> CaptureCommand | None:
-        share_key = self._provider.pipeline.share_key(namespace)
-        kept, evicted = self.budget.admit(donor_id, segment_keys(share_key, state.tokens))
+        share_key = self._planner.pipeline.share_key(offer.namespace)
+        kept, evicted = self.budget.admit(offer.donor_id, segment_keys(share_key, offer.tokens))
         for gone in evicted:
-            self._provider.forget(gone)
+            self._planner.drop(gone)
             self._dropped.append(gone)
         if not kept:
-            self._provider.forget(donor_id)
-            self._audit.event("donor_registration_skipped", state.key, reason="no_capacity")
+            self._planner.drop(offer.donor_id)
+            reason = "no_capacity"
+            self._audit.event("donor_registration_skipped", state.request_id, reason=reason)
             return None
         # Nobody may make room with it while a rank is still copying.
-        self.budget.pin((donor_id,))
+        self.budget.pin((offer.donor_id,))
         number = next(self._numbers)
-        self._pending[number] = _Pending(
-            request_id=state.request_id,
-            donor_id=donor_id,
-            tokens=state.tokens,
-            namespace=namespace,
-            blocks=len(block_ids),
-        )
-        state.capture_id = number
+        self._pending[number] = offer
+        state.handle.capture_id = number
         return CaptureCommand(
             capture_id=number,
-            request_id=state.request_id,
-            donor_id=donor_id,
+            request_id=state.handle.number,
+            donor_id=offer.donor_id,
             block_ids=block_ids,
-            tokens=state.tokens,
+            tokens=offer.tokens,
             share_key=share_key,
         )
 
     def settle(self, capture_id: int, failure: str | None) -> None:
         """Every rank has answered: the donor can be found, or is let go of everywhere."""
-        pending = self._pending.pop(capture_id, None)
-        if pending is None:
+        offer = self._pending.pop(capture_id, None)
+        if offer is None:
             return
-        self.budget.unpin((pending.donor_id,))
-        if failure is None and self._provider.register(
-            pending.donor_id, pending.tokens, pending.namespace
-        ):
-            self._audit.donor_registered(
-                str(pending.request_id),
-                donor_id=pending.donor_id,
-                namespace=namespaces.shown(pending.namespace),
-                tokens=len(pending.tokens),
-                blocks=pending.blocks,
-            )
+        self.budget.unpin((offer.donor_id,))
+        if failure is None and self._registered(offer, blocks=offer.blocks):
             if self.announces:
                 self._audit.event(
                     "contract_event_published",
-                    str(pending.request_id),
+                    offer.request_id,
                     kind="donor_registered",
-                    donor_id=pending.donor_id,
+                    donor_id=offer.donor_id,
                     state="handed_to_publisher",
                     subject=self.announces,
                 )
             return
-        self._audit.event(
-            "donor_registration_failed",
-            str(pending.request_id),
-            reason=failure or "the index has no room",
+        reason = failure or "the index has no room"
+        self._audit.event("donor_registration_failed", offer.request_id, reason=reason)
+        self._planner.drop(offer.donor_id)
+
+    def _registered(self, offer: Offer, *, blocks: int) -> bool:
+        """Every rank holds a donor: it can be found from now on."""
+        self._planner.stored(offer.donor_id)
+        if not self._planner.register(offer):
+            return False
+        self._audit.donor_registered(
+            offer.request_id,
+            donor_id=offer.donor_id,
+            namespace=namespaces.shown(offer.namespace),
+            tokens=len(offer.tokens),
+            blocks=blocks,
         )
-        self._provider.forget(pending.donor_id)
-        self._drop(pending.donor_id)
+        return True
 
     def is_pending(self, capture_id: int | None) -> bool:
         """Whether a rank may still read the blocks of this capture."""
@@ -165,37 +161,11 @@ class Captures:
         dropped, self._dropped = self._dropped, []
         return dropped
 
-    def discover(self, state: RequestState) -> None:
+    def discover(self, state: State) -> None:
         """For discovery: a donor whose tokens matter and whose K/V nobody keeps."""
-        state.capture_decided = True
-        if state.namespace is None or self._skip_reason(state) is not None:
-            return
-        donor_id = self._provider.reserve(state.tokens, state.namespace, state.key)
-        if donor_id is not None and self._provider.register(
-            donor_id, state.tokens, state.namespace
-        ):
-            self._audit.donor_registered(
-                state.key,
-                donor_id=donor_id,
-                namespace=namespaces.shown(state.namespace),
-                tokens=len(state.tokens),
-                blocks=0,
-            )
-
-    def _skip_reason(self, state: RequestState) -> str | None:
-        if state.refusal is not None:
-            return state.refusal
-        if state.tainted:
-            return "approximate"
-        if not self._options.register_donors:
-            return "register_donors_disabled"
-        if state.namespace is None:
-            return "incomplete_namespace"
-        if len(state.tokens) < self._options.min_prompt_tokens:
-            return "short_prompt"
-        if len(self._pending) >= self._options.capture_queue:
-            return "capture_write_queue_full"
-        return None
+        offer, skip = self._offered(state)
+        if skip is None:
+            self._registered(offer, blocks=0)
 
     def _forgotten(self, donor_id: str) -> None:
         if donor_id not in self.budget:

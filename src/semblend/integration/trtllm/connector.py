@@ -23,6 +23,7 @@ import weakref
 from typing import Any
 
 from semblend.core.errors import SemBlendError
+from semblend.integration.ladder_socket import DeskServer
 from semblend.integration.trtllm import upstream
 from semblend.integration.trtllm.engine_facts import EngineFacts
 from semblend.integration.trtllm.fleet import announce
@@ -32,7 +33,6 @@ from semblend.integration.trtllm.interfaces import (
     SchedulerOutput,
     UpstreamRequest,
 )
-from semblend.integration.trtllm.ladder_socket import DeskServer
 from semblend.integration.trtllm.metadata import ConnectorMeta
 from semblend.integration.trtllm.options import ConnectorOptions
 from semblend.integration.trtllm.pool_view import PoolView

@@ -10,17 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 
-from semblend.core.tokens import TokenArray
 from semblend.kv.segments import SegmentKey
-
-SEGMENT_TOKENS = 512
-"""Prompts that begin alike share whole segments of this size."""
-
-
-def segment_keys(share_key: bytes, tokens: TokenArray) -> tuple[SegmentKey, ...]:
-    """Names of the segments a prompt's K/V is kept in; the same on every rank."""
-    size = len(tokens)
-    return SegmentKey.chain(share_key, tokens, [*range(0, size, SEGMENT_TOKENS), size])
 
 
 class DonorBudget:

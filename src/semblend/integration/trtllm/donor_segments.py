@@ -14,7 +14,7 @@ import torch
 from semblend.core.errors import DonorError
 from semblend.core.faults import FaultPoint, reach
 from semblend.core.tokens import TokenArray
-from semblend.integration.trtllm.donor_budget import segment_keys
+from semblend.integration.worker.donors import segment_keys
 from semblend.kv.donor_pieces import DonorKv, DonorPiece
 from semblend.kv.segments import SegmentKey
 

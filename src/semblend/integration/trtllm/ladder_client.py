@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from semblend.integration.ladder import ENDS_KEY, PROMPT_KEY, RungReply, climb, split_salt
+from semblend.integration.ladder_desk import Desk, LadderQuestion
 from semblend.integration.trtllm import upstream
-from semblend.integration.trtllm.ladder_desk import Desk, LadderQuestion
 
 logger = logging.getLogger("semblend.trtllm")
 

@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from semblend.core.account import Account
-from semblend.core.namespace import Namespace
-from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray, as_token_array
+from semblend.integration.scheduler.request import Request
 from semblend.integration.trtllm.interfaces import RequestData, UpstreamRequest
-
-
-class Progress(StrEnum):
-    """How far an offer has come."""
-
-    NONE = "none"
-    OFFERED = "offered"
-    """Told to the engine, which now counts on it."""
-    DISPATCHED = "dispatched"
-    """Blocks are known and the ranks have their orders."""
-    CONFIRMED = "confirmed"
-    """Every rank put the K/V in place."""
-    FAILED = "failed"
-    """A rank could not: its ladder's answer is thrown away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,44 +22,23 @@ class Salt:
     """Whether the engine tells the number alone."""
 
 
-@dataclass(slots=True)
-class RequestState:
-    """One request, from the engine's question until it is gone."""
+@dataclass(slots=True, eq=False)
+class Blocks:
+    """TensorRT-LLM's own object for a request, and what it allocated."""
 
     request: Any
-    request_id: int
-    tokens: TokenArray
-    namespace: Namespace | None
-    """None where a part of it is not known: then nothing is looked for."""
-    account: Account
-    ladder_id: str | None = None
-    refusal: str | None = None
-    plan: Plan | None = None
+    number: int
+    """The engine's number for it."""
     block_ids: tuple[int, ...] = ()
     """The prompt's blocks, once they are allocated."""
-    offered_tokens: int = 0
     asynchronous: bool = False
-    progress: Progress = Progress.NONE
     capture_id: int | None = None
-    capture_decided: bool = False
-    finished: bool = False
     replaced: bool = False
     """Whether the engine destroyed its allocation and asked anew: another state goes on."""
 
-    @property
-    def tainted(self) -> bool:
-        """Whether any of its K/V may be approximate: then it is never captured."""
-        return self.ladder_id is not None
 
-    @property
-    def computed_tokens(self) -> int:
-        """Tokens of the engine's own prefix hit."""
-        return self.account.exact_tokens
-
-    @property
-    def key(self) -> str:
-        """Its name in the ledger and the audit stream."""
-        return self.account.request_id
+State: TypeAlias = Request[Blocks]
+"""One request, from the engine's question until it is gone."""
 
 
 def prompt_of(request: UpstreamRequest) -> TokenArray:
@@ -106,13 +68,13 @@ def salt_of(request: UpstreamRequest) -> Salt | None:
     return None
 
 
-def finishes_prompt(state: RequestState, data: RequestData) -> bool:
+def finishes_prompt(state: State, data: RequestData) -> bool:
     """Whether the step that `data` (RequestData) belongs to computes the prompt's last token.
 
     Told from the request itself while it is in its context phase; a request already
     generating has its prompt behind it.
     """
-    remaining = getattr(state.request, "context_remaining_length", None)
+    remaining = getattr(state.handle.request, "context_remaining_length", None)
     scheduled = int(getattr(data, "num_scheduled_tokens", 0))
     position = int(getattr(data, "computed_position", 0))
     if position >= len(state.tokens):

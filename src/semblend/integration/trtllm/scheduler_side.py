@@ -18,11 +18,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from semblend.core.errors import SemBlendError
+from semblend.core.namespace import Namespace
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.integration.audit import AuditStream
 from semblend.integration.isolation import by_salt
 from semblend.integration.ladder import split_salt
+from semblend.integration.ladder_desk import LadderQuestion, Ladders, deadline
+from semblend.integration.scheduler.request import Arrival, Request, Stage
+from semblend.integration.scheduler.settlement import beside
 from semblend.integration.trtllm import namespaces
 from semblend.integration.trtllm.captures import Captures
 from semblend.integration.trtllm.interfaces import (
@@ -30,18 +34,17 @@ from semblend.integration.trtllm.interfaces import (
     SchedulerOutput,
     UpstreamRequest,
 )
-from semblend.integration.trtllm.ladder_desk import LadderQuestion, Ladders, deadline
 from semblend.integration.trtllm.metadata import CaptureCommand, ConnectorMeta, LoadCommand
 from semblend.integration.trtllm.request_state import (
-    Progress,
-    RequestState,
+    Blocks,
     Salt,
+    State,
     finishes_prompt,
     prompt_of,
     salt_of,
 )
 from semblend.integration.trtllm.semantic_plan import discovered, dispatched
-from semblend.integration.trtllm.settlement import Settlements, beside
+from semblend.integration.trtllm.settlement import RankSettlements
 from semblend.integration.trtllm.setup import SchedulerSetup
 from semblend.integration.trtllm.support import request_refusal
 from semblend.integration.trtllm.wiring import Link
@@ -55,7 +58,7 @@ NOTHING = (0, False)
 class _Load:
     """An order that not every rank has answered yet."""
 
-    state: RequestState
+    state: State
     plan: Plan
 
 
@@ -67,7 +70,7 @@ class SchedulerSide:
         self.setup = setup
         self.audit = AuditStream(engine="trtllm", logger=logger, path=setup.options.audit_path)
         self.provider = setup.provider
-        self.states: dict[int, RequestState] = {}
+        self.states: dict[int, State] = {}
         self._link = link
         self._lock = threading.RLock()
         self._captures = Captures(
@@ -76,8 +79,8 @@ class SchedulerSide:
             audit=self.audit,
             block_size=setup.block_size,
         )
-        self._ladders = Ladders(provider=setup.provider, block_size=setup.block_size)
-        self._settlements = Settlements(
+        self._ladders = Ladders(setup.provider.segmented, block_size=setup.block_size)
+        self._settlements = RankSettlements(
             ledger=setup.provider.pipeline.ledger, audit=self.audit, block_size=setup.block_size
         )
         self._numbers = itertools.count(1)
@@ -91,7 +94,7 @@ class SchedulerSide:
     def matched_tokens(self, request: UpstreamRequest, computed_tokens: int) -> tuple[int, bool]:
         """Tokens supplied behind `computed_tokens`, and whether the request waits for them."""
         with self._lock:
-            state: RequestState | None = None
+            state: State | None = None
             try:
                 self._settle()
                 state = self._describe(request)
@@ -114,11 +117,11 @@ class SchedulerSide:
             state = self.states.get(int(request.request_id))
             if state is None:
                 return
-            state.request = request  # the engine's own object, not the one C++ asked with
-            state.block_ids = tuple(int(block) for block in block_ids)
-            if state.progress is not Progress.OFFERED or state.plan is None:
-                return
-            self._dispatch(state, state.plan, state.block_ids)
+            blocks = state.handle
+            blocks.request = request  # the engine's own object, not the one C++ asked with
+            blocks.block_ids = tuple(int(block) for block in block_ids)
+            if state.claim is not None and state.stage is Stage.CLAIMED:
+                self._dispatch(state, state.claim.plan, blocks.block_ids)
 
     def build_meta(self, scheduled: SchedulerOutput) -> ConnectorMeta:
         """This step's orders to every rank."""
@@ -148,11 +151,12 @@ class SchedulerSide:
             state = self.states.pop(int(request.request_id), None)
             if state is None:
                 return False
-            state.finished = True
+            if state.stage is Stage.CLAIMED:
+                state.account.failed(DeclineReason.CANCELLED, "ended before it was loaded")
             self._withdraw(state)
-            if state.progress in (Progress.NONE, Progress.OFFERED):
+            if state.stage is Stage.SEEN:
                 self._settlements.ended(state)
-            return self._captures.is_pending(state.capture_id)
+            return self._captures.is_pending(state.handle.capture_id)
 
     # -- ladders -----------------------------------------------------------------------
 
@@ -211,7 +215,7 @@ class SchedulerSide:
 
     # -- offers ------------------------------------------------------------------------
 
-    def _describe(self, request: UpstreamRequest) -> RequestState:
+    def _describe(self, request: UpstreamRequest) -> State:
         """The request's state, in the place of the one before if the engine asks anew."""
         number, tokens = int(request.request_id), prompt_of(request)
         ladder_id, namespace = self._whose(salt_of(request))
@@ -220,23 +224,23 @@ class SchedulerSide:
             account = self._settlements.accounts.open(str(number), prompt_tokens=len(tokens))
         else:
             self._withdraw(before)  # its allocation was destroyed: it starts anew
-            before.replaced = True
+            before.handle.replaced = True
             account = before.account
-        state = self.states[number] = RequestState(
-            request=request,
-            request_id=number,
+        arrival = Arrival(
+            request_id=account.request_id,
+            handle=Blocks(request=request, number=number),
             tokens=tokens,
             namespace=namespace,
-            account=account,
             ladder_id=ladder_id,
             refusal=request_refusal(request),
         )
+        state = self.states[number] = Request(arrival, account)
         return state
 
-    def _whose(self, salt: Salt | None) -> tuple[str | None, Any]:
+    def _whose(self, salt: Salt | None) -> tuple[str | None, Namespace]:
         """The ladder a salt belongs to, and the namespace of whoever has it."""
         if salt is None:
-            return None, None
+            return None, Namespace()  # nobody's: it matches nothing
         self._salts_by_number = salt.by_number
         if salt.by_number:
             ladder_id = self._ladders.id_of_number(salt.number)
@@ -245,24 +249,23 @@ class SchedulerSide:
             user_salt, ladder_id = split_salt(salt.text)
             isolation = by_salt(user_salt)
         if ladder_id is not None:
-            return ladder_id, self._ladders.namespace_of(ladder_id)
+            return ladder_id, self._ladders.namespace_of(ladder_id) or Namespace()
         return None, namespaces.of_request(self.setup.namespace, isolation)
 
-    def _plan(self, state: RequestState, computed_tokens: int) -> Plan | None:
-        if state.refusal is not None:
-            state.account.decline(DeclineReason.UNSUPPORTED, state.refusal)
+    def _plan(self, state: State, computed_tokens: int) -> Plan | None:
+        if state.arrival.refusal is not None:
+            state.decline(DeclineReason.UNSUPPORTED, state.arrival.refusal)
             return None
-        if state.namespace is None:
-            state.account.decline(DeclineReason.INCOMPLETE_NAMESPACE)
+        if not state.namespace.is_complete:
+            state.decline(DeclineReason.INCOMPLETE_NAMESPACE)
             return None
         if state.ladder_id is not None:
             return self._ladders.supply(state.ladder_id, state.tokens, computed_tokens)
-        plan = self.provider.exact(state.tokens, state.namespace, exact_tokens=computed_tokens)
-        state.account.claimed(plan)
-        state.plan = plan
-        return plan
+        return self.provider.exact(
+            state.tokens, state.namespace, exact_tokens=computed_tokens, account=state.account
+        )
 
-    def _may_offer(self, state: RequestState, plan: Plan, computed_tokens: int) -> bool:
+    def _may_offer(self, state: State, plan: Plan, computed_tokens: int) -> bool:
         if not plan.executable or not self.setup.may_load or self._link.refusals:
             return False
         if not self._link.token_bytes:
@@ -272,51 +275,51 @@ class SchedulerSide:
         contiguous = plan.copies and plan.copies[0].target_start == computed_tokens
         return bool(whole and fits and contiguous and not plan.holes)
 
-    def _offer(self, state: RequestState, plan: Plan, computed_tokens: int) -> tuple[int, bool]:
+    def _offer(self, state: State, plan: Plan, computed_tokens: int) -> tuple[int, bool]:
         if not self._captures.budget.pin(plan.donor_ids):
             state.account.decline(DeclineReason.DONOR_GONE)
             self._settlements.looked_up(state, plan.declined(DeclineReason.DONOR_GONE), 0)
             return NOTHING
         threshold = self.setup.options.async_load_tokens
         offered = plan.end - computed_tokens
-        state.plan, state.offered_tokens = plan, offered
-        state.progress = Progress.OFFERED
-        state.asynchronous = threshold is not None and offered >= threshold
+        state.make_claim(plan)
+        state.handle.asynchronous = threshold is not None and offered >= threshold
         state.account.claimed(plan)
         self._settlements.looked_up(state, plan, offered)
-        return offered, state.asynchronous
+        return offered, state.handle.asynchronous
 
-    def _dispatch(self, state: RequestState, plan: Plan, block_ids: tuple[int, ...]) -> None:
+    def _dispatch(self, state: State, plan: Plan, block_ids: tuple[int, ...]) -> None:
         size = self.setup.block_size
-        assert state.namespace is not None  # an offer was made under it
         command = LoadCommand(
             load_id=next(self._numbers),
-            request_id=state.request_id,
+            request_id=state.handle.number,
             block_ids=block_ids,
-            start=state.computed_tokens,
+            start=state.exact_tokens,
             end=plan.end,
             spans=plan.copies,
             tokens=state.tokens[: plan.end],
             plan=dispatched(
                 plan,
-                request_id=state.key,
+                request_id=state.request_id,
                 namespace=namespaces.shown(state.namespace),
                 block_ids=block_ids,
                 block_size=size,
                 request_local=state.ladder_id is not None,
             ),
-            asynchronous=state.asynchronous,
+            asynchronous=state.handle.asynchronous,
         )
         self._orders.append(command)
         self._loads[command.load_id] = _Load(state=state, plan=plan)
-        state.progress = Progress.DISPATCHED
+        state.admitted()
         if state.ladder_id is not None:
             self._ladders.dispatched(state.ladder_id)
         blocks = block_ids[command.start // size : command.end // size]
-        self.audit.event("target_allocated", state.key, blocks=len(blocks), start=command.start)
+        self.audit.event(
+            "target_allocated", state.request_id, blocks=len(blocks), start=command.start
+        )
         self.audit.event(
             "plan_dispatched",
-            state.key,
+            state.request_id,
             kind=command.plan.kind.value,
             publication_policy=command.plan.publication_policy.value,
             covered_token_count=command.plan.covered_token_count,
@@ -326,17 +329,18 @@ class SchedulerSide:
             plan=command.plan.to_dict(),
         )
 
-    def _withdraw(self, state: RequestState) -> None:
+    def _withdraw(self, state: State) -> None:
         """A request that ends takes back orders that no rank has seen, and its offer."""
-        for command in [one for one in self._orders if one.request_id == state.request_id]:
+        for command in [one for one in self._orders if one.request_id == state.handle.number]:
             self._orders.remove(command)
             load = self._loads.pop(command.load_id)
             self._captures.unpin(load.plan.donor_ids)
             if state.ladder_id is not None:
                 self._ladders.answered(state.ladder_id, 0, "cancelled before it was loaded")
-            state.progress = Progress.NONE
-        if state.progress is Progress.OFFERED and state.plan is not None:
-            self._captures.unpin(state.plan.donor_ids)
+            state.released()
+        if state.stage is Stage.CLAIMED and state.claim is not None:
+            self._captures.unpin(state.claim.plan.donor_ids)
+            state.withdraw()
 
     def announces(self, subject: str) -> None:
         """Donors are handed to the fleet's publisher from now on."""
@@ -352,13 +356,13 @@ class SchedulerSide:
 
     def _capture(self, data: RequestData) -> CaptureCommand | None:
         state = self.states.get(int(data.request_id))
-        if state is None or state.capture_decided or not finishes_prompt(state, data):
+        if state is None or not finishes_prompt(state, data) or not state.decide_capture():
             return None
         if not self.setup.may_capture or self._link.refusals or not self._link.token_bytes:
             self._captures.discover(state)
             return None
         self._captures.budget.set_token_bytes(self._link.token_bytes)
-        return self._captures.order(state, state.block_ids)
+        return self._captures.order(state, state.handle.block_ids)
 
     # -- answers -----------------------------------------------------------------------
 
@@ -372,10 +376,10 @@ class SchedulerSide:
             self.audit.event(event, **fields)
         for report in self._link.take():
             for load_id, failure in report.loads.items():
-                with beside("a load"):
+                with beside("settle a load"):
                     self._answered(self._loads.pop(load_id, None), failure)
             for capture_id, failure in report.captures.items():
-                with beside("a donor"):
+                with beside("settle a donor"):
                     self._captures.settle(capture_id, failure)
 
     def _answered(self, load: _Load | None, failure: str | None) -> None:
@@ -385,7 +389,7 @@ class SchedulerSide:
         self._captures.unpin(plan.donor_ids)
         if state.ladder_id is not None:
             self._ladders.answered(state.ladder_id, plan.reused_tokens, failure)
-        if not state.replaced:  # else what was loaded is gone with the allocation
+        if not state.handle.replaced:  # else what was loaded is gone with the allocation
             self._settlements.answered(state, plan, failure, layers=self._link.layers)
 
     def close(self) -> None:

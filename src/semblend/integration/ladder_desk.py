@@ -1,6 +1,6 @@
 """Where ladder clients ask: plans before the first rung, and the truth after the last.
 
-TensorRT-LLM's requests and answers have no room for a connector's words, so a client asks
+Where an engine's requests and answers have no room for a connector's words, a client asks
 here instead, in the engine's own process or over a socket. The plan, the rungs and the
 climbing are those of :mod:`semblend.integration.ladder`; only the way to the planner
 differs.
@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from semblend.core.errors import InvalidTokensError
 from semblend.core.namespace import Namespace
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray, as_token_array
-from semblend.integration.ladder import LadderBook, LadderPlan, rungs_of, split_salt
-from semblend.integration.trtllm.provider import SemBlendKvProvider
+from semblend.integration.ladder import LadderBook, LadderPlan, split_salt
 
 _LIMIT = 1024
 
@@ -64,8 +63,9 @@ class Ladders:
     """Ladders being climbed, found by salt or by its number. Not thread-safe: the scheduler
     side's lock guards it."""
 
-    def __init__(self, *, provider: SemBlendKvProvider, block_size: int) -> None:
-        self._provider = provider
+    def __init__(self, plan: Callable[[TokenArray, Namespace], Plan], *, block_size: int) -> None:
+        """`plan` makes the plan of a whole prompt, with spans anywhere. It never raises."""
+        self._plan = plan
         self._block_size = block_size
         self._book = LadderBook(limit=_LIMIT)
         self._climbs: OrderedDict[str, _Climb] = OrderedDict()
@@ -77,16 +77,13 @@ class Ladders:
     def open(self, question: LadderQuestion, namespace: Namespace) -> tuple[Plan, list[int] | None]:
         """Plan a ladder; its rungs' ends, or None with a plan that says why not."""
         tokens = as_token_array(question.tokens, name="tokens")
-        plan = self._provider.segmented(tokens, namespace)
+        plan = self._plan(tokens, namespace)
         ladder_id = split_salt(question.salt)[1]
         if ladder_id is None:
             raise InvalidTokensError("salt: one made by semblend.integration.ladder expected")
-        if not plan.executable:
+        ladder = LadderPlan.of(plan, tokens, self._block_size)
+        if ladder is None:
             return plan, None
-        rungs = rungs_of(plan, self._block_size)
-        if not rungs:
-            return plan, None
-        ladder = LadderPlan(plan=plan, tokens=tokens, rungs=rungs)
         self._book.open(ladder_id, ladder)
         self._climbs[ladder_id] = _Climb(ladder=ladder, namespace=namespace)
         if question.salt_id is not None:
@@ -109,22 +106,7 @@ class Ladders:
         ladder = self._book.get(ladder_id)
         if ladder is None:
             return None
-        spans = ladder.supply(prompt, computed_tokens)
-        if not spans:
-            return None
-        end = spans[-1].target_end // self._block_size * self._block_size
-        clipped = (span.clipped(computed_tokens, end) for span in spans)
-        kept = tuple(span for span in clipped if span is not None)
-        if not kept:
-            return None
-        return replace(
-            ladder.plan,
-            prompt_tokens=len(prompt),
-            spans=kept,
-            recompute=(),
-            end=end,
-            exact_tokens=computed_tokens,
-        )
+        return ladder.rung_plan(prompt, computed_tokens, block_size=self._block_size)
 
     def dispatched(self, ladder_id: str) -> None:
         """A rung's load is on its way."""

@@ -7,7 +7,6 @@ socket's file has mode 0600: whoever may connect could submit prompts just as we
 from __future__ import annotations
 
 import json
-import logging
 import os
 import socket
 import socketserver
@@ -17,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from semblend.core.errors import RequestError, SettingsError
-from semblend.integration.trtllm.ladder_desk import Desk, LadderQuestion
-
-logger = logging.getLogger("semblend.trtllm")
+from semblend.integration.ladder_desk import Desk, LadderQuestion
 
 _LINE_BYTES = 64 << 20
 """A prompt of ten million tokens."""
