@@ -13,6 +13,7 @@ from tests.integration.models import random_tokens
 
 TOKENS = random_tokens(100, seed=31)
 PLAN = Plan(
+    namespace="n",
     prompt_tokens=100,
     end=80,
     spans=(Span(donor_id="d", donor_start=7, target_start=20, length=60),),

@@ -5,7 +5,7 @@ is true of all of them is here:
 
 - `scheduler`: a request's life beside an engine's scheduler, from the prompt to the settled
   account: one state machine (`request`), plans and donors (`planner`), `claims`, `captures`,
-  samples (`shadows`), rungs (`staged`), and `side`, which does these things in order through `port`.
+  samples (`shadows`), rungs (`staged`), and `side`, which does these in order through `port`.
 - `worker`: K/V beside an engine's model: donors and leases, loads, captures, passes over holes,
   and `side`, which does these things in order through `port`.
 - `options` and `modes` (what users may ask for), `refusals`, `certificates` and `isolation` (what

@@ -11,7 +11,7 @@ vLLM's API is about:
 - `worker`: the `--worker-cls` that hands the model to the connector and says when weights change.
 - `metadata`, `stats`: orders, reports and counters as vLLM carries them.
 - `fleet`: this engine's part in a fleet.
-- `options`, `support`, `versions`, `tokenizer`, `diagnosis`: what is set, refused and said about it.
+- `options`, `support`, `versions`, `tokenizer`, `diagnosis`: what is set, refused and said.
 - `ladder_client`: climbs the ladder against a server.
 
 Nothing is imported here: vLLM loads `connector_v1` by its name.
