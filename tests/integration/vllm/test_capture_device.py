@@ -17,7 +17,7 @@ from semblend.kv.tiers import MemoryTier, TierStack
 from tests.integration.models import random_tokens
 
 DEVICE = torch.device("cuda", 3)
-ACCESS = SimpleNamespace(device=DEVICE, token_bytes=64, layers=("layer",))
+ACCESS = SimpleNamespace(device=DEVICE, token_bytes=64, layer_count=1)
 TOKENS = random_tokens(64, seed=261)
 
 

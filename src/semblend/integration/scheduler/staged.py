@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from semblend.core.errors import InvalidTokensError
@@ -45,18 +44,9 @@ class StagedClaims:
         if ladder is None:
             request.decline(DeclineReason.DONOR_GONE, "this ladder is not known here")
             return None
-        spans = ladder.supply(request.tokens, computed_tokens)
-        if not spans:
-            return None
-        plan = replace(
-            ladder.plan,
-            prompt_tokens=len(request.tokens),
-            spans=spans,
-            recompute=(),
-            end=spans[-1].target_end,
-            exact_tokens=computed_tokens,
-        )
-        request.account.claimed(plan)
+        plan = ladder.rung_plan(request.tokens, computed_tokens)
+        if plan is not None:
+            request.account.claimed(plan)
         return plan
 
     def confirmed(self, request: Request[EngineRequest]) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from semblend.integration.findings import (
 )
 from semblend.integration.refusals import VERIFIED_ARCHITECTURES, rotary_refusals
 from semblend.integration.sglang.options import BackendOptions
-from semblend.integration.sglang.plugin import BACKEND
+from semblend.integration.sglang.plugin import unseen
 from semblend.integration.sglang.support import (
     ATTENTION_BACKENDS,
     feature_refusals,
@@ -74,14 +72,12 @@ def _installation() -> Iterator[Finding]:
 
 
 def _plugin() -> Finding:
-    allowed = [name.strip() for name in os.environ.get("SGLANG_PLUGINS", "").split(",") if name]
-    if not entry_points(group="sglang.srt.plugins", name=BACKEND):
-        detail = "no entry point: SemBlend must be installed as a package, not only importable"
-        return Finding(check="plugin", verdict=Verdict.REFUSED, detail=detail)
-    if allowed and BACKEND not in allowed:
-        detail = f"SGLANG_PLUGINS={','.join(allowed)} leaves {BACKEND} out"
-        return Finding(check="plugin", verdict=Verdict.REFUSED, detail=detail)
-    return Finding(check="plugin", verdict=Verdict.OK, detail="found by SGLang's processes")
+    unfound = unseen()
+    return Finding(
+        check="plugin",
+        verdict=Verdict.REFUSED if unfound else Verdict.OK,
+        detail=unfound or "found by SGLang's processes",
+    )
 
 
 def _contract() -> Iterator[Finding]:

@@ -9,7 +9,9 @@ not to serve is remembered and raised by the factory, which stops the server.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from typing import Any
 
 from semblend.core.distribution import require_this_distribution
@@ -45,6 +47,16 @@ def register() -> None:
 def problems() -> tuple[str, ...]:
     """Why the backend could not be registered in this process; empty if it could."""
     return tuple(_problems)
+
+
+def unseen() -> str | None:
+    """Why SGLang's own processes would not find the plugin, if so."""
+    if not entry_points(group="sglang.srt.plugins", name=BACKEND):
+        return "no entry point: SemBlend must be installed as a package, not only importable"
+    allowed = os.environ.get("SGLANG_PLUGINS", "")
+    if allowed and BACKEND not in [name.strip() for name in allowed.split(",")]:
+        return f"SGLANG_PLUGINS={allowed} leaves {BACKEND} out"
+    return None
 
 
 def when_built(follower: Callable[[Any], object]) -> None:

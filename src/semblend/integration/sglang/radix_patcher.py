@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from semblend.core.errors import MissingExtraError, UnsupportedModelError
-from semblend.integration.sglang.plugin import BACKEND, problems, register
+from semblend.integration.sglang.plugin import BACKEND, problems, register, unseen
 from semblend.integration.sglang.versions import installed
 
 
@@ -35,22 +35,11 @@ def patch_radix_cache() -> str:
     reasons = [] if verdict.supported else [f"SGLang {verdict.version} is not a known version"]
     register()
     reasons += problems()
-    if not _entry_point_found():
-        reasons.append("SemBlend's entry point is not found; install it as a package")
+    reasons += [unfound] if (unfound := unseen()) else []
     if reasons:
         raise UnsupportedModelError(f"patch_radix_cache(): {'; '.join(reasons)}")
     _choose_by_default()
     return BACKEND
-
-
-def _entry_point_found() -> bool:
-    """Whether SGLang's own processes will find the plugin, and are not told to skip it."""
-    import os
-    from importlib.metadata import entry_points
-
-    named = entry_points(group="sglang.srt.plugins", name=BACKEND)
-    allowed = os.environ.get("SGLANG_PLUGINS", "")
-    return bool(named) and (not allowed or BACKEND in [n.strip() for n in allowed.split(",")])
 
 
 def _choose_by_default() -> None:

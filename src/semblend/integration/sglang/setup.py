@@ -100,8 +100,8 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
             tokens=budget,
             many_holes=False,
         )
-        nested = NestedPass(runner, limits)
-        nested.limits = replace(limits, many_holes=proven(runner, cache, nested))
+        shared = proven(runner, cache, NestedPass(runner, limits))
+        nested = NestedPass(runner, replace(limits, many_holes=shared))
         probe = PolicyProbe(runner, pool=pool, nested=nested, loader=loader)
         passes = RegionPasses(runner, pool=pool, nested=nested, probe=probe)
     running = RunningMode.of(

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import dropwhile
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from semblend.integration.probing import (
     ProbeUnavailableError,
     TailProbe,
     is_dynamic,
+    left_to_compute,
     watch_queries,
 )
 from semblend.integration.sglang.kv_pool import KvPool
@@ -62,7 +62,7 @@ class PolicyProbe:
                 TailProbe(partial(scores.__getitem__, row)),
             )
             state.handle.load = replace(load, plan=after)
-            holes[row] = not_yet_final(before, after)
+            holes[row] = left_to_compute(before, after)
         return holes
 
     def _tail_attention(self, batch: Any, loads: Mapping[int, PrivateLoad]) -> dict[int, Scores]:
@@ -158,15 +158,6 @@ class _Watch:
         masses = torch.cat(list(self._mass.values())).cpu()
         parts = torch.split(masses, [len(line) for line in self._slots.values()])
         return {row: part.numpy() for row, part in zip(self._slots, parts, strict=True)}
-
-
-def not_yet_final(before: Plan, after: Plan) -> tuple[Hole, ...]:
-    """Holes of a refined plan whose K/V the probe's passes did not leave as it must be.
-
-    What precedes the first new hole depends on nothing that has changed.
-    """
-    final = set(before.holes)
-    return tuple(dropwhile(final.__contains__, after.holes))
 
 
 def _attention_layers(model: Any, layers: int) -> list[Any]:

@@ -8,14 +8,13 @@ from typing import Any
 
 from semblend.core.namespace import Namespace
 from semblend.core.settings import Settings
-from semblend.integration import certificates
 from semblend.integration.model_cost import cost_model
 from semblend.integration.probing import is_static
 from semblend.integration.running_mode import RunningMode
+from semblend.integration.scheduler.setup import standing_for
 from semblend.integration.sentence_ends import boundaries_of
 from semblend.integration.trtllm import namespaces
 from semblend.integration.trtllm.engine_facts import EngineFacts
-from semblend.integration.trtllm.modes import Mode
 from semblend.integration.trtllm.options import ConnectorOptions
 from semblend.integration.trtllm.provider import SemBlendKvProvider
 from semblend.integration.trtllm.support import engine_refusals
@@ -143,10 +142,11 @@ def _tokenizer(facts: EngineFacts) -> Any:
 
 
 def standing_of(facts: EngineFacts, options: ConnectorOptions, settings: Settings) -> Standing:
-    """What certificates say; asked in mode `segmented` only."""
-    if options.mode is not Mode.SEGMENTED or facts.model is None or facts.hf_config is None:
+    """What certificates say about the model, where it is known."""
+    if facts.model is None or facts.hf_config is None:
         return Standing()
-    return certificates.standing_of(
+    return standing_for(
+        options.mode,
         facts.model,
         facts.hf_config,
         dtype=facts.dtype or "unknown",

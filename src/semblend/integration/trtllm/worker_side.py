@@ -20,7 +20,6 @@ import torch
 from semblend.core.errors import PlanError, SemBlendError
 from semblend.core.faults import FaultPoint, fault_point, reach
 from semblend.integration.trtllm.agreement import Agreement, Gather
-from semblend.integration.trtllm.copy_threads import CopyThread
 from semblend.integration.trtllm.donor_segments import DonorSegments
 from semblend.integration.trtllm.metadata import (
     CaptureCommand,
@@ -29,6 +28,7 @@ from semblend.integration.trtllm.metadata import (
     RankReport,
 )
 from semblend.integration.trtllm.pool_view import PoolView
+from semblend.integration.worker.copy_threads import CopyThread
 from semblend.kv.donor_pieces import DonorRun, add_runs
 from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.span_batch import CopyRuns

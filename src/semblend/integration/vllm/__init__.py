@@ -1,24 +1,17 @@
 """SemBlend inside vLLM: segmented reuse in an unmodified engine.
 
-Where things are, scheduler side first:
+What every engine needs is in `integration.scheduler` and `integration.worker`; here is what
+vLLM's API is about:
 
 - `connector_v1`: the class vLLM loads; forwards each call to one of the two sides.
-- `scheduler_side`, `request_state`, `claims`, `settlement`: what is claimed, admitted, confirmed
-  and reported.
-- `bridge`, `meaning`, `certificates`: prompts to plans; evidence by meaning; what may be loaded.
-- `capture_orders`, `capture_choice`: which prompts become donors, and a donor's life here.
-- `block_hashes`: the prefix cache stays exact.
-- `staged`: rungs of the salted ladder, for engines whose worker class cannot be set.
-- `metadata`: everything that travels between the two sides.
-- `worker_side`, `worker_loads`, `loads_in_flight`, `loading`, `pool_proof`, `nested_pass`,
-  `pass_split`, `probing`, `capture`, `segment_reads`, `donors`, `paged_access`, `rotary`, `ranks`,
-  `self_test`: the K/V.
-- `lora`, `weights`, `samples`, `held_blocks`: adapters, new weights, `n` > 1, blocks kept longer.
-- `fleet`, `fleet_donors`, `segment_exchange`: donors announced to, shared with and fetched from
-  other machines; `exchange`: what the two sides ask of them.
-- `worker`: the `--worker-cls` that hands the model to the connector.
-- `options`, `modes`, `setup`, `support`, `versions`, `namespaces`, `stats`, `diagnosis`: what is
-  set, refused, counted and said about it.
+- `scheduler_port`: vLLM's requests, blocks and steps, as the shared scheduler side asks for them;
+  `block_hashes` (the prefix cache stays exact), `samples` (`n` > 1), `namespaces`, `setup`.
+- `worker_port`: vLLM's K/V cache and model, as the shared worker side asks for them;
+  `paged_access`, `nested_pass`, `lora`, `rotary`, `ranks`.
+- `worker`: the `--worker-cls` that hands the model to the connector and says when weights change.
+- `metadata`, `stats`: orders, reports and counters as vLLM carries them.
+- `fleet`: this engine's part in a fleet.
+- `options`, `support`, `versions`, `tokenizer`, `diagnosis`: what is set, refused and said.
 - `ladder_client`: climbs the ladder against a server.
 
 Nothing is imported here: vLLM loads `connector_v1` by its name.

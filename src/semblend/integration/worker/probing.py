@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from semblend.core.errors import DonorError
 from semblend.core.plan import Hole, Plan
-from semblend.integration.probing import TailProbe
+from semblend.integration.probing import TailProbe, first_added
 from semblend.integration.scheduler.orders import LoadCommand
 from semblend.integration.worker.port import KvAccess, Passes, Watch
 from semblend.integration.worker.sequences import sequences_of
@@ -59,7 +58,7 @@ class LoadProbe:
         """
         last = len(self._command.tokens) - 1
         tail = (Hole(plan.end, last),) if plan.end < last else ()
-        first = _first_added(self._plan, plan) if self._ran else 0
+        first = first_added(self._plan, plan) if self._ran else 0
         return tuple(hole for hole in (*plan.holes, *tail) if hole.end > first)
 
     def _tail_attention(self, nested: Passes, reduce: Reduce) -> Scores:
@@ -80,13 +79,3 @@ class LoadProbe:
         self._ran = True
         scores: Scores = reduce(mass.cpu()).numpy()
         return scores
-
-
-def _first_added(before: Plan, after: Plan) -> int:
-    """The first token that is computed in one plan and copied in the other; the end if none is."""
-    added = np.zeros(before.end, dtype=bool)
-    for hole in after.holes:
-        added[hole.start : hole.end] = True
-    for hole in before.holes:
-        added[hole.start : hole.end] = False
-    return int(added.argmax()) if added.any() else before.prompt_tokens

@@ -19,7 +19,7 @@ import torch
 
 from semblend.core.faults import FaultPoint, reach
 
-logger = logging.getLogger("semblend.trtllm")
+logger = logging.getLogger("semblend.adapter")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,99 @@
+"""The hook does not wait for the device: the scheduler runs ahead of it.
+
+The device here is `meta`: it has no numbers, so whoever asks for one fails.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from semblend.core.plan import Hole
+from semblend.integration.sglang.nested_pass import NestedPass, PassLimits, VirtualSequence
+from semblend.integration.sglang.recompute import with_regions_computed
+
+DEVICE = "meta"
+LIMITS = PassLimits(sequences=8, tokens=64, many_holes=True)
+
+
+class Waited(Exception):
+    """Something was copied to the device and waited for."""
+
+
+class NoWaiting(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None) -> Any:
+        options = kwargs or {}
+        if function is torch.ops.aten._to_copy.default and not options.get("non_blocking"):
+            there = options.get("device", args[0].device)
+            if torch.device(there) != args[0].device:
+                raise Waited(f"{function}")
+        if function is torch.ops.aten.index.Tensor:
+            indices = [index.device for index in args[1] if index is not None]
+            if any(device != args[0].device for device in indices):
+                raise Waited(f"{function}")
+        return function(*args, **options)
+
+
+@pytest.fixture
+def hook(monkeypatch):
+    made = torch.tensor
+
+    def tensor(values, *args, device=None, **options):
+        if device is not None and torch.device(device).type != "cpu":
+            raise Waited("torch.tensor")
+        return made(values, *args, **options)
+
+    monkeypatch.setattr(torch, "tensor", tensor)
+    with NoWaiting():
+        yield
+
+
+def make_batch() -> Any:
+    return SimpleNamespace(
+        reqs=[SimpleNamespace(full_untruncated_fill_ids=list(range(40))) for _ in range(2)],
+        req_pool_indices_cpu=torch.tensor([3, 1]),
+        req_pool_indices=torch.empty(2, dtype=torch.int64, device=DEVICE),
+        prefix_lens=[30, 30],
+        extend_lens=[10, 10],
+        extend_logprob_start_lens=None,
+        input_ids=torch.empty(20, dtype=torch.int64, device=DEVICE),
+        out_cache_loc=torch.empty(20, dtype=torch.int64, device=DEVICE),
+    )
+
+
+def table() -> torch.Tensor:
+    return torch.empty(4, 64, dtype=torch.int32, device=DEVICE)
+
+
+def test_laying_holes_out_waits_for_nothing(hook):
+    runner = SimpleNamespace(device=DEVICE, req_to_token_pool=SimpleNamespace(req_to_token=table()))
+    sequences = [VirtualSequence(row=row, start=5, end=9 + row) for row in range(2)]
+    nested = NestedPass(runner, LIMITS)._batch_of(make_batch(), sequences)
+    assert nested.input_ids.shape == nested.out_cache_loc.shape == (9,)
+    assert nested.seq_lens_cpu.tolist() == [9, 10]
+    assert nested.req_pool_indices_cpu.tolist() == [3, 1]
+    on_device = (nested.input_ids, nested.seq_lens, nested.req_pool_indices, nested.orig_seq_lens)
+    assert {tensor.device.type for tensor in on_device} == {DEVICE}
+
+
+def test_having_regions_computed_waits_for_nothing(hook):
+    whole = with_regions_computed(make_batch(), {1: Hole(10, 30)}, table())
+    assert whole.input_ids.shape == whole.out_cache_loc.shape == (40,)
+    assert (whole.prefix_lens, whole.extend_lens) == ([30, 10], [10, 30])
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        lambda: torch.tensor([1], device=DEVICE),
+        lambda: torch.empty(1).to(DEVICE),
+        lambda: torch.empty(3, device=DEVICE)[torch.tensor([0, 1])],
+    ],
+)
+def test_what_waits_is_seen(hook, waits):
+    with pytest.raises(Waited):
+        waits()
