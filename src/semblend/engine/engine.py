@@ -25,6 +25,7 @@ from semblend.engine.boundaries import boundaries_of
 from semblend.engine.detokenise import StopStrings, StreamDecoder
 from semblend.engine.donors import SEGMENT_TOKENS, DonorLibrary
 from semblend.engine.emission import Emission
+from semblend.engine.grammar import Grammars
 from semblend.engine.handle import RequestHandle
 from semblend.engine.model import LoadedModel, load_model
 from semblend.engine.options import EngineOptions
@@ -91,6 +92,9 @@ class EmbeddedEngine:
             certified_until=self.standing.until,
             uncertified=self.standing.refusal,
             boundaries=boundaries,
+        )
+        self._grammars = Grammars(
+            model.tokenizer, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
         )
         self._accounts = Accounts(ledger=self.pipeline.ledger)
         self._prefixes = (
@@ -224,6 +228,8 @@ class EmbeddedEngine:
                 raise RequestError(
                     f"logit_bias: ids below {self.model.vocab_size} expected, got {token_id}"
                 )
+        schema = sampling.json_schema
+        grammar = None if schema is None else self._grammars.of_schema(schema)
         sequence = Sequence(
             request=replace(request, tokens=tokens),
             handle=RequestHandle(request.request_id, on_cancel=self._wake),
@@ -237,6 +243,7 @@ class EmbeddedEngine:
             stops=StopStrings(sampling.stop),
             generator=make_generator(sampling),
             account=self._accounts.open(request.request_id, prompt_tokens=size),
+            grammar=grammar,
         )
         self._worker.submit(sequence)
         return sequence.handle

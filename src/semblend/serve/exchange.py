@@ -32,6 +32,13 @@ from semblend.serve.options import ServeOptions
 from semblend.serve.protocols import ServedEngine, ServedHandle
 from semblend.serve.relay import BrokenHandleError, EventRelay
 
+_ENGINE_FIELDS = {
+    "tokens": None,
+    "logit_bias": "logit_bias",
+    "response_format": "response_format",
+}
+"""What the engine refuses about a request itself, with the field a caller knows it by."""
+
 _LET_GO_S = 60.0
 """How long we wait for the engine to confirm a cancellation before giving the place away."""
 
@@ -108,8 +115,10 @@ class Exchange:
                 self._adopt(await submission)
             raise
         except RequestError as error:
-            if str(error).startswith("tokens:"):
-                raise ApiError(400, str(error), code="refused_by_engine") from error
+            field, colon, _ = str(error).partition(":")
+            if colon and field in _ENGINE_FIELDS:
+                param = _ENGINE_FIELDS[field]
+                raise ApiError(400, str(error), param=param, code="refused_by_engine") from error
             raise _no_room() from error
         except CapacityError as error:
             raise _no_room() from error
