@@ -12,6 +12,8 @@ import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from rapidfuzz.distance import LCSseq
+
 PASS_THRESHOLD = 0.60
 
 _WORD = re.compile(r"\w+")
@@ -70,19 +72,7 @@ def rouge_l(output: str, reference: str) -> float:
     said, expected = _WORD.findall(output.lower()), _WORD.findall(reference.lower())
     if not said and not expected:
         return 1.0
-    return _f1(longest_common_subsequence(said, expected), said, expected)
-
-
-def longest_common_subsequence(left: Sequence[str], right: Sequence[str]) -> int:
-    """Length of the longest common subsequence, in one row of memory."""
-    row = [0] * (len(right) + 1)
-    for item in left:
-        diagonal = 0
-        for column, other in enumerate(right, start=1):
-            above = row[column]
-            row[column] = diagonal + 1 if item == other else max(above, row[column - 1])
-            diagonal = above
-    return row[-1]
+    return _f1(LCSseq.similarity(said, expected), said, expected)
 
 
 def best_rouge_l(output: str, answers: Sequence[str]) -> float | None:
@@ -131,7 +121,5 @@ def _renormalised(logprobs: Sequence[float]) -> list[float]:
 
 
 def _f1(common: int, said: Sequence[str], expected: Sequence[str]) -> float:
-    if common == 0:
-        return 0.0
-    precision, recall = common / len(said), common / len(expected)
-    return 2 * precision * recall / (precision + recall)
+    total = len(said) + len(expected)
+    return 2.0 * common / total if total else 0.0

@@ -214,3 +214,39 @@ def test_the_endpoint_verifies_and_counts_what_it_did(server: str, tmp_path: Pat
     snapshot = tmp_path / "s.json"
     take = ("engine-snapshot", "--metrics-url", f"{server}/metrics", "--output", snapshot)
     assert sembench(*take).exit_code == 0
+
+
+def test_a_conversation_is_played_live_in_the_engines_own_tokens(
+    server: str, tmp_path: Path
+) -> None:
+    output, again = tmp_path / "turns.json", tmp_path / "again.json"
+    run = ("run-turns", "--base-url", server, "--profile", "chat", "--conversations", 1)
+    more = ("--turns", 4, "--max-tokens", 8, "--tenant", "t", "--scripted-answers")
+    done = sembench(*run, *more, "--output", output)
+    assert done.exit_code == 0, done.output
+    for row in load_json(output)["requests"]:
+        assert row["error"] is None
+        assert row["prompt_tokens"] == row["engine_prompt_tokens"], "counted with /tokenize"
+        assert row["confirmed_by"] == "response"
+        assert row["prefix_tokens"] <= row["oracle_tokens"]
+        told = row["exact_tokens"] + row["reused_tokens"] + (row["continued_tokens"] or 0)
+        assert row["computed_tokens"] == row["engine_prompt_tokens"] - told
+    aggregate = load_json(output)["aggregate"]
+    assert aggregate["engine_computes"] < aggregate["prompt_tokens"]
+    done = sembench(*run, *more, "--output", again, "--baseline", output)
+    assert done.exit_code == 0, done.output
+    compared = load_json(again)["baseline"]
+    assert compared["turns"] == 4
+    assert compared["ttft_ratio_median"] > 0
+
+
+def test_an_agents_tools_and_results_are_taken(server: str, tmp_path: Path) -> None:
+    done = sembench(
+        *("run-turns", "--base-url", server, "--profile", "agent", "--conversations", 1),
+        *("--compactions", 0, "--max-tokens", 4, "--tenant", "t", "--donor-wait-ms", 200),
+        *("--output", tmp_path / "turns.json"),
+    )
+    assert done.exit_code == 0, done.output
+    rows = load_json(tmp_path / "turns.json")["requests"]
+    assert {row["error"] for row in rows} == {None}
+    assert {"opening", "tool_result", "follow_up"} <= {row["kind"] for row in rows}

@@ -29,8 +29,10 @@ def brute_force_lcs(left: list[str], right: list[str]) -> int:
 
 
 @given(words, words)
-def test_common_subsequence_equals_trying_all(left: list[str], right: list[str]) -> None:
-    assert quality.longest_common_subsequence(left, right) == brute_force_lcs(left, right)
+def test_rouge_l_equals_trying_all_subsequences(left: list[str], right: list[str]) -> None:
+    total = len(left) + len(right)
+    expected = 2 * brute_force_lcs(left, right) / total if total else 1.0
+    assert quality.rouge_l(" ".join(left), " ".join(right)) == pytest.approx(expected)
 
 
 @given(words, words)

@@ -53,6 +53,8 @@ class SamplingParams:
     """Divides the logits of tokens that prompt or answer hold; negative ones are multiplied."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Added to the logits of these token ids."""
+    json_schema: str | None = None
+    """A JSON schema, as JSON text, that the answer has to follow."""
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()

@@ -74,22 +74,33 @@ class Emission:
             with _beside(sequence, "a shadow sample"):
                 self._shadow.observe(sequence, logits)
         params = sequence.request.sampling
+        try:
+            allowed = None if sequence.grammar is None else sequence.grammar.allowed()
+        except Exception as error:
+            # A grammar that cannot go on ends its own answer and nobody else's.
+            logger.warning("request %s: its grammar failed", sequence.request.request_id)
+            self.finish(sequence, FinishReason.ERROR, f"{type(error).__name__}: {error}")
+            return
         choice = choose(
             logits,
             params,
             sequence.generator,
             prompt=sequence.request.tokens,
             output=sequence.output_ids,
+            allowed=allowed,
         )
         sequence.output_ids.append(choice.token_id)
         ended = choice.token_id in params.stop_token_ids or (
             choice.token_id in self._eos and not params.ignore_eos
         )
+        complete = (
+            not ended and sequence.grammar is not None and sequence.grammar.take(choice.token_id)
+        )
         text, stopped = ("", False)
         if not ended:
             text, stopped = sequence.stops.push(sequence.decoder.push(choice.token_id))
         reason = None
-        if ended or stopped:
+        if ended or stopped or complete:
             reason = FinishReason.STOP
         elif len(sequence.output_ids) >= sequence.max_new_tokens:
             reason = FinishReason.LENGTH

@@ -26,6 +26,7 @@ from semblend.engine.chains import Chains
 from semblend.engine.detokenise import StopStrings, StreamDecoder
 from semblend.engine.donors import SEGMENT_TOKENS, DonorLibrary
 from semblend.engine.emission import Emission
+from semblend.engine.grammar import Grammars
 from semblend.engine.handle import RequestHandle
 from semblend.engine.model import LoadedModel, load_model
 from semblend.engine.options import EngineOptions
@@ -93,6 +94,9 @@ class EmbeddedEngine:
             certified_until=self.standing.until,
             uncertified=self.standing.refusal,
             boundaries=boundaries,
+        )
+        self._grammars = Grammars(
+            model.tokenizer, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
         )
         self._accounts = Accounts(ledger=self.pipeline.ledger)
         self._prefixes = (
@@ -255,6 +259,8 @@ class EmbeddedEngine:
                 raise RequestFieldError(
                     "logit_bias", f"ids below {self.model.vocab_size} expected, got {token_id}"
                 )
+        schema = sampling.json_schema
+        grammar = None if schema is None else self._grammars.of_schema(schema)
         sequence = Sequence(
             request=replace(request, tokens=tokens),
             handle=RequestHandle(request.request_id, on_cancel=self._wake),
@@ -268,6 +274,7 @@ class EmbeddedEngine:
             stops=StopStrings(sampling.stop),
             generator=make_generator(sampling),
             account=self._accounts.open(request.request_id, prompt_tokens=size),
+            grammar=grammar,
         )
         self._worker.submit(sequence)
         return sequence.handle

@@ -40,12 +40,16 @@ def choose(
     *,
     prompt: TokenArray | Sequence[int] = (),
     output: Sequence[int] = (),
+    allowed: torch.Tensor | None = None,
 ) -> Choice:
     """Pick a token from one row of float32 logits, [vocabulary], on the host.
 
-    `prompt` and `output` are what stands before it; penalties look at them.
+    `prompt` and `output` are what stands before it; penalties look at them. `allowed`,
+    [vocabulary], bool, is what a grammar lets through.
     """
     adjusted = _adjusted(logits, params, prompt, output)
+    if allowed is not None:
+        adjusted = adjusted.masked_fill(~allowed, float("-inf"))
     if generator is None:
         token_id = int(adjusted.argmax())
     else:

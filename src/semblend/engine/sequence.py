@@ -16,6 +16,7 @@ from semblend.core.plan import Hole, Plan
 from semblend.core.tokens import TokenArray
 from semblend.engine.api import GenerationRequest
 from semblend.engine.detokenise import StopStrings, StreamDecoder
+from semblend.engine.grammar import Grammar
 from semblend.engine.handle import RequestHandle
 from semblend.engine.loading import PendingLoad
 from semblend.engine.pages import PageTable
@@ -46,6 +47,8 @@ class Sequence:
     stops: StopStrings
     generator: torch.Generator | None
     account: Account
+    grammar: Grammar | None = None
+    """What the answer has to follow; None for free text."""
     submitted_at: float = field(default_factory=time.perf_counter)
     phase: Phase = Phase.WAITING
     table: PageTable | None = None

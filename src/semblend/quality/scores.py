@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
+from rapidfuzz.distance import LCSseq
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +43,7 @@ def token_f1(answer: str, reference: str) -> float:
     mine, theirs = _words(answer), _words(reference)
     if not mine or not theirs:
         return float(mine == theirs)
-    left = list(theirs)
-    common = 0
-    for word in mine:
-        if word in left:
-            left.remove(word)
-            common += 1
-    return 2.0 * common / (len(mine) + len(theirs))
+    return 2.0 * (Counter(mine) & Counter(theirs)).total() / (len(mine) + len(theirs))
 
 
 def rouge_l(answer: str, reference: str) -> float:
@@ -55,15 +51,7 @@ def rouge_l(answer: str, reference: str) -> float:
     mine, theirs = _words(answer), _words(reference)
     if not mine or not theirs:
         return float(mine == theirs)
-    row = [0] * (len(theirs) + 1)
-    for word in mine:
-        previous = 0
-        for column, other in enumerate(theirs, 1):
-            previous, row[column] = (
-                row[column],
-                previous + 1 if word == other else max(row[column], row[column - 1]),
-            )
-    return 2.0 * row[-1] / (len(mine) + len(theirs))
+    return 2.0 * LCSseq.similarity(mine, theirs) / (len(mine) + len(theirs))
 
 
 def _words(text: str) -> list[str]:

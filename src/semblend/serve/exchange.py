@@ -14,7 +14,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from semblend.core.errors import CapacityError, EngineBusyError, RequestError
+from semblend.core.errors import (
+    CapacityError,
+    EngineBusyError,
+    RequestError,
+    RequestFieldError,
+)
 from semblend.engine.api import (
     Event,
     FinishedEvent,
@@ -32,6 +37,9 @@ from semblend.serve.metrics import ServerMetrics
 from semblend.serve.options import ServeOptions
 from semblend.serve.protocols import ServedEngine, ServedHandle
 from semblend.serve.relay import BrokenHandleError, EventRelay
+
+_ENGINE_FIELDS = ("logit_bias", "response_format")
+"""What the engine may refuse, of those that a caller knows by the same name."""
 
 _LET_GO_S = 60.0
 """How long we wait for the engine to confirm a cancellation before giving the place away."""
@@ -112,7 +120,9 @@ class Exchange:
         except (EngineBusyError, CapacityError) as error:
             raise _no_room() from error
         except RequestError as error:
-            raise ApiError(400, str(error), code="refused_by_engine") from error
+            field = error.field if isinstance(error, RequestFieldError) else None
+            param = field if field in _ENGINE_FIELDS else None
+            raise ApiError(400, str(error), param=param, code="refused_by_engine") from error
 
     def _adopt(self, handle: ServedHandle) -> None:
         self._relay = EventRelay(handle)

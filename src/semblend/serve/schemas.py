@@ -7,6 +7,7 @@ no request is answered as if it had been asked something else.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -52,7 +53,6 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none",),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -86,6 +86,41 @@ class ReuseOptions(BaseModel):
     )
 
 
+class NamedSchema(BaseModel):
+    """A JSON schema and what it is called."""
+
+    model_config = _STRICT
+
+    name: str | None = Field(None, max_length=64)
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """What the answer has to be: text, a JSON object, or JSON of a schema."""
+
+    model_config = _STRICT
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_where_it_belongs(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise RequestFieldError("json_schema", "goes with type = json_schema, and only with it")
+        return self
+
+    @property
+    def schema_text(self) -> str | None:
+        """The schema as JSON text; None for free text."""
+        if self.type == "text":
+            return None
+        return json.dumps(
+            {"type": "object"} if self.json_schema is None else self.json_schema.schema_
+        )
+
+
 class GenerationBody(BaseModel):
     """The fields both generation endpoints share."""
 
@@ -101,6 +136,7 @@ class GenerationBody(BaseModel):
     frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     repetition_penalty: float | None = Field(None, gt=0.0, le=10.0)
     logit_bias: dict[str, float] | None = Field(None, max_length=1024)
+    response_format: ResponseFormat | None = None
     n: int = Field(1, ge=1, le=MAX_CHOICES, description="Answers to every prompt.")
     seed: Seed | None = None
     stop: StopString | list[StopString] | None = None

@@ -210,6 +210,9 @@ class Service:
                 frequency_penalty=body.frequency_penalty or 0.0,
                 repetition_penalty=body.repetition_penalty or 1.0,
                 logit_bias=body.biases,
+                json_schema=(
+                    None if body.response_format is None else body.response_format.schema_text
+                ),
                 seed=body.seed,
                 stop=body.stops,
                 stop_token_ids=tuple(body.stop_token_ids or ()),
