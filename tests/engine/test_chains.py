@@ -396,17 +396,17 @@ def test_promotion_makes_bytes_equal_to_cold(make_engine: EngineMaker) -> None:
     """In passes of the same size promoted K/V is cold's, bit by bit."""
     driver = make_engine(promotion_tokens=64, step_tokens=64)
     engine = driver.engine
-    assert engine._promotion is not None
+    assert engine.promotion is not None
     assert engine._chains is not None
     assert engine._prefixes is not None
-    engine._promotion._step_tokens = 0
+    engine.promotion._step_tokens = 0
     driver.run(behind(1))
     prompt, answer = first_turn(driver)
     driver.run(followed(prompt, answer, seed=7), max_tokens=8)
     engine._worker.call(engine._prefixes.clear)  # so that it begins with the first token
     (chain,) = engine._chains.used_again()
     tokens = chain.tokens
-    engine._promotion._step_tokens = 64
+    engine.promotion._step_tokens = 64
     promoted(driver, len(tokens))
     (name,) = [n for n, held, _ in engine.donors.inventory() if len(held) == len(tokens)]
     with engine.donors.lease(name, 0, len(tokens)) as donor:

@@ -140,7 +140,7 @@ class EmbeddedEngine:
             drift=_drift(model, self.standing, self.settings),
             chains=self._chains,
         )
-        self._promotion = (
+        self.promotion = (
             Promotion(
                 model=model,
                 pool=self.pool,
@@ -152,8 +152,8 @@ class EmbeddedEngine:
             if self._chains is not None
             else None
         )
-        if self._promotion is not None:
-            self.shadow.keep = self._promotion.keep
+        if self.promotion is not None:
+            self.shadow.keep = self.promotion.keep
         self._emission = Emission(
             pool=self.pool,
             prefixes=self._prefixes,
@@ -311,7 +311,7 @@ class EmbeddedEngine:
             suspended_namespaces=shadow.suspended,
             chains=0 if self._chains is None else len(self._chains),
             chain_bytes=0 if self._chains is None else self._chains.pages * self.pool.page_bytes,
-            promoted_tokens=0 if self._promotion is None else self._promotion.computed_tokens,
+            promoted_tokens=0 if self.promotion is None else self.promotion.computed_tokens,
             mode=_mode(self.settings),
             loading=self.pipeline.may_load,
             captures_skipped=self.donors.skipped,
@@ -353,7 +353,7 @@ class EmbeddedEngine:
         """Between two steps a shadow sample; while nobody waits a promotion, memory for donors."""
         if self.shadow.turn(busy=busy):
             return True
-        if not busy and self._promotion is not None and self._promotion.turn():
+        if not busy and self.promotion is not None and self.promotion.turn():
             return True
         return not busy and self.donors.prepare(longest=self.max_prompt_tokens)
 

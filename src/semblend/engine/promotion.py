@@ -54,16 +54,21 @@ class Promotion:
         """Compute one step for the oldest chain that was used again. False if there is none."""
         if self._prefixes is None or not self._step_tokens:
             return False
-        for chain in self._chains.used_again():
-            if chain.promoted_tokens < MOST_EFFORT * len(chain.tokens):
-                try:
-                    return self._advance(chain, self._prefixes)
-                except Exception:
-                    # The chain stays what it is: private, and good for its conversation.
-                    logger.warning("a chain was not promoted", exc_info=True)
-                    chain.promoted_tokens = MOST_EFFORT * len(chain.tokens)
-                    return True
-        return False
+        chain = next(iter(self._wanted()), None)
+        if chain is None:
+            return False
+        try:
+            return self._advance(chain, self._prefixes)
+        except Exception:
+            # The chain stays what it is: private, and good for its conversation.
+            logger.warning("a chain was not promoted", exc_info=True)
+            chain.promoted_tokens = MOST_EFFORT * len(chain.tokens)
+            return True
+
+    @property
+    def waiting(self) -> int:
+        """Chains that are not exact yet and shall be."""
+        return len(self._wanted())
 
     def keep(self, exact: ExactKv) -> None:
         """Let exact K/V be used by all who may: as prefix pages, and as a donor."""
@@ -71,6 +76,15 @@ class Promotion:
             self._prefixes.publish(exact.share_key, exact.tokens, exact.table.pages)
         self._donate(exact)
         self._chains.became_exact(exact.share_key, exact.tokens)
+
+    def _wanted(self) -> list[Chain]:
+        if self._prefixes is None or not self._step_tokens:
+            return []
+        return [
+            chain
+            for chain in self._chains.used_again()
+            if chain.promoted_tokens < MOST_EFFORT * len(chain.tokens)
+        ]
 
     def _advance(self, chain: Chain, prefixes: PrefixCache) -> bool:
         tokens, key, size = chain.tokens, chain.link.share_key, self._pool.page_size
