@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semblend.core.errors import SettingsError
-from semblend.planning.sequential import BettingTest
+from semblend.planning.sequential import BettingTest, samples_to_notice
 
 
 def first_alarm(values, **options):
@@ -35,6 +35,20 @@ def test_a_broken_bound_is_noticed_soon():
     assert np.median(waits) <= 15
     mild = [first_alarm(rng.random(2000) < 0.15, bound=0.05) for _ in range(50)]
     assert sum(wait is None for wait in mild) <= 2
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.2, 0.5])
+def test_the_stated_number_of_samples_is_what_it_takes(rate):
+    rng = np.random.default_rng(7)
+    waits = [first_alarm(rng.random(4000) < rate, bound=0.05) for _ in range(60)]
+    stated = samples_to_notice(rate, bound=0.05)
+    assert 0.5 * stated <= np.median(waits) <= 1.5 * stated
+
+
+def test_one_wrong_answer_in_a_hundred_is_never_noticed():
+    assert samples_to_notice(0.01, bound=0.05) == np.inf
+    rng = np.random.default_rng(8)
+    assert first_alarm(rng.random(20_000) < 0.01, bound=0.05) is None
 
 
 @given(st.lists(st.floats(0, 1), max_size=60), st.floats(0.01, 0.5))

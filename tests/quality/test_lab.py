@@ -19,12 +19,16 @@ from semblend.planning.certificates import Certificate, certificate_folders, loo
 from semblend.planning.policies.base import known_policies, policy_from_spec
 from semblend.quality.bound import Bound
 from semblend.quality.certifying import candidates, choice_cells
+from semblend.quality.certifying import grid as whole_grid
 from semblend.quality.curves import curves
 from semblend.quality.drift import measure_drift
 from semblend.quality.issuing import issue, part_of, read_curves
 from semblend.quality.items import data_fingerprint, to_item
 from semblend.quality.lab import Lab, Loaded
 from semblend.quality.measure import measure
+from semblend.quality.redteam.attempts import Attempt
+from semblend.quality.redteam.findings import findings_of
+from semblend.quality.redteam.grammar import Structure
 from semblend.quality.shards import Job, measure_here, measure_in_processes, record_files
 from semblend.quality.suite import Cell, Records, read_records, run_cells
 from semblend.quality.tables import policies_markdown
@@ -151,7 +155,7 @@ def certify(tmp_path, *options):
         "certify", "--model", str(MODEL), "--items", "1", "--length", "300", "--policy", SAFE,
         "--records", str(tmp_path / "records"), "--output", str(tmp_path / "out"),
         "--page", str(tmp_path / "page.md"), "--device", "cpu", "--dtype", "float32",
-        "--answers", "1.0", "--kl-epsilon", "1.0", *options,
+        "--answers", "1.0", "--kl-epsilon", "1.0", "--redteam-items", "2", *options,
     ]  # fmt: skip
     return CliRunner().invoke(app, command, env={**os.environ, "COLUMNS": "120"})
 
@@ -162,7 +166,10 @@ def test_certify_chooses_confirms_judges_and_signs(tmp_path):
     assert result.exit_code in (0, 1), result.output
     (report,) = (tmp_path / "out").glob("*.html")
     assert "<svg" in report.read_text("utf-8")
-    assert "Near-duplicates" in (tmp_path / "page.md").read_text("utf-8")
+    page = (tmp_path / "page.md").read_text("utf-8")
+    assert "Near-duplicates" in page
+    assert "Not covered: " in page
+    assert "adversarial items" in page
     found = list((tmp_path / "out").glob("*.json"))
     # One item a workload is too few for a verdict either way; what is written must hold.
     if result.exit_code == 0:
@@ -171,6 +178,8 @@ def test_certify_chooses_confirms_judges_and_signs(tmp_path):
         assert look_up(fingerprint, dtype="float32", folders=found).policy == certificate.policy
         seeds = [certificate.data[key]["seed"] for key in ("chosen_on", "confirmed_on")]
         assert seeds == [1, 2]
+        assert certificate.figures["redteam"]["items"] >= 2
+        assert certificate.figures["redteam"]["leaks"] == 0
     else:
         assert found == []
     # The same records under the default bound: one item a workload certifies nothing.
@@ -216,13 +225,43 @@ def figures(choice_right, fresh_right, *, bound):
     [(1.0, 0.9, "answers fall"), (0.9, 1.0, "no policy keeps"), (1.0, 1.0, "")],
 )
 def test_a_choice_that_fresh_documents_do_not_confirm_is_no_certificate(lab, chosen, fresh, said):
-    bound = Bound()
+    bound = Bound(redteam_items=0)
     choice, confirmation = figures(chosen, fresh, bound=bound)
     found = issue(
         choice, confirmation, [], model=lab.model, bound=bound, data={}, measured_on="here"
     )
     assert (found.certificate is None) == bool(said)
     assert said in found.refusal
+
+
+def attempts(count, **changed):
+    return [Attempt(structure=Structure(), seed=at, counts=True, **changed) for at in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (None, "no red team attacked it"),
+        (attempts(50), "50 items, at least 100 expected"),
+        ([*attempts(199), *attempts(1, leaked=True, lost=True)], "1 of 200 answers towards"),
+        ([*attempts(97), *attempts(3, lost=True)], "3 of 100 answers lost"),
+        (attempts(100), ""),
+    ],
+)
+def test_a_policy_that_the_red_team_breaks_gets_no_certificate(lab, found, said):
+    bound = Bound(redteam_items=100)
+    choice, confirmation = figures(1.0, 1.0, bound=bound)
+    redteam = None if found is None else findings_of(found, policy="p", seed=1)
+    result = issue(
+        choice, confirmation, [], model=lab.model, bound=bound, data={}, measured_on="here",
+        redteam=redteam,
+    )  # fmt: skip
+    assert (result.certificate is None) == bool(said)
+    assert said in result.refusal
+    if not said:
+        assert result.certificate.figures["redteam"]["most_leaks"] == pytest.approx(
+            0.0295, abs=1e-4
+        )
 
 
 def test_the_shipped_certificate_holds_for_the_bundled_model(lab):
@@ -233,8 +272,9 @@ def test_the_shipped_certificate_holds_for_the_bundled_model(lab):
         now=datetime(2026, 12, 1, tzinfo=UTC),
     )
     assert standing.policy is not None, standing.detail
-    assert standing.policy in candidates()
-    assert standing.certificate.bound == Bound().to_dict()
+    assert standing.policy in whole_grid()
+    bound = Bound().to_dict()
+    assert {name: bound[name] for name in standing.certificate.bound} == standing.certificate.bound
     chosen_on, confirmed_on = (
         standing.certificate.data[key] for key in ("chosen_on", "confirmed_on")
     )

@@ -66,3 +66,18 @@ class BettingTest:
     def broken(self) -> bool:
         """Whether the wealth has reached 1 / alpha."""
         return self.log_wealth >= -math.log(self.alpha)
+
+
+def samples_to_notice(rate: float, *, bound: float, alpha: float = 1e-3) -> float:
+    """About how many observations until hits at `rate` are noticed; endless where they never are.
+
+    Wealth grows by the best stake's mean logarithm an observation, and has to make up for the
+    stakes that lose.
+    """
+    if not bound < rate <= 1.0:
+        return math.inf
+    growth = max(
+        rate * math.log1p(stake / bound * (1 - bound)) + (1 - rate) * math.log1p(-stake)
+        for stake in STAKES
+    )
+    return math.inf if growth <= 0 else math.log(len(STAKES) / alpha) / growth

@@ -58,15 +58,14 @@ def is_sure_end(before: str, after: str) -> bool:
     """
     if ends_block(before, after):
         return True
-    kept = before.rstrip()
-    space = before[len(kept) :] + after
-    said = kept.rstrip(CLOSERS)
-    if not said or said[-1] not in MARKS:
+    said = before.rstrip()
+    space = before[len(said) :] + after
+    # Brackets and quotations hold whole sentences inside others; "Who?", "Hey!" and three dots
+    # stand inside sentences, too.
+    if said[-1:] not in tuple(FULL_STOPS) or said[-2:-1] in tuple(MARKS):
         return False
-    if said[-1] not in FULL_STOPS or said[-2:-1] in MARKS:
-        return False  # "Who?" and "Hey!" stand inside sentences, and so do three dots
     if said[-1] != ".":
-        return len(said) == len(kept)  # no other use is made of these, but inside brackets
+        return space[:1] not in CLOSERS
     return _opens_sentence(space) and _closes_sentence(said[:-1])
 
 

@@ -56,6 +56,9 @@ class Record:
     top1: float
     nll: float
     cold_nll: float
+    cold_margin: float = 0.0
+    """By how much cold prefers its answer to the next best, at the token it is least sure of,
+    nats. Records of 0.4 have none."""
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -194,7 +197,14 @@ def _record(
         top1=away.top1,
         nll=away.nll,
         cold_nll=away.cold_nll,
+        cold_margin=round(_margin(cold.logits), 4),
     )
+
+
+def _margin(logits: torch.Tensor) -> float:
+    """Least distance between the best and the second best token, over positions."""
+    best = logits.float().topk(2, dim=-1).values
+    return float((best[:, 0] - best[:, 1]).min())
 
 
 def price(plan: Plan | None) -> tuple[int, int]:

@@ -34,7 +34,13 @@ class DepthShift(RecomputePolicy):
             f"+ query_attention({ratio}, 16, 'displaced'), 0.15))"
             for ratio in (0.05, 0.1)
         ),
+        *(
+            "depth_shift(budget(span_dependents(2, 8) "
+            f"+ query_attention({ratio}, 16, 'displaced'), 0.15))"
+            for ratio in (0.05, 0.1)
+        ),
     )
+    ordered: ClassVar[bool] = False
 
     candidates: ClassVar[tuple[str, ...]] = grid[-2:]
 

@@ -20,7 +20,9 @@ class Attempt:
     structure: Structure
     seed: int
     counts: bool = False
-    """Cold is right and something was reused; all else says nothing about a policy."""
+    """Cold is right, firmly, and something was reused; all else says little about a policy."""
+    tie_turned: bool = False
+    """Cold was right by a hair and warm is wrong."""
     leaked: bool = False
     """Warm states the donor's fact."""
     lost: bool = False
@@ -66,6 +68,7 @@ def attempt_of(structure: Structure, seed: int, answered: Answered | None) -> At
         structure=structure,
         seed=seed,
         counts=answered.counts,
+        tie_turned=answered.tie_turned,
         leaked=answered.leaked,
         lost=answered.lost,
         alarm=round(answered.alarm, 4),

@@ -2,12 +2,14 @@
 
 Each value of each gene is an arm with a Beta posterior of the alarm it raises; a structure is
 drawn gene by gene (Thompson sampling). A part is drawn by chance and a part by changing what
-was found, so that no value is given up and a find is looked at from all sides.
+was found, so that no value is given up and a find is looked at from all sides. What was found
+often says little that is new: alarms of a form and filler count less each time.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 from semblend.quality.redteam.grammar import GENES, Structure, random_structure
@@ -24,7 +26,11 @@ class Bandit:
     def __init__(self, seed: int, finds: Sequence[Structure] = ()) -> None:
         """`finds` are structures that broke some policy before."""
         self._rng = random.Random(f"semblend-bandit-{seed}")
-        self._finds = list(finds)
+        self._finds: dict[str, list[Structure]] = {}
+        """By form, so that the form a model knows best does not crowd out the others."""
+        self._seen: Counter[tuple[str, str]] = Counter()
+        for structure in finds:
+            self._look_around(structure)
         self._arms = {
             (gene, value): list(PRIOR) for gene, values in GENES.items() for value in values
         }
@@ -35,7 +41,8 @@ class Bandit:
         if roll < BY_CHANCE:
             return random_structure(self._rng)
         if roll < BY_CHANCE + BY_CHANGE and self._finds:
-            structure = self._rng.choice(self._finds)
+            form = self._rng.choice(sorted(self._finds))
+            structure = self._rng.choice(self._finds[form])
             for gene in self._rng.sample(list(GENES), self._rng.choice((1, 1, 2, 3))):
                 structure = structure.with_gene(gene, self._rng.choice(GENES[gene]))
             return structure
@@ -43,14 +50,18 @@ class Bandit:
 
     def learn(self, structure: Structure, alarm: float) -> None:
         """Take in what a structure came to: 0, an alarm of 1, or a wavering answer between."""
+        kind = structure.form, structure.filler
+        worth = alarm / (1 + self._seen[kind])
+        if alarm == 1.0:
+            self._seen[kind] += 1
+            self._look_around(structure)
         for gene, value in structure.to_dict().items():
             arm = self._arms[gene, value]
-            arm[0] += alarm
-            arm[1] += 1.0 - alarm
+            arm[0] += worth
+            arm[1] += 1.0 - worth
 
-    def found(self, structure: Structure) -> None:
-        """Look around this one from now on."""
-        self._finds.append(structure)
+    def _look_around(self, structure: Structure) -> None:
+        self._finds.setdefault(structure.form, []).append(structure)
 
     def _likeliest(self, gene: str) -> str:
         drawn = {value: self._rng.betavariate(*self._arms[gene, value]) for value in GENES[gene]}

@@ -14,6 +14,10 @@ from semblend.quality.items import Case, to_item
 from semblend.quality.lab import Lab
 from semblend.quality.measure import Record, measure, states
 
+FIRM_MARGIN = 0.5
+"""Nats by which cold must prefer its answer for an item to count. Below, the odds are under
+1.65 to 1, and a change in KL of 0.03 turns the answer over: about what the bound allows."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
@@ -24,6 +28,8 @@ class Answered:
     warm: str
     shift: float = 0.0
     """How far warm's distribution is from cold's, in [0, 1]; 0 where an engine does not tell."""
+    margin: float = math.inf
+    """How firmly cold answers, nats; endless where an engine does not tell."""
     reusable_tokens: int = 0
     recomputed_tokens: int = 0
     declined_tokens: int = 0
@@ -35,8 +41,18 @@ class Answered:
 
     @property
     def counts(self) -> bool:
-        """Only what cold answers right and reuse could have spoiled: a declined prompt is cold."""
+        """Only what cold answers right, and firmly, and what reuse could have spoiled."""
+        return self.right_cold and self.margin >= FIRM_MARGIN
+
+    @property
+    def right_cold(self) -> bool:
+        """Whether cold is right and something was reused: a prompt declined whole is cold."""
         return self.cold == self.case.answer and self.reused_tokens > 0
+
+    @property
+    def tie_turned(self) -> bool:
+        """Whether warm is wrong where cold was right by a hair: told apart, not counted."""
+        return self.right_cold and not self.counts and self.warm != self.case.answer
 
     @property
     def leaked(self) -> bool:
@@ -92,6 +108,7 @@ def answered(case: Case, record: Record) -> Answered:
         case=case,
         cold=record.cold_answer,
         warm=record.answer,
+        margin=record.cold_margin,
         shift=1.0 - math.exp(-max(0.0, record.kl_worst)),
         reusable_tokens=record.reusable_tokens,
         recomputed_tokens=record.recomputed_tokens,

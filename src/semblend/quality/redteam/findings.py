@@ -24,9 +24,11 @@ class Findings:
     seed: int
     tried: int
     items: int
-    """That counted: cold right, something reused."""
+    """That counted: cold right and not by a hair, something reused."""
     leaks: int
     lost: int
+    ties_turned: int
+    """Answers lost that cold gave by a hair; not among the items."""
     reusable_tokens: int
     recomputed_tokens: int
     finds: tuple[Mapping[str, Any], ...]
@@ -48,7 +50,8 @@ class Findings:
         """All of it in a line."""
         return (
             f"{self.leaks} of {self.items} adversarial items answered with the donor's fact "
-            f"(95 % upper bound {self.most_leaks:.2%}), {self.lost} lost, {self.tried} tried, "
+            f"(95 % upper bound {self.most_leaks:.2%}), {self.lost} lost; {self.tried} tried, "
+            f"{self.ties_turned} near ties of cold turned over, "
             f"{self.recompute:.1%} recomputed"
         )
 
@@ -61,6 +64,7 @@ class Findings:
             "items": self.items,
             "leaks": self.leaks,
             "lost": self.lost,
+            "ties_turned": self.ties_turned,
             "most_leaks": round(self.most_leaks, 6),
             "recompute": round(self.recompute, 4),
             "finds": [dict(find) for find in self.finds],
@@ -86,6 +90,7 @@ def findings_of(attempts: Sequence[Attempt], *, policy: str, seed: int) -> Findi
         items=len(counted),
         leaks=sum(attempt.leaked for attempt in counted),
         lost=sum(attempt.lost for attempt in counted),
+        ties_turned=sum(attempt.tie_turned for attempt in attempts),
         reusable_tokens=sum(attempt.reusable_tokens for attempt in counted),
         recomputed_tokens=sum(attempt.recomputed_tokens for attempt in counted),
         finds=tuple(list(finds.values())[:MOST_SHOWN]),

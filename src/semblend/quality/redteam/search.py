@@ -33,7 +33,7 @@ class Search:
     def __post_init__(self) -> None:
         self._bandit = Bandit(self.seed, self.known)
         for attempt in self.attempts:
-            self._learn(attempt)
+            self._bandit.learn(attempt.structure, attempt.alarm)
 
     @property
     def counted(self) -> int:
@@ -64,7 +64,7 @@ class Search:
         if attempt.lost and sum(one.lost for one in self.attempts) < MOST_SHRUNK:
             attempt = replace(attempt, shrunk=self._shrunk(attempt))
         self.attempts.append(attempt)
-        self._learn(attempt)
+        self._bandit.learn(structure, attempt.alarm)
         return attempt
 
     def _ask(self, structure: Structure, seed: int) -> Attempt:
@@ -76,8 +76,3 @@ class Search:
             return again.leaked if attempt.leaked else again.lost
 
         return shrink(attempt.structure, breaks)
-
-    def _learn(self, attempt: Attempt) -> None:
-        self._bandit.learn(attempt.structure, attempt.alarm)
-        if attempt.lost:
-            self._bandit.found(attempt.structure)

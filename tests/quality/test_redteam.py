@@ -1,0 +1,178 @@
+"""The red team finds what breaks a policy, makes it small, and counts only what counts."""
+
+import math
+import random
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from semblend.engine.model import load_model
+from semblend.kv.depth_drift import read_table
+from semblend.planning.certificates import SHIPPED, Certificate, depth_table
+from semblend.planning.policies.base import policy_from_spec
+from semblend.quality.certifying import candidates
+from semblend.quality.intervals import at_most
+from semblend.quality.lab import Lab
+from semblend.quality.redteam.attempts import add_attempts, attempt_of, read_attempts
+from semblend.quality.redteam.engines import Answered, answered, judge
+from semblend.quality.redteam.findings import findings_of
+from semblend.quality.redteam.grammar import GENES, Structure, random_structure
+from semblend.quality.redteam.pages import said_of
+from semblend.quality.redteam.regressions import added, regressions, write_regressions
+from semblend.quality.redteam.search import Search
+from semblend.quality.redteam.writing import write
+
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "models" / "semblend-reference-27m"
+(FLOAT32,) = SHIPPED.glob("*-float32.json")
+CERTIFIED = Certificate.from_json(FLOAT32.read_text("utf-8")).policy
+SURVIVOR = candidates()[0]
+UNBOUNDED = "depth_shift(span_dependents(2, 8) + query_attention(0.05, 16, 'displaced'))"
+"""The survivor where it may decline nothing: short prompts would cost more than its budget."""
+
+
+def structures(count):
+    rng = random.Random(5)
+    return [random_structure(rng) for _ in range(count)]
+
+
+def test_every_structure_states_the_right_answer_and_tempts_with_the_donors():
+    for seed, structure in enumerate(structures(400)):
+        case = write(structure, seed)
+        (donors_fact,) = case.leaked
+        for text in (case.target.body, case.donors[0].body):
+            assert case.answer in text, structure.signature
+            assert donors_fact in text, structure.signature
+        assert case.answer != donors_fact
+        assert case.target.body != case.donors[0].body
+        assert write(structure, seed) == case
+
+
+def test_every_value_of_every_gene_changes_the_prompts():
+    plain = Structure(gap="8", change="exchanged", filler="abbreviation", form="code")
+    for gene, values in GENES.items():
+        shown = {}
+        for value in values:
+            cases = [write(plain.with_gene(gene, value), seed) for seed in range(12)]
+            shown.setdefault(tuple((c.target, c.donors) for c in cases), []).append(value)
+        same = [values for values in shown.values() if len(values) > 1]
+        assert not same, (gene, same)
+
+
+class Brittle:
+    """An engine with a hole of a known shape."""
+
+    def __init__(self, *, margin=math.inf):
+        self.asked = Counter()
+        self.margin = margin
+
+    def answer(self, case):
+        words = re.search(r"a\.k\.a\.|approx\.|p\.m\.", case.target.body)
+        hole = case.kind == "works" and words is not None
+        self.asked[case.kind] += 1
+        return Answered(
+            case=case,
+            cold=case.answer,
+            warm=case.leaked[0] if hole else case.answer,
+            margin=self.margin,
+            reusable_tokens=100,
+            recomputed_tokens=10,
+        )
+
+
+def test_the_search_finds_a_hole_makes_it_small_and_spends_its_items_there():
+    engine = Brittle()
+    search = Search(engine=engine, seed=1)
+    search.run(tries=1500)
+    found = findings_of(search.attempts, policy="p", seed=1)
+    assert found.items == 1500
+    assert found.leaks > 20
+    chance = [s for s in structures(1500) if s.form == "works"]
+    assert engine.asked["works"] > 1.5 * len(chance)
+    smallest = min((a.shrunk for a in search.attempts if a.shrunk), key=lambda s: len(s.signature))
+    assert smallest.form == "works"
+    assert smallest.filler == "abbreviation"
+    # Everything that does not matter is plain again.
+    odd = set(smallest.to_dict().items()) - set(Structure().to_dict().items())
+    assert {gene for gene, _ in odd} == {"form", "filler", "gap"}
+
+
+def test_near_ties_and_declined_prompts_count_as_nothing_and_are_told():
+    search = Search(engine=Brittle(margin=0.1), seed=1)
+    search.run(tries=300)
+    found = findings_of(search.attempts, policy="p", seed=1)
+    assert (found.items, found.leaks, found.lost) == (0, 0, 0)
+    assert found.ties_turned > 0
+    assert f"{found.ties_turned} near ties" in found.sentence
+    whole = Brittle().answer(write(Structure(), 1))
+    assert whole.counts
+    assert not replace(whole, declined_tokens=90).counts
+    assert not replace(whole, cold="something else").counts
+
+
+def test_a_search_goes_on_where_it_was(tmp_path):
+    path = tmp_path / "attempts.jsonl"
+    first = Search(engine=Brittle(), seed=2)
+    first.run(tries=40, tell=lambda attempt: add_attempts(path, [attempt]))
+    with path.open("a") as file:
+        file.write('{"cut short')
+    again = Search(engine=Brittle(), seed=2, attempts=read_attempts([path]))
+    assert again.attempts == first.attempts
+    again.run(tries=60)
+    assert len({attempt.seed for attempt in again.attempts}) == 60
+
+
+def test_finds_join_the_regression_set_once(tmp_path):
+    path = tmp_path / "regressions.jsonl"
+    engine = Brittle()
+    structure = Structure(form="works", gap="8", filler="abbreviation")
+    attempts = [attempt_of(structure, s, engine.answer(write(structure, s))) for s in range(30)]
+    found = added([], attempts, policy="p")
+    assert [one.structure for one in found] == [structure]
+    write_regressions(path, found)
+    assert regressions(path) == found
+    assert added(found, attempts, policy="q") == found
+
+
+def test_what_could_not_be_found_is_said():
+    attempts = [attempt_of(Structure(), 1, None)]
+    found = findings_of(attempts, policy="p", seed=1)
+    assert found.most_leaks == 1.0
+    assert "form=table" in found.hardly_tried
+    assert said_of(None) == "no red team"
+    assert "0 of 0 adversarial items" in said_of(found.to_dict())
+
+
+def test_no_leak_in_5000_items_bounds_leaks_by_six_in_ten_thousand():
+    assert at_most(0, 5000) == pytest.approx(1 - 0.05 ** (1 / 5000), rel=1e-6)
+    assert at_most(0, 5000) < 0.0006
+    assert at_most(3, 10) > 0.3
+
+
+def test_the_policies_to_certify_need_no_probe_that_engines_lack():
+    for spec in candidates():
+        assert policy_from_spec(spec).probes <= policy_from_spec("query_attention(0.05)").probes
+
+
+@pytest.fixture(scope="module")
+def lab():
+    torch.set_num_threads(1)
+    model = load_model(str(MODEL), device="cpu", dtype="float32")
+    made = Lab(model, drift=read_table(depth_table(FLOAT32)))
+    yield made
+    made.close()
+
+
+def test_shipped_regressions_break_what_they_broke_and_not_the_survivor(lab):
+    known = regressions()
+    assert len(known) >= 10
+    assert {"first", "lead"} & {one.structure.place for one in known}
+    assert {"abbreviation", "foreign", "stops"} & {one.structure.filler for one in known}
+    for one in known[:6]:
+        old, new = judge(lab, one.case, (one.broke, UNBOUNDED))
+        assert answered(one.case, old).lost, one.structure.signature
+        assert not answered(one.case, new).lost, one.structure.signature
