@@ -117,9 +117,9 @@ def problem() -> str:
         strip(
             left,
             26,
-            (110, "computed", "instruction A"),
+            (100, "computed", "instruction A"),
             (420, "computed", "document, 32,000 tokens"),
-            (90, "computed", "question"),
+            (80, "computed", "question"),
         ),
         text(812, 50, "1,065 ms", "bold"),
         text(24, 102, "Second request", "bold"),

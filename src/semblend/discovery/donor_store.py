@@ -233,7 +233,6 @@ class DonorStore:
             return True
 
     def clear(self) -> None:
-        """Forget every donor."""
         with self._lock:
             for donor_id in list(self._donors):
                 self.evict(donor_id)

@@ -104,7 +104,6 @@ class MeaningIndex:
                 self._index.remove(donor_id, namespace=namespace)
 
     def clear(self) -> None:
-        """Drop every donor's vectors."""
         with self._lock:
             for donor_id in list(self._wanted):
                 self.forget(donor_id)

@@ -175,7 +175,6 @@ class VectorIndex:
 
     @property
     def stats(self) -> VectorIndexStats:
-        """Counts and bytes as they are now."""
         with self._lock:
             graphs = [shard.graph for shard in self._shards.values() if shard.graph is not None]
             in_graphs = sum(len(graph) for graph in graphs)

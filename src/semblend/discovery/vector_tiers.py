@@ -169,7 +169,6 @@ def _counts(found: Any) -> Any:
 
 
 def graph_available() -> bool:
-    """Whether usearch is installed."""
     try:
         importlib.import_module("usearch.index")
     except ImportError:

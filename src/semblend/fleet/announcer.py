@@ -135,7 +135,6 @@ class DonorAnnouncer:
         self.publisher.say(DonorRelocated(donor_id=donor_id, generation=0, new_location=location))
 
     def close(self) -> None:
-        """Say goodbye and stop."""
         self.publisher.close()
 
     def _inventory(self) -> Iterator[Sayable]:

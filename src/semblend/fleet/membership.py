@@ -59,7 +59,6 @@ class PipelineLibrary:
 
 
 def worker_name(settings: Settings) -> str:
-    """This worker's name in the fleet."""
     return settings.worker_id or f"{socket.gethostname()}-{os.getpid()}"
 
 

@@ -21,8 +21,6 @@ _CHECKERS = ThreadPoolExecutor(max_workers=CHECKERS, thread_name_prefix="semblen
 
 
 class Checking:
-    """Checks under way."""
-
     def __init__(self, checks: Iterable[Check]) -> None:
         self._checks = [_CHECKERS.submit(check) for check in checks]
 

@@ -58,7 +58,6 @@ class DepthDrift:
             )
 
     def to(self, device: torch.device | str) -> DepthDrift:
-        """This table on another device."""
         return DepthDrift(depths=self.depths.to(device), means=self.means.to(device))
 
     def of_rank(self, *, layers: int, kv_heads: int, rank: int, ranks: int) -> DepthDrift:

@@ -22,8 +22,6 @@ SlotArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedLayout:
-    """The shape of a paged pool."""
-
     layers: int
     pages: int
     page_size: int
@@ -36,7 +34,6 @@ class PagedLayout:
 
     @property
     def shape(self) -> tuple[int, int, int, int, int, int]:
-        """Shape of the pool tensor."""
         return (self.layers, 2, self.pages, self.page_size, self.kv_heads, self.head_dim)
 
     @property
@@ -49,7 +46,6 @@ class PagedLayout:
         return self.layers * 2 * self.kv_heads * self.head_dim * dtype.itemsize
 
     def pool_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of the whole pool."""
         return self.slots * self.token_bytes(dtype)
 
     def allocate(self, *, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:

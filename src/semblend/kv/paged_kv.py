@@ -124,17 +124,14 @@ class PagedKv:
 
     @property
     def layer_count(self) -> int:
-        """Layers that hold K/V."""
         return len(self.keys)
 
     @property
     def block_size(self) -> int:
-        """Tokens of a block."""
         return int(self.keys[0].shape[1])
 
     @property
     def slot_count(self) -> int:
-        """Tokens it has room for."""
         return int(self.keys[0].shape[0] * self.keys[0].shape[1])
 
     @property
@@ -145,12 +142,10 @@ class PagedKv:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it holds."""
         return self.keys[0].dtype
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
         return self.keys[0].device
 
     def lies_as(self, other: PagedKv) -> bool:

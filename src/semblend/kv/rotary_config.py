@@ -61,7 +61,6 @@ class ConfigReader:
 
     @property
     def model_type(self) -> str:
-        """The model's family."""
         return str(self.get("model_type") or "")
 
     @property

@@ -110,7 +110,6 @@ class RotaryTable:
 
     @property
     def positions(self) -> int:
-        """Number of rows."""
         return self.cos.shape[0]
 
     @property
@@ -119,7 +118,6 @@ class RotaryTable:
         return 2 * self.cos.shape[1]
 
     def to(self, device: torch.device | str) -> RotaryTable:
-        """This table on another device."""
         return RotaryTable(cos=self.cos.to(device), sin=self.sin.to(device), pairing=self.pairing)
 
     def check_positions(self, lowest: int, highest: int) -> None:

@@ -113,7 +113,6 @@ class Segment:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of K/V."""
         return self.kv.nbytes
 
 

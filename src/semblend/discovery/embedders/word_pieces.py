@@ -26,7 +26,6 @@ class WordPieces:
 
     @classmethod
     def from_file(cls, path: Path, *, extra: str) -> WordPieces:
-        """Read a `tokenizer.json`."""
         try:
             tokenizers = importlib.import_module("tokenizers")
         except ImportError as error:

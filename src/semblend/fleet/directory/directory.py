@@ -224,7 +224,6 @@ class Directory:
             return self._kinds.listed()
 
     def stats(self) -> DirectoryStats:
-        """Counts and sizes, now."""
         with self._lock:
             return DirectoryStats(
                 donors=self._index.rows.live_count,

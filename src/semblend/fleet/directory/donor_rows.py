@@ -48,7 +48,6 @@ class DonorRows:
 
     @property
     def live_count(self) -> int:
-        """Live donors."""
         return int(self.rank_live.sum())
 
     @property
@@ -72,7 +71,6 @@ class DonorRows:
         return self.free_count + self.capacity - self._used
 
     def is_live(self, rows: IndexArray) -> npt.NDArray[np.bool_]:
-        """Which rows are live."""
         epoch = self.epoch[rows]
         live: npt.NDArray[np.bool_] = (epoch != DEAD) & (epoch == self.rank_epoch[self.rank[rows]])
         return live
@@ -82,7 +80,6 @@ class DonorRows:
         return np.where(self.is_live(rows), self.rank[rows], np.int64(-1)).astype(np.int64)
 
     def live_rows(self) -> IndexArray:
-        """All live rows."""
         return np.flatnonzero(self.is_live(np.arange(self._used)))
 
     def take(self, count: int) -> IndexArray:

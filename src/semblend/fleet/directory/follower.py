@@ -65,7 +65,6 @@ class LogFollower:
         return self._caught_up
 
     def close(self) -> None:
-        """Stop following."""
         self._task.cancel()
         self._link.close()
 

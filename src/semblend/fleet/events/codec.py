@@ -80,7 +80,6 @@ def decode(payload: bytes) -> Event:
 
 
 def encode_heartbeat(beat: Heartbeat) -> bytes:
-    """A heartbeat as JSON."""
     return _json(
         {
             "schema_version": SCHEMA_VERSION,

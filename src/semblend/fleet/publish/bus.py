@@ -48,7 +48,6 @@ class InProcessBus:
                 directory.apply(events)
 
     def beat(self, heartbeat: Heartbeat) -> None:
-        """Pass a heartbeat on."""
         with self._lock:
             for directory in self._directories:
                 directory.hear(heartbeat)
@@ -73,11 +72,9 @@ class BusSink:
         return 0, 0
 
     def send(self, events: Sequence[Event]) -> None:
-        """Hand events over."""
         self._bus.add(events)
 
     def beat(self, heartbeat: Heartbeat) -> None:
-        """Hand a heartbeat over."""
         self._bus.beat(heartbeat)
 
     def compact(self, reset: Event) -> None:

@@ -47,7 +47,6 @@ class JetStreamSink:
         return asked
 
     def close(self) -> None:
-        """Close the connection."""
         self._link.close()
 
     async def _last_position(self) -> tuple[int, int]:

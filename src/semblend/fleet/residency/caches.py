@@ -49,6 +49,5 @@ class FollowedCaches:
             )
 
     def close(self) -> None:
-        """Stop following."""
         for follower in self.followers:
             follower.close()

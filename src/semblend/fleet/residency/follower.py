@@ -42,7 +42,6 @@ class CacheFeed:
 
     @property
     def name(self) -> RankName:
-        """The rank."""
         return self.worker_id, self.dp_rank
 
 
@@ -100,7 +99,6 @@ class CacheFollower:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop following."""
         self._stop.set()
         self._thread.join()
         self._socket.close(linger=0)

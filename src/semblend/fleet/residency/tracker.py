@@ -32,8 +32,6 @@ class _Followed:
 
 @dataclass(slots=True)
 class _Cache:
-    """One rank's cache."""
-
     blocks: dict[BlockHash, int] = field(default_factory=dict)
     """Resident blocks, and where they are, as bits."""
     donors: dict[str, _Followed] = field(default_factory=dict)

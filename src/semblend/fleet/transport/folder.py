@@ -46,7 +46,6 @@ class FolderStore:
 
     @fault_point(FaultPoint.TRANSPORT_READ)
     def get(self, name: str) -> Buffer | None:
-        """Read a whole file."""
         try:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
             with open(os.open(self._path(name), flags), "rb", buffering=0) as file:
@@ -57,7 +56,6 @@ class FolderStore:
             raise StorageError(f"shared folder: {error.strerror or error}") from error
 
     def remove(self, name: str) -> None:
-        """Delete the file."""
         try:
             self._path(name).unlink(missing_ok=True)
         except OSError as error:

@@ -69,7 +69,6 @@ class MooncakeStore:
 
     @fault_point(FaultPoint.TRANSPORT_READ)
     def get(self, name: str) -> Buffer | None:
-        """An object, or None."""
         if self._store.is_exist(name) != 1:
             return None
         data: bytes = self._store.get(name)

@@ -91,7 +91,6 @@ class NixlStore:
             return self._read(metadata, address, nbytes)
 
     def remove(self, name: str) -> None:
-        """Stop sharing an object."""
         self._descriptors.remove(name)
         with self._lock:
             self._drop(name)

@@ -44,7 +44,6 @@ class TierCounters:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, name: str) -> None:
-        """Count one more of `name`."""
         with self._lock:
             setattr(self, name, getattr(self, name) + 1)
 

@@ -43,7 +43,6 @@ class DiskTier:
 
     @property
     def capacity_bytes(self) -> int:
-        """The cap."""
         return self._table.capacity_bytes
 
     @property
@@ -135,11 +134,9 @@ class DiskTier:
         return segment
 
     def remove(self, key: SegmentKey) -> bool:
-        """Delete a segment."""
         return self._table.remove(key)
 
     def stats(self) -> TierStats:
-        """A snapshot."""
         counters = self._counters
         return TierStats(
             name=self.name,

@@ -112,7 +112,6 @@ class LeasedLru(Generic[Payload]):
             return entry
 
     def release(self, entry: Entry[Payload]) -> None:
-        """Give one lease back."""
         with self._lock:
             entry.leases -= 1
             self._free_if_orphaned(entry)

@@ -75,7 +75,6 @@ class MemoryTier:
 
     @property
     def capacity_bytes(self) -> int:
-        """The cap."""
         return self._table.capacity_bytes
 
     @property
@@ -236,7 +235,6 @@ class MemoryTier:
             self._arena.close()
 
     def stats(self) -> TierStats:
-        """A snapshot."""
         counters = self._counters
         return TierStats(
             name=self.name,
