@@ -278,6 +278,10 @@ class Result:
         """
         if not isinstance(data, Mapping):
             raise ResultError(f"{where}: expected an object")
+        if "turns_version" in data:
+            raise ResultError(
+                f"{where}: the result of run-turns, whose rows are turns; a replay is expected"
+            )
         version = str(data.get("result_version", ""))
         if version not in _READABLE:
             raise ResultError(

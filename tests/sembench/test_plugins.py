@@ -127,5 +127,9 @@ def test_turns_are_played_offline_and_a_manifest_of_them_is_refused(tmp_path: Pa
     computed = [aggregate[f"{who}_computes"] for who in ("oracle", "planner", "prefix_cache")]
     assert computed == sorted(computed)
     assert len(load_json(output)["requests"]) == aggregate["turns"] == 10
+    for command in ("report", "assert-result-gates"):
+        told = sembench(command, "--result", output)
+        assert told.exit_code == 2
+        assert "rows are turns" in str(told.exception)
     refused = sembench("build", "--profile", "agent", "--output", tmp_path / "m.jsonl")
     assert refused.exit_code == 2

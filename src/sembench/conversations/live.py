@@ -66,8 +66,11 @@ async def live_turns(
             # The engine keeps what it decoded, whatever the conversation goes on with.
             decoded = reply.text if reply.ok else ""
             answer = None if tokens is None else await tokens.text(decoded)
-            known = [prompt, tokenizer.encode(decoded) if answer is None else answer]
-            reuse.remember(turn.turn_id, np.concatenate(known), text + decoded)
+            answer = tokenizer.encode(decoded) if answer is None else answer
+            if reply.output_tokens is not None and reply.output_tokens >= options.max_tokens:
+                # Cut off: the last token was chosen and never computed, so no cache has it.
+                answer = answer[:-1]
+            reuse.remember(turn.turn_id, np.concatenate([prompt, answer]), text + decoded)
             try:
                 turn = play.send(said)
             except StopIteration:

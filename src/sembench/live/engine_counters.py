@@ -147,13 +147,15 @@ class EngineCounters:
         grown = {
             source: amount - before.tokens.get(source, 0) for source, amount in now.tokens.items()
         }
-        exact, reused = grown.get("exact", 0), grown.get("reused", 0)
-        if now.requests - before.requests != 1 or min(exact, reused) < 0:
+        if now.requests - before.requests != 1 or min(grown.values(), default=0) < 0:
             return reply
+        exact, reused = grown.get("exact", 0), grown.get("reused", 0)
+        continued = grown.get("continued")
         return replace(
             reply,
             exact_tokens=exact,
             reused_tokens=reused,
-            cached_tokens=exact + reused,
+            continued_tokens=continued,
+            cached_tokens=exact + reused + (continued or 0),
             confirmed_by="counters",
         )

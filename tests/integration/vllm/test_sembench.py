@@ -172,6 +172,15 @@ def test_reuse_by_our_connector_is_confirmed_by_the_engines_counters(
             *("--metrics-url", f"{url}/metrics"),
         )
         assert done.exit_code == 0, done.output
+        played = sembench(
+            *("run-turns", "--base-url", url, "--profile", "chat", "--conversations", 2),
+            *("--turns", 2, "--max-tokens", 8, "--output", tmp_path / "turns.json"),
+        )
+        assert played.exit_code == 0, played.output
+    for turn in rows(tmp_path / "turns.json"):
+        assert turn["error"] is None
+        assert turn["confirmed_by"] == "counters"
+        assert turn["prompt_tokens"] == turn["engine_prompt_tokens"], "counted with /tokenize"
     assert "backend-confirmed block rate             not measured" not in done.output
     for row in rows(tmp_path / "r.json"):
         assert row["confirmed_by"] == "counters"
