@@ -164,6 +164,8 @@ def _engine(question: Question, options: ConnectorOptions) -> Iterator[Finding]:
             if setup.certified
             else f"{setup.standing.detail}: the connector would run discovery only",
         )
+        if not setup.certified:
+            yield Finding(check="next", verdict=Verdict.NOTE, detail=setup.running.next_step)
     yield Finding(
         check="budget",
         verdict=Verdict.OK,
