@@ -78,7 +78,9 @@ def verify(
     dtype: Annotated[
         str | None, typer.Option(help="Number format it is served in; any, if not given.")
     ] = None,
-    days: Annotated[int, typer.Option(min=0, help="It must hold for so many days more.")] = 0,
+    days: Annotated[
+        int, typer.Option(min=0, max=36_500, help="It must hold for so many days more.")
+    ] = 0,
 ) -> None:
     """Say whether reuse would be on; ends with 1 if it would not, for hooks and probes."""
     now = datetime.now(UTC) + timedelta(days=days)

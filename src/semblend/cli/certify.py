@@ -10,17 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.markup import escape
 from rich.table import Table
 
-from semblend.core.errors import SemBlendError, SettingsError
+from semblend.cli.progress import one_total
+from semblend.cli.tables import table
+from semblend.core.errors import SettingsError
 from semblend.planning.certificates import depth_table, file_name, users_folder
 from semblend.planning.policies.base import policy_from_spec
 
@@ -120,41 +115,38 @@ def certify(
 ) -> None:
     """Measure policies against cold and write a certificate for the cheapest inside the bound."""
     console = Console()
-    try:
-        from semblend.engine.model import load_model
-        from semblend.quality.bound import Bound
-        from semblend.quality.campaign import Campaign
+    from semblend.engine.model import load_model
+    from semblend.quality.bound import Bound
+    from semblend.quality.campaign import Campaign
 
-        if seed == confirm_seed:
-            raise SettingsError("--confirm-seed: another seed than --seed expected")
-        with console.status(f"loading {model}"):
-            loaded = load_model(model, device=device, dtype=dtype)
-        campaign = Campaign(
-            model=loaded,
-            path=model,
-            device=device,
-            dtype=dtype,
-            folder=records,
-            items=items,
-            seed=seed,
-            confirm_seed=confirm_seed,
-            bound=Bound(
-                kl_epsilon=kl_epsilon,
-                answers=answers,
-                items=least_items,
-                redteam_items=_redteam_items(redteam_items, loaded.device.type),
-            ),
-            policies=tuple(policy_from_spec(spec).spec for spec in policy or ()),
-            lengths=tuple(length or ()),
-            data=data,
-            processes=processes,
-            measured_on=measured_on,
-            command=said(context),
-        )
-        found = _run(campaign, console, output=output, page=page, measure=measure)
-    except SemBlendError as error:
-        Console(stderr=True).print(f"semblend certify: {error}", style="red", markup=False)
-        raise typer.Exit(2) from None
+    if seed == confirm_seed:
+        raise SettingsError("--confirm-seed: another seed than --seed expected")
+    policies = tuple(policy_from_spec(spec).spec for spec in policy or ())
+    with console.status(escape(f"loading {model}")):
+        loaded = load_model(model, device=device, dtype=dtype)
+    campaign = Campaign(
+        model=loaded,
+        path=model,
+        device=device,
+        dtype=dtype,
+        folder=records,
+        items=items,
+        seed=seed,
+        confirm_seed=confirm_seed,
+        bound=Bound(
+            kl_epsilon=kl_epsilon,
+            answers=answers,
+            items=least_items,
+            redteam_items=_redteam_items(redteam_items, loaded.device.type),
+        ),
+        policies=policies,
+        lengths=tuple(length or ()),
+        data=data,
+        processes=processes,
+        measured_on=measured_on,
+        command=said(context),
+    )
+    found = _run(campaign, console, output=output, page=page, measure=measure)
     if found.certificate is None:
         console.print("[bold red]no certificate:[/]", end=" ")
         console.print(f"{found.refusal}; reuse stays off", markup=False)
@@ -247,47 +239,40 @@ def measure_in_shards(job: Job, console: Console) -> None:
     """Measure in several processes, with one bar for all records."""
     from semblend.quality.shards import measure_in_processes
 
-    with Progress(*_columns(), console=console) as bars:
-        bar = bars.add_task(f"seed {job.seed}, {job.processes} processes", total=job.records)
-        measure_in_processes(job, lambda done, total: bars.update(bar, completed=done))
+    what = f"seed {job.seed}, {job.processes} processes"
+    with one_total(what, job.records, console) as tell:
+        measure_in_processes(job, lambda done, total: tell(done))
 
 
 def measure_cells(lab: Lab, job: Job, console: Console) -> None:
-    """Measure in this process, with a bar a workload."""
+    """Measure in this process, with one bar for all items."""
     from semblend.quality.shards import measure_here
 
-    with Progress(*_columns(), console=console) as bars:
-        tasks = {
-            cell.workload: bars.add_task(cell.workload, total=cell.items, visible=False)
-            for cell in job.cells
-        }
+    items = {cell.workload: cell.items for cell in job.cells}
+    finished: dict[str, int] = {}
+    with one_total(f"seed {job.seed}", sum(items.values()), console) as tell:
 
         def progress(workload: str, done: int, total: int) -> None:
-            bars.update(tasks[workload], completed=done, visible=True)
+            finished[workload] = done
+            tell(sum(finished.values()))
 
         measure_here(lab, job, progress)
 
 
-def _columns() -> tuple[ProgressColumn, ...]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return (*columns, TimeRemainingColumn())
-
-
 def _table(found: Issue) -> Table:
-    table = Table(title="policies, cheapest first")
-    table.add_column("policy")
-    table.add_column("recomputed", justify="right")
-    table.add_column("on documents to choose by")
-    table.add_column("on documents to confirm by")
+    made = table(
+        *("policy", "recomputed", "on documents to choose by", "on documents to confirm by"),
+        title="policies, cheapest first",
+    )
     for verdict in found.choice.verdicts:
         fresh = found.confirmation.verdict_on(verdict.policy) if found.confirmation else None
-        table.add_row(
+        made.add_row(
             verdict.policy,
             f"{verdict.recompute:.1%}",
             _said(verdict.objections),
             "not measured" if fresh is None else _said(fresh.objections),
         )
-    return table
+    return made
 
 
 def _said(objections: Sequence[str]) -> str:

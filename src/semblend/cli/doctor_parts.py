@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from semblend.cli.tables import output, table
 from semblend.core.errors import SettingsError
 from semblend.integration.findings import Finding, Verdict, any_refused, findings_json
 from semblend.integration.option_values import given_object
@@ -35,7 +35,7 @@ def keys_of(
 
 def show(engine: str, findings: list[Finding], *, as_json: bool) -> None:
     """Print all findings; exits with 1 if one is a refusal."""
-    console = Console()
+    console = output()
     if as_json:
         body = findings_json(engine, findings)
         console.print(body, soft_wrap=True, highlight=False, markup=False)
@@ -46,8 +46,8 @@ def show(engine: str, findings: list[Finding], *, as_json: bool) -> None:
 
 
 def _table(engine: str, findings: list[Finding]) -> Table:
-    table = Table("check", "", "detail", title=f"semblend doctor {engine}")
+    made = table("check", "", "detail", title=f"semblend doctor {engine}")
     for finding in findings:
         # Escaped: "[vllm]" is an extra, not markup.
-        table.add_row(finding.check, _MARKS[finding.verdict], escape(finding.detail))
-    return table
+        made.add_row(finding.check, _MARKS[finding.verdict], escape(finding.detail))
+    return made

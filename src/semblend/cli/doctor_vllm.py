@@ -27,7 +27,7 @@ def doctor_vllm(
     ] = None,
     mode: Annotated[
         str, typer.Option(help="The connector's mode, if no configuration is given.")
-    ] = "segmented_experimental",
+    ] = "segmented",
     kv_transfer_config: Annotated[
         str | None, typer.Option(help="The JSON you would give vLLM, or a file that holds it.")
     ] = None,

@@ -16,6 +16,7 @@ from semblend.core.namespace import Namespace
 from semblend.core.plan import Plan
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.pipeline import SemBlendPipeline
+from semblend.planning.policies.base import policy_from_spec
 
 NAMESPACE = Namespace.of(model="explain")
 STYLES = {
@@ -44,7 +45,9 @@ def explain(
     try:
         plan, text = _make_plan(target, donors, tokenizer, policy, min_prompt_tokens)
     except (SemBlendError, OSError, UnicodeDecodeError) as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}")
+        Console(stderr=True).print(
+            f"semblend explain: {error}", style="red", markup=False, soft_wrap=True
+        )
         raise typer.Exit(2) from None
     if as_json:
         console.print(plan.to_json(), soft_wrap=True, highlight=False, markup=False)
@@ -62,6 +65,8 @@ def _make_plan(
     settings = Settings.from_env(
         embedder=EmbedderKind.NONE, allow_uncertified=True, min_prompt_tokens=min_prompt_tokens
     )
+    if policy:
+        policy_from_spec(policy)  # a plan would only say that it was refused
     with SemBlendPipeline(settings) as pipeline:
         for path in donors:
             tokens = tokenise(_read(path), tokenizer).tokens

@@ -3,42 +3,45 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 
-from semblend.core.errors import SemBlendError, SettingsError
+from semblend.cli.tables import output, table
+from semblend.core.errors import SettingsError
 from semblend.core.settings import Settings
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.follower import LogFollower
 from semblend.fleet.publish.nats_link import LogOptions
 
+ANSWER_S = 2.0
+"""Within which somebody who waits is told that nobody answers."""
+NATS_PORT = 4222
+
 
 def fleet(
     seconds: Annotated[
-        float, typer.Option(help="How long to listen for heartbeats after reading the log.")
+        float, typer.Option(min=0.0, help="How long to listen for heartbeats after the log.")
     ] = 3.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
 ) -> None:
     """Read the log at SEMBLEND_NATS_URL and list the workers, their donors and their standing."""
-    console = Console()
+    console = output()
+    settings = Settings.from_env()
+    if not settings.nats_url:
+        raise SettingsError("SEMBLEND_NATS_URL: the address of the fleet's log is needed")
+    directory = Directory()
+    log = LogOptions(url=settings.nats_url, subject=settings.nats_subject)
+    require_answer(log.url)
+    follower = LogFollower(directory, log)
     try:
-        settings = Settings.from_env()
-        if not settings.nats_url:
-            raise SettingsError("SEMBLEND_NATS_URL: the address of the fleet's log is needed")
-        directory = Directory()
-        log = LogOptions(url=settings.nats_url, subject=settings.nats_subject)
-        follower = LogFollower(directory, log)
-        try:
-            _listen(follower, seconds)
-        finally:
-            follower.close()
-    except SemBlendError as error:
-        Console(stderr=True).print(f"semblend fleet: {error}", style="red", markup=False)
-        raise typer.Exit(2) from error
+        _listen(follower, seconds)
+    finally:
+        follower.close()
     donors = directory.donor_keys()
     rows = [
         {
@@ -55,17 +58,40 @@ def fleet(
     if as_json:
         typer.echo(json.dumps({"ranks": rows, "events": directory.events}))
         return
-    table = Table("worker", "rank", "standing", "donors", "last event", "in doubt", "model")
+    made = table("worker", "rank", "standing", "donors", "last event", "in doubt", "model")
     for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
-    console.print(table)
+        made.add_row(*(escape(str(value)) for value in row.values()))
+    console.print(made)
     console.print(f"{directory.events} events read", highlight=False)
+
+
+def require_answer(url: str) -> None:
+    """See whether a NATS server is at one of the addresses: it speaks first.
+
+    Raises
+    ------
+    SettingsError
+        Within two seconds, if none is.
+    """
+    addresses = [urlsplit(each if "//" in each else f"nats://{each}") for each in url.split(",")]
+    patience = ANSWER_S / len(addresses)
+    said = []
+    for address in addresses:
+        place = (address.hostname or "127.0.0.1", address.port or NATS_PORT)
+        try:
+            with socket.create_connection(place, timeout=patience / 2) as server:
+                if server.recv(4) == b"INFO":
+                    return
+            said.append(f"{place[0]}:{place[1]} is not a NATS server")
+        except OSError as error:
+            said.append(f"{place[0]}:{place[1]}: {error.strerror or error}")
+    raise SettingsError(f"SEMBLEND_NATS_URL: nobody answers there ({'; '.join(said)})")
 
 
 def _listen(follower: LogFollower, seconds: float) -> None:
     deadline = time.monotonic() + 30.0
     while not follower.caught_up:
         if time.monotonic() > deadline:
-            raise SettingsError("SEMBLEND_NATS_URL: nobody answers there")
+            raise SettingsError("SEMBLEND_NATS_URL: NATS answers, its JetStream does not")
         time.sleep(0.05)
     time.sleep(seconds)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-
-from semblend.core.errors import SemBlendError
+from rich.markup import escape
 
 if TYPE_CHECKING:
     from semblend.quality.figures import Figures
@@ -42,23 +41,19 @@ def leaderboard(
 ) -> None:
     """Compare recompute policies: quality against price, as JSON, Markdown and plots."""
     console = Console()
-    try:
-        from semblend.quality.certifying import leaderboard_cells
-        from semblend.quality.figures import figures_of
+    from semblend.quality.certifying import leaderboard_cells
+    from semblend.quality.figures import figures_of
 
-        if records is None:
-            records = output / ("quick" if quick else f"seed-{seed}")
-            cells = (
-                leaderboard_cells(QUICK_ITEMS, lengths=QUICK_LENGTHS)
-                if quick
-                else leaderboard_cells(items)
-            )
-            _measure(console, model, cells, seed, records, device, dtype, processes)
-        found = _records(records)
-        figures = figures_of(found)
-    except SemBlendError as error:
-        Console(stderr=True).print(f"semblend leaderboard: {error}", style="red", markup=False)
-        raise typer.Exit(2) from None
+    if records is None:
+        records = output / ("quick" if quick else f"seed-{seed}")
+        cells = (
+            leaderboard_cells(QUICK_ITEMS, lengths=QUICK_LENGTHS)
+            if quick
+            else leaderboard_cells(items)
+        )
+        _measure(console, model, cells, seed, records, device, dtype, processes)
+    found = _records(records)
+    figures = figures_of(found)
     write(found, figures, output, model=Path(model).name)
     for row in figures:
         if row.policy not in ("cold", "all"):
@@ -136,7 +131,7 @@ def _measure(
     from semblend.quality.lab import Lab
     from semblend.quality.shards import Job, drift_of
 
-    with console.status(f"loading {model}"):
+    with console.status(escape(f"loading {model}")):
         loaded = load_model(model, device=device, dtype=dtype)
     lab = Lab(loaded)
     number_format = str(loaded.kv_shape.dtype).removeprefix("torch.")

@@ -11,6 +11,7 @@ from semblend.cli.bench_lookup import bench_lookup
 from semblend.cli.bench_prefill import bench_prefill
 from semblend.cli.certificates import certificates
 from semblend.cli.certify import certify
+from semblend.cli.commands import Commands
 from semblend.cli.demo import demo
 from semblend.cli.doctor import doctor
 from semblend.cli.explain import explain
@@ -25,6 +26,7 @@ from semblend.cli.settings import settings
 app = typer.Typer(
     name="semblend",
     help="Reuse the K/V of documents an engine has already read, wherever they stand.",
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )

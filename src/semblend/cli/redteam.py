@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from semblend.core.errors import SemBlendError, SettingsError
+from semblend.core.errors import SettingsError
 from semblend.planning.certificates import find_depth_table, look_up
 from semblend.planning.policies.base import policy_from_spec
 
@@ -47,18 +47,12 @@ def redteam(
 ) -> None:
     """Search structures of text for a leak; ends with 1 if one was found."""
     console = Console(stderr=True)
-    try:
-        job = _attack(
-            console, model, minutes, items, policy, seed, output, device, dtype, processes
-        )
-        if learn is not None:
-            from semblend.quality.redteam.regressions import added, regressions, write_regressions
+    job = _attack(console, model, minutes, items, policy, seed, output, device, dtype, processes)
+    if learn is not None:
+        from semblend.quality.redteam.regressions import added, regressions, write_regressions
 
-            known = regressions(learn) if learn.exists() else []
-            write_regressions(learn, added(known, job.attempts, policy=job.policy))
-    except SemBlendError as error:
-        console.print(f"semblend redteam: {error}", style="red", markup=False)
-        raise typer.Exit(2) from None
+        known = regressions(learn) if learn.exists() else []
+        write_regressions(learn, added(known, job.attempts, policy=job.policy))
     found = job.findings
     text = json.dumps(found.to_dict(), indent=2)
     (output / f"{job.stem}.json").write_text(text + "\n", encoding="utf-8")

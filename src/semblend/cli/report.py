@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from semblend.cli.report_page import duration, write_page
-from semblend.core.errors import SemBlendError, SettingsError
+from semblend.cli.tables import output, table
+from semblend.core.errors import SettingsError
 from semblend.integration.savings import Savings, Share, add_up, audit_files
 
 
@@ -38,23 +38,17 @@ def report(
     ] = None,
 ) -> None:
     """Say how many prompt tokens were or could be reused, and the time that is worth."""
-    try:
-        found = add_up(
-            _lines(audit),
-            seconds_per_token=None if not prefill_us_per_token else prefill_us_per_token / 1e6,
-            gpus=gpus,
-        )
-        if html is not None:
-            write_page(html, found, top=top)
-    except SemBlendError as error:
-        Console(stderr=True).print(
-            f"semblend report: {error}", style="red", markup=False, soft_wrap=True
-        )
-        raise typer.Exit(2) from error
+    found = add_up(
+        _lines(audit),
+        seconds_per_token=None if not prefill_us_per_token else prefill_us_per_token / 1e6,
+        gpus=gpus,
+    )
+    if html is not None:
+        write_page(html, found, top=top)
     if as_json:
         typer.echo(json.dumps(found.to_dict(top=top)))
         return
-    _show(Console(), found, top=top)
+    _show(output(), found, top=top)
     if html is not None:
         typer.echo(f"written: {html}")
 
@@ -86,14 +80,14 @@ def _show(console: Console, found: Savings, *, top: int) -> None:
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
     if found.documents:
-        table = Table("document (donor)", "requests", "tokens", title="Documents reused most")
+        most = table("document (donor)", "requests", "tokens", title="Documents reused most")
         for each in found.documents[:top]:
-            table.add_row(escape(each.donor_id), f"{each.requests:,}", f"{each.tokens:,}")
-        _print(console, table)
-    table = Table("tenant", "requests", "reused", "reusable", "would save", title="By tenant")
+            most.add_row(escape(each.donor_id), f"{each.requests:,}", f"{each.tokens:,}")
+        console.print(most)
+    tenants = table("tenant", "requests", "reused", "reusable", "would save", title="By tenant")
     for name, share in list(found.tenants.items())[:top]:
-        table.add_row(escape(name), *_cells(share))
-    _print(console, table)
+        tenants.add_row(escape(name), *_cells(share))
+    console.print(tenants)
 
 
 def _cells(share: Share) -> tuple[str, ...]:
@@ -103,9 +97,3 @@ def _cells(share: Share) -> tuple[str, ...]:
         f"{share.reusable_share:.1%}",
         duration(share.savable_seconds),
     )
-
-
-def _print(console: Console, table: Table) -> None:
-    for column in table.columns:
-        column.overflow, column.no_wrap = "fold", False
-    console.print(table)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from semblend.cli.serve import LogLevel
 from semblend.core.errors import MissingExtraError, SemBlendError, SettingsError
 from semblend.core.settings import Settings
 
@@ -26,7 +27,7 @@ def route(
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8080,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on.")] = 8080,
     key_file: Annotated[
         Path | None,
         typer.Option(help="JSON file of API keys and their tenants: the workers' own."),
@@ -73,12 +74,14 @@ def route(
     kv_bytes_per_token: Annotated[
         int, typer.Option(help="Bytes of K/V of a token, all layers.")
     ] = 57_344,
-    max_donor_mib: Annotated[int, typer.Option(help="MiB of the donor directory.")] = 512,
+    max_donor_mib: Annotated[
+        int, typer.Option(min=1, max=1 << 24, help="MiB of the donor directory.")
+    ] = 512,
     snapshot: Annotated[
         Path | None,
         typer.Option(help="File the directory starts from and is saved to when stopped."),
     ] = None,
-    log_level: Annotated[str, typer.Option(help="Least level logged.")] = "INFO",
+    log_level: Annotated[LogLevel, typer.Option(help="Least level logged.")] = LogLevel.INFO,
 ) -> None:
     """Place requests over a fleet; SEMBLEND_* variables set the rest (see `semblend settings`)."""
     console = Console(stderr=True)
@@ -102,7 +105,7 @@ def route(
                 "kv_bytes_per_token": kv_bytes_per_token,
                 "max_bytes": max_donor_mib * 2**20,
                 "snapshot": snapshot,
-                "log_level": log_level,
+                "log_level": log_level.value,
             },
             console,
         )
@@ -164,7 +167,10 @@ def _run(settings: Settings, tokenizer: str, flags: dict[str, Any], console: Con
         path: Path | None = flags["snapshot"]
         position = _restored(directory, path, console)
         log = LogOptions(url=settings.nats_url, subject=settings.nats_subject)
-        spoken = AutoTokenizer.from_pretrained(tokenizer)
+        try:
+            spoken = AutoTokenizer.from_pretrained(tokenizer)
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"TOKENIZER {tokenizer!r}: cannot be read ({error})") from error
         secret = fleet_secret(settings.namespace_secret)
         caches = FollowedCaches(directory, options.feeds, secret=secret)
         leaving.callback(caches.close)

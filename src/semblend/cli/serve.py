@@ -11,7 +11,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
+from semblend.cli.serve_config import read_config, settings_given
 from semblend.core.errors import MissingExtraError, SemBlendError
 from semblend.core.json_text import parse_json
 from semblend.core.settings import Settings
@@ -34,6 +36,7 @@ _ENGINE = "Engine"
 
 
 def serve(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="A model folder or a Hugging Face hub name.")],
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
@@ -43,6 +46,18 @@ def serve(
         str, typer.Option(help="Name clients put in 'model'; the folder's or hub name if empty.")
     ] = "",
     log_level: Annotated[LogLevel, typer.Option(help="Least level logged.")] = LogLevel.INFO,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML or TOML file of these flags, and of settings; flags win.",
+            callback=read_config,
+            is_eager=True,
+        ),
+    ] = None,
+    audit_path: Annotated[
+        Path | None,
+        typer.Option(help="File of one JSON line a request, for `semblend report`."),
+    ] = None,
     key_file: Annotated[
         Path | None,
         typer.Option(help="JSON file of API keys and their tenants.", rich_help_panel=_TENANCY),
@@ -143,7 +158,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model; SEMBLEND_* variables set the rest (see `semblend settings`)."""
-    overrides: dict[str, Any] = {}
+    overrides: dict[str, Any] = settings_given(context)
     if allow_uncertified is not None:
         overrides["allow_uncertified"] = allow_uncertified
     console = Console(stderr=True)
@@ -170,6 +185,7 @@ def serve(
             queue_timeout_s=queue_timeout,
             request_timeout_s=request_timeout,
             drain_timeout_s=drain_timeout,
+            audit_path=audit_path,
         )
         engine_options = EngineOptions(
             device=device,
@@ -214,7 +230,7 @@ def _run(
         for each in sockets:
             leaving.callback(each.close)
         port = sockets[0].getsockname()[1]
-        with console.status(f"loading {model}"):
+        with console.status(escape(f"loading {model}")):
             engine = EmbeddedEngine.load(model, options=engine_options, settings=settings)
         leaving.callback(engine.close)
         served: ServedEngine = engine

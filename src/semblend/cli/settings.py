@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 
+from semblend.cli.tables import output, table
 from semblend.core.settings import Settings, variable
+from semblend.planning.policies.base import policy_from_spec
 
 
 def settings(
@@ -22,24 +23,28 @@ def settings(
     ] = False,
 ) -> None:
     """Show the settings in force and what they mean."""
-    console = Console()
+    console = output()
     if markdown:
         console.print(settings_table_markdown(), soft_wrap=True, highlight=False, markup=False)
         return
     current = Settings.from_env() if file is None else Settings.from_file(file)
+    policy_from_spec(current.recompute_policy)  # a name that is none must not pass unseen
     if as_json:
         values = {name: _plain(getattr(current, name)) for name in Settings.shown()}
         values["namespace_secret"] = "set" if current.namespace_secret else ""
         console.print(json.dumps(values), soft_wrap=True, highlight=False, markup=False)
         return
-    table = Table("variable", "value", "default", "what it does", show_lines=True)
+    shown_table = table("variable", "value", "default", "what it does", lines=True)
     for name, field in Settings.shown().items():
         value = _plain(getattr(current, name))
         if name == "namespace_secret" and value:
             value = "(set)"
-        shown = f"[bold]{value}[/]" if value != _plain(field.default) else str(value)
-        table.add_row(variable(name), shown, str(_plain(field.default)), field.description or "")
-    console.print(table)
+        shown = escape(str(value))
+        if value != _plain(field.default):
+            shown = f"[bold]{shown}[/]"
+        default = escape(str(_plain(field.default)))
+        shown_table.add_row(variable(name), shown, default, escape(field.description or ""))
+    console.print(shown_table)
 
 
 def settings_table_markdown() -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 
-from semblend.core.errors import MissingExtraError, UnsupportedModelError
+from semblend.core.errors import MissingExtraError, SettingsError, UnsupportedModelError
 from semblend.engine.attention import BATCH_ARGUMENT, register_attention
 from semblend.engine.batch import SegmentBatch
 from semblend.engine.pool import KvShape
@@ -77,11 +77,13 @@ def load_model(
 
     Raises
     ------
+    SettingsError
+        If there is no such device.
     UnsupportedModelError, UnsupportedRotaryError
         If there is no such model, or it has a feature segmented prefill was not proven for.
     """
     transformers = _transformers()
-    where = torch.device(_auto_device() if device == "auto" else device)
+    where = _pick_device(device)
     kind = _pick_dtype(dtype, where)
     try:
         config = transformers.AutoConfig.from_pretrained(name)
@@ -176,6 +178,23 @@ def _transformers() -> Any:
 
 def _auto_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _pick_device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device(_auto_device())
+    try:
+        where = torch.device(device)
+    except RuntimeError:
+        where = torch.device("meta")
+    if where.type not in ("cpu", "cuda"):
+        raise SettingsError(f"device {device!r}: cpu, cuda, cuda:N or auto expected")
+    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
+        there = torch.cuda.device_count() or "no"
+        raise SettingsError(
+            f"device {device!r}: this torch sees {there} CUDA devices here; cpu or auto work"
+        )
+    return where
 
 
 def _pick_dtype(dtype: str, device: torch.device) -> torch.dtype:

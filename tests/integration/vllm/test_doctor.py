@@ -31,11 +31,20 @@ def test_a_supported_installation_is_fine():
     assert found == {
         "vLLM": "ok",
         "platform": "ok",
-        "mode": "note",
+        "mode": "ok",
         "execution": "ok",
         "model": "ok",
+        "certificate": "ok",
         "budget": "ok",
     }
+
+
+def test_without_a_certificate_the_command_that_helps_is_printed(monkeypatch):
+    monkeypatch.setenv("SEMBLEND_CERTIFICATE_DIR", "none")
+    code, answer = ask(str(REFERENCE), "--dtype", "float32")
+    assert code == 1
+    (step,) = [f["detail"] for f in answer["findings"] if f["check"] == "next"]
+    assert f"semblend certify --model {REFERENCE}" in step
 
 
 def test_without_the_worker_class_segmented_is_refused_with_the_remedy():

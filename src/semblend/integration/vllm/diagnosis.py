@@ -155,7 +155,8 @@ def _engine(question: Question, options: ConnectorOptions) -> Iterator[Finding]:
     yield Finding(
         check="model", verdict=Verdict.OK, detail=f"{question.model}: nothing in it is refused"
     )
-    setup = VllmSetup.of(config, options).scheduler
+    engine = VllmSetup.of(config, options)
+    setup = engine.scheduler
     if options.mode is Mode.SEGMENTED:
         yield Finding(
             check="certificate",
@@ -164,6 +165,8 @@ def _engine(question: Question, options: ConnectorOptions) -> Iterator[Finding]:
             if setup.certified
             else f"{setup.standing.detail}: the connector would run discovery only",
         )
+        if not setup.certified:
+            yield Finding(check="next", verdict=Verdict.NOTE, detail=engine.running.next_step)
     yield Finding(
         check="budget",
         verdict=Verdict.OK,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from semblend.core.errors import PolicySpecError
+from semblend.core.settings import nearest
 from semblend.planning.policies.base import RecomputePolicy
 from semblend.planning.policies.both import Both
 
@@ -30,8 +31,11 @@ def _policy(node: ast.expr, spec: str, known: Known) -> RecomputePolicy:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return Both(_policy(node.left, spec, known), _policy(node.right, spec, known))
     call = node.func if isinstance(node, ast.Call) else node
-    if not isinstance(call, ast.Name) or call.id not in known:
+    if not isinstance(call, ast.Name):
         raise PolicySpecError(f"recompute policy {spec!r}: known are {', '.join(known)}")
+    if call.id not in known:
+        meant = nearest(call.id, known)
+        raise PolicySpecError(f"recompute policy {spec!r}: there is no {call.id!r}{meant}")
     cls = known[call.id]
     takes = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     try:

@@ -1,0 +1,77 @@
+"""Long work: one total with the time left, on a terminal as a bar, elsewhere as lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import ceil
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+EVERY_S = 15.0
+"""Seconds between two lines where there is no terminal."""
+Tell = Callable[[int], None]
+"""Told how much is done so far."""
+
+
+@contextmanager
+def one_total(
+    what: str,
+    total: int,
+    console: Console,
+    *,
+    every_s: float = EVERY_S,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Tell]:
+    """Show how far `total` pieces of work have come."""
+    if not console.is_terminal:
+        yield _lines(what, total, console, every_s, clock)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console) as bars:
+        bar = bars.add_task(what, total=total)
+        yield lambda done: bars.update(bar, completed=done)
+
+
+def _lines(
+    what: str, total: int, console: Console, every_s: float, clock: Callable[[], float]
+) -> Tell:
+    started = said = clock()
+    first: int | None = None
+
+    def tell(done: int) -> None:
+        nonlocal said, first
+        now = clock()
+        # Work that a former run did took no time of this one.
+        first = done if first is None else first
+        if done < total and now - said < every_s:
+            return
+        said = now
+        line = f"{what}: {done:,} of {total:,} ({done / max(1, total):.0%})"
+        if done > first:
+            left = (now - started) / (done - first) * (total - done)
+            line += f", {remaining(left)} left"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    return tell
+
+
+def remaining(seconds: float) -> str:
+    """Seconds in words, rounded up.
+
+    >>> remaining(0.2), remaining(75), remaining(7300)
+    ('1 s', '2 min', '2.1 h')
+    """
+    if seconds < 60:
+        return f"{max(1, ceil(seconds))} s"
+    if seconds < 3600:
+        return f"{ceil(seconds / 60)} min"
+    return f"{ceil(seconds / 360) / 10:.1f} h"
