@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,89 @@ def test_every_module_says_what_it_is_for():
     for name, path in modules():
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
         assert len(docstring or "") > 10, name
+
+
+FOR_TESTS_ALONE = {
+    "options_table_markdown": "what tests compare the tables in docs with",
+    "_CLASSES": "what the type checker compares with the engine's interface",
+}
+
+
+def top_level_names(tree):
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            if not node.decorator_list or is_value(node):
+                yield node.name
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+def is_value(node):
+    """Whether its one decorator makes it a dataclass: any other may register it somewhere."""
+    made = [ast.unparse(decorator) for decorator in node.decorator_list]
+    return all(text.startswith("dataclass") for text in made)
+
+
+def used_words(tree):
+    """Names that are read, attributes, and words of strings that are no prose."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from re.findall(r"\w+", node.value) if len(node.value) < 200 else ()
+
+
+def test_nothing_is_there_for_tests_alone():
+    """A name of ours is used by the product or a benchmark, or documented for those who call it."""
+    used = set(FOR_TESTS_ALONE)
+    for folder in ("src", "benchmarks", "examples", "scripts"):
+        for path in (ROOT / folder).rglob("*.py"):
+            used.update(used_words(ast.parse(path.read_text(encoding="utf-8"))))
+    for path in (ROOT / "pyproject.toml", ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        used.update(re.findall(r"\w+", path.read_text(encoding="utf-8")))
+    unused = [
+        f"{module}.{name}"
+        for module, path in modules()
+        for name in top_level_names(ast.parse(path.read_text(encoding="utf-8")))
+        if name not in used and not name.startswith("__")
+    ]
+    assert not unused
+
+
+PACKAGES = "|".join(package.partition(".")[2] for package in FLOORS)
+DOTTED = re.compile(rf"`(?:semblend\.)?((?:{PACKAGES})\.[a-z_][\w.]*)`")
+FILE = re.compile(
+    r"\b(?:docs|tests|benchmarks|examples|scripts|deploy|src)/[\w/.-]+\.(?:py|md|sh|json|toml|ya?ml)\b"
+)
+
+
+def is_there(dotted):
+    """Whether a module, or a name in one, is there: `engine.support`, `kv.rotary.RotarySpec`."""
+    place = SOURCE / "semblend"
+    for part, *rest in (dotted.split(".")[at:] for at in range(dotted.count(".") + 1)):
+        if (place / part).is_dir():
+            place /= part
+            continue
+        module = place / f"{part}.py"
+        if not module.is_file():
+            return False
+        return not rest or bool(re.search(rf"\b{rest[0]}\b", module.read_text(encoding="utf-8")))
+    return True
+
+
+def test_modules_and_files_that_are_named_exist():
+    texts = [path for _, path in modules()]
+    texts += [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    missing = []
+    for path in texts:
+        text = path.read_text(encoding="utf-8")
+        names = {name for name in DOTTED.findall(text) if not is_there(name.removesuffix(".py"))}
+        names |= {name for name in FILE.findall(text) if not (ROOT / name).exists()}
+        missing += [f"{path.relative_to(ROOT)}: {name}" for name in sorted(names)]
+    assert not missing
 
 
 def test_policies_are_all_documented():

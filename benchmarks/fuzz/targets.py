@@ -49,7 +49,6 @@ from semblend.kv.tiers.segment_file import HEADER_BYTES
 from semblend.planning import certificates
 from semblend.planning.certificates import Certificate
 from semblend.planning.policies.base import policy_from_spec
-from semblend.planning.sensitivity import LayerProfile
 
 KEY = SegmentKey(namespace=bytes(16), start=0, length=2, digest=bytes(32))
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -226,15 +225,6 @@ def _certificate_seeds() -> list[bytes]:
     return [plain.to_json().encode()]
 
 
-def profile(data: bytes) -> None:
-    """A layer profile."""
-    _allowed(LayerProfile.from_json, _text(data))
-
-
-def _profile_seeds() -> list[bytes]:
-    return [LayerProfile(model="m", deviation=(0.5, 0.25), items=2).to_json().encode()]
-
-
 def plan(data: bytes) -> None:
     """A plan."""
     document = _json_object(data)
@@ -338,7 +328,6 @@ TARGETS: Mapping[str, Target] = {
     "manifest": Target(run=manifest, seeds=_manifest_seeds),
     "snapshot": Target(run=snapshot, seeds=_snapshot_seeds),
     "certificate": Target(run=certificate, seeds=_certificate_seeds),
-    "profile": Target(run=profile, seeds=_profile_seeds),
     "plan": Target(run=plan, seeds=_plan_seeds),
     "policy": Target(run=policy, seeds=_policy_seeds),
     "settings": Target(run=settings, seeds=_settings_seeds),

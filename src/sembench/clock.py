@@ -1,15 +1,9 @@
-"""The clock times are taken from: the machine's, or a virtual one that only simulated work moves.
-
-A virtual clock shared by a mock engine and the client that times it makes a run's times
-exactly those of the simulated compute, whatever else the machine is doing. It is for
-requests one after another; under concurrency simulated times would add up.
-"""
+"""The clock times are taken from: the machine's, unless somebody puts another in its place."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -38,24 +32,6 @@ class MachineClock:
     async def sleep(self, seconds: float) -> None:
         """Really wait."""
         await asyncio.sleep(seconds)
-
-
-class VirtualClock:
-    """Moves only when somebody sleeps on it; safe to share between threads."""
-
-    def __init__(self) -> None:
-        self._now = 0.0
-        self._lock = threading.Lock()
-
-    def now(self) -> float:
-        """Seconds slept so far by everybody."""
-        with self._lock:
-            return self._now
-
-    async def sleep(self, seconds: float) -> None:
-        """Move on without waiting."""
-        with self._lock:
-            self._now += seconds
 
 
 _CURRENT: ContextVar[Clock] = ContextVar("sembench_clock")

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, Self
 
 from sembench import statistics
 from sembench.errors import ResultError
-from sembench.results import RunMetadata, read_json
+from sembench.results import RunMetadata
 
 LOAD_VERSION = "sembench.load.v1"
 
@@ -233,8 +232,3 @@ def _window_seconds(counted: Sequence[LoadRow]) -> float:
 def _shape(values: Sequence[float | None]) -> dict[str, Any] | None:
     shape = statistics.distribution([value for value in values if value is not None])
     return None if shape is None else shape.to_dict()
-
-
-def read_load_result(path: Path) -> LoadResult:
-    """Read a load result file."""
-    return LoadResult.from_dict(read_json(path), where=str(path))

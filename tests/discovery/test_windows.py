@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from semblend.core.errors import EmbedderError, InvalidTokensError, SettingsError, VectorError
+from semblend.core.errors import SettingsError, VectorError
 from semblend.discovery.embedders import Embedder, Units, Vectors, make_embedder
 from semblend.discovery.embedders.jaccard import JaccardEmbedder
 from semblend.discovery.windows import (
@@ -19,7 +19,6 @@ from semblend.discovery.windows import (
     Window,
     cut_windows,
     embed_text,
-    embed_token_ids,
     similarity,
 )
 
@@ -207,31 +206,6 @@ def test_vectors_of_two_spaces_are_not_compared():
         similarity(np.ones((1, 3), dtype=np.float32), np.ones((1, 4), dtype=np.float32))
 
 
-@settings(max_examples=25)
-@given(length=st.integers(0, 3000), seed=st.integers(0, 2**32 - 1))
-def test_token_ids_are_seen_whole_without_their_text(length, seed):
-    ids = np.random.default_rng(seed).integers(0, 50_000, length)
-    embedder = make_embedder("jaccard")
-    prompt = embed_token_ids(embedder, ids)
-    if length == 0:
-        assert len(prompt.windows) == 0
-        return
-    assert prompt.bounds[0, 0] == 0
-    assert prompt.bounds[-1, 1] == length
-    assert (prompt.bounds[1:, 0] <= prompt.bounds[:-1, 1]).all()
-    changed = ids.copy()
-    changed[-1] += 1
-    assert not np.allclose(prompt.windows[-1], embed_token_ids(embedder, changed).windows[-1])
-
-
-def test_token_ids_out_of_range_or_for_a_text_embedder_are_refused():
-    with pytest.raises(InvalidTokensError):
-        embed_token_ids(make_embedder("jaccard"), [1, -2])
-    with pytest.raises(EmbedderError, match="needs the prompt's text"):
-        embed_token_ids(make_embedder("static"), [1, 2])
-
-
 def test_the_none_embedder_sees_nothing():
     none = make_embedder("none")
     assert embed_text(none, "words").windows.shape == (0, 0)
-    assert embed_token_ids(none, [1, 2, 3]).windows.shape == (0, 0)

@@ -13,11 +13,11 @@ from semblend.engine.materialise import load_spans
 from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
 from semblend.engine.probes import PoolProbe
-from semblend.engine.sensitivity import token_deviation
 from semblend.kv.attention_weights import attention_weights
 from tests.engine.conftest import EngineMaker, same
 from tests.engine.donors import DonorShelf, cold_kv, hand_plan
 from tests.engine.models import random_tokens, tiny
+from tests.oracles.deviation import token_deviation
 
 DONOR = random_tokens(90, 1)
 TARGET = np.concatenate((random_tokens(11, 2), DONOR[8:80], random_tokens(7, 3)))

@@ -27,7 +27,7 @@ from semblend.fleet.directory.follower import LogFollower
 from semblend.fleet.directory.index import SketchIndex
 from semblend.fleet.publish.jetstream import JetStreamSink
 from semblend.fleet.publish.nats_link import LogOptions
-from semblend.integration.dynamo.pinning import PIN_HEADER, pin_body, pin_headers
+from semblend.integration.dynamo.pinning import PIN_HEADER
 from semblend.serve.gateway.app import create_gateway
 from semblend.serve.gateway.options import GatewayOptions
 from tests.fleet.conftest import NatsServer
@@ -167,18 +167,7 @@ def explore(
             )
     unknown = ask(url, random.integers(300, 4000, 400))
     by_header = [
-        worker(ask(FRONTEND, random.integers(300, 4000, 64), headers=pin_headers(instance)))
-        for instance in instances
-    ]
-    fields = {"extra_fields": ["worker_id"]}
-    by_body = [
-        worker(
-            ask(
-                FRONTEND,
-                random.integers(300, 4000, 64),
-                nvext=pin_body({"nvext": fields}, instance)["nvext"],
-            )
-        )
+        worker(ask(FRONTEND, random.integers(300, 4000, 64), headers={PIN_HEADER: str(instance)}))
         for instance in instances
     ]
     for instance, shelf in shelves.items():
@@ -202,7 +191,6 @@ def explore(
         "placed": placed,
         "unknown": {"status": unknown.status_code, "route": unknown.headers["x-semantic-route"]},
         "by_header": by_header,
-        "by_body": by_body,
         "orphaned": orphaned,
         "after_eviction": {
             "status": after.status_code,

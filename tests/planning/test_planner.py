@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semblend.core.errors import PlanError, SerialisationError
+from semblend.core.errors import PlanError
 from semblend.core.namespace import Namespace
 from semblend.core.outcomes import DeclineReason
 from semblend.core.settings import Settings
@@ -13,7 +13,6 @@ from semblend.discovery.runs import DonorRun
 from semblend.pipeline import SemBlendPipeline
 from semblend.planning.blocks import region_end, to_whole_blocks
 from semblend.planning.planner import SINK_TOKENS
-from semblend.planning.sensitivity import LayerProfile, mean_profile
 
 NAMESPACE = Namespace.of(model="m")
 
@@ -155,26 +154,3 @@ def test_whole_block_plans_hold_whole_blocks_only():
 def test_a_block_size_below_one_is_an_error():
     with pytest.raises(PlanError, match="block_size"):
         region_end(10, prompt_tokens=20, block_size=0)
-
-
-def test_a_layer_profile_is_measured_and_survives_json():
-    profile = mean_profile("m", [(0.0, 0.2, 0.4), (0.0, 0.4, 0.2)])
-    assert profile.deviation == pytest.approx((0.0, 0.3, 0.3))
-    assert LayerProfile.from_json(profile.to_json()) == profile
-    assert profile.sensitive(0.25) == (False, True, True)
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        "",
-        "{}",
-        '{"version": 2}',
-        '{"version":1,"model":"m","items":0,"deviation":[1]}',
-        '{"version":1,"model":"m","items":1,"deviation":[-1]}',
-        '{"version":1,"model":"m","items":1,"deviation":[NaN]}',
-    ],
-)
-def test_a_corrupt_layer_profile_is_an_error(document):
-    with pytest.raises(SerialisationError):
-        LayerProfile.from_json(document)

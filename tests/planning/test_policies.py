@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from semblend.core.errors import PlanError, SettingsError
 from semblend.core.outcomes import DeclineReason
-from semblend.core.plan import Hole, Plan, Span, SpanKind
+from semblend.core.plan import Hole, Plan, Span, SpanKind, merge_holes
 from semblend.integration.probing import can_probe
 from semblend.planning.boundaries import Boundaries
 from semblend.planning.depth import declined_without_table, drift_for, shifts_depth, table_for
+from semblend.planning.overlaps import parts_inside
 from semblend.planning.policies.base import (
     RecomputeRequest,
     known_policies,
@@ -295,6 +296,18 @@ def test_sentences_end_where_a_new_one_opens():
 def test_token_ids_beyond_the_vocabulary_end_nothing():
     far = np.asarray([10**6, 1], dtype=np.int32)
     assert not BOUNDARIES.sentence_ends(far)[0]
+
+
+@given(
+    runs=st.lists(st.tuples(st.integers(0, 120), st.integers(1, 30)), max_size=8),
+    start=st.integers(0, 120),
+    length=st.integers(1, 40),
+)
+def test_parts_inside_are_the_positions_both_hold(runs, start, length):
+    merged = merge_holes(Hole(first, first + size) for first, size in runs)
+    parts = list(parts_inside(merged, start, start + length))
+    assert positions(parts) == positions(merged) & set(range(start, start + length))
+    assert all(len(part) > 0 for part in parts)
 
 
 def test_holes_outside_spans_are_dropped():

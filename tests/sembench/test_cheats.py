@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from sembench.clock import VirtualClock, use_clock
+from sembench.clock import use_clock
 from sembench.mock_engine import Cheat, LogFormat
 from tests.sembench.mock_runs import load_json, mock_engine, sembench, short_manifest
+from tests.sembench.virtual_clock import VirtualClock
 
 GATES = (
     "--min-quality-pass-rate",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from sembench.clock import MachineClock, VirtualClock, current_clock, use_clock
+from sembench.clock import MachineClock, current_clock, use_clock
+from tests.sembench.virtual_clock import VirtualClock
 
 
 def test_a_virtual_clock_moves_by_what_was_slept_and_nothing_else() -> None:

@@ -23,9 +23,10 @@ from sembench.live.arrivals import ArrivalKind, Arrivals
 from sembench.live.load import LoadOptions, run_load
 from sembench.live.prompt import Prompt
 from sembench.live.reply import Reply
-from sembench.load_results import LoadRow, Objective, read_load_result, summarise_load
+from sembench.load_results import LoadResult, LoadRow, Objective, summarise_load
 from sembench.mock_engine import Fault
 from sembench.model import ManifestItem
+from sembench.results import read_json
 from sembench.spool import spool_path
 from tests.sembench.mock_runs import load_json, mock_engine, sembench, short_manifest
 
@@ -262,7 +263,7 @@ def test_an_endpoint_that_went_away_stops_the_load_and_resuming_sends_the_rest(
     with mock_engine() as url:
         done = sembench(*load_command(manifest, output, url, "--resume"))
     assert done.exit_code == 0, done.output
-    assert read_load_result(output).aggregate["completed"] == 40
+    assert LoadResult.from_dict(read_json(output), where=str(output)).aggregate["completed"] == 40
 
 
 def test_a_killed_load_run_is_taken_up_where_it_was(tmp_path: Path) -> None:
@@ -281,7 +282,7 @@ def test_a_killed_load_run_is_taken_up_where_it_was(tmp_path: Path) -> None:
         assert other.exit_code == 2, "another schedule is another run"
         done = sembench(*command, "--resume")
     assert done.exit_code == 0, done.output
-    result = read_load_result(output)
+    result = LoadResult.from_dict(read_json(output), where=str(output))
     assert [each.to_dict() for each in result.requests[: len(before)]] == before
     assert sorted(each.position for each in result.requests) == list(range(40))
     assert result.run.run_id == identity["run_id"]

@@ -20,11 +20,12 @@ from benchmarks.suite.figures import Figures
 from benchmarks.suite.judging import JudgeError, judge, perplexity
 from benchmarks.suite.workloads import read_conversations
 
-from sembench.clock import VirtualClock, use_clock
+from sembench.clock import use_clock
 from sembench.errors import SemBenchError
 from sembench.live.reply import Reply
 from sembench.mock_engine import Cheat
 from tests.sembench.mock_runs import mock_engine
+from tests.sembench.virtual_clock import VirtualClock
 
 ROOT = Path(__file__).parents[2]
 SMALL = {

@@ -21,6 +21,15 @@ class Gate:
     help: str
     default: Threshold | None = None
     """Applied without being asked for, where the metric is there; absence is then no failure."""
+    takes: type[float] | type[int] | None = float
+    """What its flag takes; None where the flag is a switch, or there is none."""
+    switch: Threshold | None = None
+    """The threshold that its flag sets, where that is a switch."""
+
+    @property
+    def has_flag(self) -> bool:
+        """Whether it can be asked for on the command line."""
+        return self.takes is not None or self.switch is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +54,15 @@ def _is(value: Value, threshold: Threshold) -> bool:
     return bool(value) is bool(threshold)
 
 
-def _minimum(name: str, metric: str, help: str) -> Gate:  # noqa: A002
-    return Gate(name=name, metric=metric, holds=_at_least, demand="at least", help=help)
+def _minimum(
+    name: str,
+    metric: str,
+    help: str,  # noqa: A002
+    takes: type[float] | type[int] = float,
+) -> Gate:
+    return Gate(
+        name=name, metric=metric, holds=_at_least, demand="at least", help=help, takes=takes
+    )
 
 
 def _maximum(
@@ -54,9 +70,17 @@ def _maximum(
     metric: str,
     help: str,  # noqa: A002
     default: Threshold | None = None,
+    switch: Threshold | None = None,
 ) -> Gate:
     return Gate(
-        name=name, metric=metric, holds=_at_most, demand="at most", help=help, default=default
+        name=name,
+        metric=metric,
+        holds=_at_most,
+        demand="at most",
+        help=help,
+        default=default,
+        takes=float if switch is None else None,
+        switch=switch,
     )
 
 
@@ -76,12 +100,19 @@ GATES: tuple[Gate, ...] = (
         "min_materialization_events",
         "materialization_events",
         "Materialisations in the engine summaries.",
+        takes=int,
     ),
     _minimum(
-        "min_materialized_tokens", "materialized_tokens", "Materialised tokens in the summaries."
+        "min_materialized_tokens",
+        "materialized_tokens",
+        "Materialised tokens in the summaries.",
+        takes=int,
     ),
     _minimum(
-        "min_materialized_units", "materialized_units", "Materialised pieces in the summaries."
+        "min_materialized_units",
+        "materialized_units",
+        "Materialised pieces in the summaries.",
+        takes=int,
     ),
     _maximum(
         "max_negative_control_confirmed_rate",
@@ -101,8 +132,15 @@ GATES: tuple[Gate, ...] = (
         holds=_is,
         demand="must be",
         help="An engine summary must show a hit and a materialisation.",
+        takes=None,
+        switch=True,
     ),
-    _maximum("require_no_engine_errors", "engine_errors", "No errors in the engine summaries."),
+    _maximum(
+        "require_no_engine_errors",
+        "engine_errors",
+        "No errors in the engine summaries.",
+        switch=0,
+    ),
     _minimum(
         "min_blended_ttft_speedup",
         "blended_ttft_speedup",
@@ -117,6 +155,7 @@ GATES: tuple[Gate, ...] = (
         "require_contamination_check",
         "propagation_contamination_rate",
         "Recipients were repeated, and no repeat was served approximate K/V as exact.",
+        switch=0.0,
     ),
     _maximum(
         "max_warm_vs_cold_rouge_drop",
@@ -140,6 +179,7 @@ GATES: tuple[Gate, ...] = (
         holds=_is,
         demand="must be",
         help="The file's aggregate equals the one computed from its rows.",
+        takes=None,
         default=True,
     ),
 )

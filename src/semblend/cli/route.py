@@ -11,11 +11,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from semblend.cli.flags import values_of, with_flags
 from semblend.cli.serve import LogLevel
 from semblend.core.errors import MissingExtraError, SemBlendError, SettingsError
 from semblend.core.settings import Settings
+from semblend.fleet.placement.cost import FleetCost
+from semblend.integration.dynamo.pinning import PIN_HEADER
+from semblend.serve.gateway.options import GatewayOptions, parse_feed, parse_worker
 
 
+@with_flags(GatewayOptions, FleetCost)
 def route(
     tokenizer: Annotated[
         str, typer.Argument(help="The workers' model: a folder or hub name with its tokenizer.")
@@ -24,40 +29,12 @@ def route(
         list[str],
         typer.Option(help="A worker as id=http://host:port; the id is its SEMBLEND_WORKER_ID."),
     ],
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on.")] = 8080,
-    key_file: Annotated[
-        Path | None,
-        typer.Option(help="JSON file of API keys and their tenants: the workers' own."),
-    ] = None,
-    trust_tenant_header: Annotated[
-        bool,
-        typer.Option(
-            help="Take the tenant from x-tenant-id, as the workers do (with keys: from admin "
-            "keys only)."
-        ),
-    ] = False,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(help="A name accepted in the Host header.")
-    ] = None,
-    public_metrics: Annotated[
-        bool, typer.Option(help="Serve /metrics without an admin key.")
-    ] = False,
     dynamo: Annotated[
         bool,
         typer.Option(
             help="The URLs are Dynamo's frontend and the ids its instance ids: pin by header."
         ),
     ] = False,
-    router: Annotated[
-        str,
-        typer.Option(
-            help="The URLs are a router's that keeps session keys together: vllm-router "
-            "(consistent_hash) or sglang-router (manual)."
-        ),
-    ] = "",
     kv_events: Annotated[
         list[str] | None,
         typer.Option(
@@ -68,12 +45,6 @@ def route(
     exact_only: Annotated[
         bool, typer.Option(help="The workers materialise no donors: place by exact prefix only.")
     ] = False,
-    prefill_us_per_token: Annotated[
-        float, typer.Option(help="Microseconds of a worker's prefill, a token.")
-    ] = 28.0,
-    kv_bytes_per_token: Annotated[
-        int, typer.Option(help="Bytes of K/V of a token, all layers.")
-    ] = 57_344,
     max_donor_mib: Annotated[
         int, typer.Option(min=1, max=1 << 24, help="MiB of the donor directory.")
     ] = 512,
@@ -82,39 +53,47 @@ def route(
         typer.Option(help="File the directory starts from and is saved to when stopped."),
     ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="Least level logged.")] = LogLevel.INFO,
+    **given: Any,
 ) -> None:
     """Place requests over a fleet; SEMBLEND_* variables set the rest (see `semblend settings`)."""
     console = Console(stderr=True)
     try:
+        settings = Settings.from_env()
+        options = GatewayOptions(
+            **values_of(GatewayOptions, given),
+            workers=tuple(parse_worker(text) for text in worker),
+            feeds=tuple(parse_feed(text) for text in kv_events or ()),
+            can_reuse=not exact_only,
+            can_transfer=bool(settings.transport),
+            pin_header=PIN_HEADER if dynamo else "",
+            cost=FleetCost(
+                **values_of(FleetCost, given), transfer_bytes_per_s=settings.transport_bytes_per_s
+            ),
+        )
         _run(
-            Settings.from_env(),
-            tokenizer,
-            {
-                "worker": worker,
-                "host": host,
-                "port": port,
-                "key_file": key_file,
-                "trust_tenant_header": trust_tenant_header,
-                "allowed_hosts": tuple(allow_host) if allow_host else None,
-                "public_metrics": public_metrics,
-                "exact_only": exact_only,
-                "dynamo": dynamo,
-                "router": router,
-                "kv_events": kv_events or [],
-                "seconds_per_token": prefill_us_per_token / 1e6,
-                "kv_bytes_per_token": kv_bytes_per_token,
-                "max_bytes": max_donor_mib * 2**20,
-                "snapshot": snapshot,
-                "log_level": log_level.value,
-            },
-            console,
+            settings,
+            options,
+            tokenizer=tokenizer,
+            max_bytes=max_donor_mib * 2**20,
+            snapshot=snapshot,
+            log_level=log_level.value,
+            console=console,
         )
     except SemBlendError as error:
         console.print(f"semblend route: {error}", style="red", highlight=False, markup=False)
         raise typer.Exit(2) from error
 
 
-def _run(settings: Settings, tokenizer: str, flags: dict[str, Any], console: Console) -> None:
+def _run(
+    settings: Settings,
+    options: GatewayOptions,
+    *,
+    tokenizer: str,
+    max_bytes: int,
+    snapshot: Path | None,
+    log_level: str,
+    console: Console,
+) -> None:
     try:
         import uvicorn
         from transformers import AutoTokenizer
@@ -123,12 +102,9 @@ def _run(settings: Settings, tokenizer: str, flags: dict[str, Any], console: Con
         from semblend.fleet.directory.follower import LogFollower
         from semblend.fleet.directory.index import SketchIndex
         from semblend.fleet.keys import fleet_secret
-        from semblend.fleet.placement.cost import FleetCost
         from semblend.fleet.publish.nats_link import LogOptions
         from semblend.fleet.residency.caches import FollowedCaches
-        from semblend.integration.dynamo.pinning import PIN_HEADER
         from semblend.serve.gateway.app import create_gateway
-        from semblend.serve.gateway.options import GatewayOptions, parse_feed, parse_worker
         from semblend.serve.logs import configure
         from semblend.serve.ports import listen, take_port
     except ModuleNotFoundError as error:
@@ -137,35 +113,15 @@ def _run(settings: Settings, tokenizer: str, flags: dict[str, Any], console: Con
         ) from error
     if not settings.nats_url:
         raise SettingsError("SEMBLEND_NATS_URL: the address of the fleet's log is needed")
-    options = GatewayOptions(
-        workers=tuple(parse_worker(text) for text in flags["worker"]),
-        host=flags["host"],
-        port=flags["port"],
-        key_file=flags["key_file"],
-        trust_tenant_header=flags["trust_tenant_header"],
-        allowed_hosts=flags["allowed_hosts"],
-        public_metrics=flags["public_metrics"],
-        can_reuse=not flags["exact_only"],
-        pin_header=PIN_HEADER if flags["dynamo"] else "",
-        router=flags["router"],
-        feeds=tuple(parse_feed(text) for text in flags["kv_events"]),
-        can_transfer=bool(settings.transport),
-        cost=FleetCost(
-            seconds_per_token=flags["seconds_per_token"],
-            kv_bytes_per_token=flags["kv_bytes_per_token"],
-            transfer_bytes_per_s=settings.transport_bytes_per_s,
-        ),
-    )
-    configure(flags["log_level"])
+    configure(log_level)
     with ExitStack() as leaving:
         sockets = take_port(options.host, options.port)
         for each in sockets:
             leaving.callback(each.close)
         directory = Directory(
-            SketchIndex.within(flags["max_bytes"], postings_per_donor=DEFAULT_POSTINGS_PER_DONOR)
+            SketchIndex.within(max_bytes, postings_per_donor=DEFAULT_POSTINGS_PER_DONOR)
         )
-        path: Path | None = flags["snapshot"]
-        position = _restored(directory, path, console)
+        position = _restored(directory, snapshot, console)
         log = LogOptions(url=settings.nats_url, subject=settings.nats_subject)
         try:
             spoken = AutoTokenizer.from_pretrained(tokenizer)
@@ -176,8 +132,8 @@ def _run(settings: Settings, tokenizer: str, flags: dict[str, Any], console: Con
         leaving.callback(caches.close)
         app = create_gateway(directory, spoken, options, settings, caches=caches)
         follower = LogFollower(directory, log, apply=caches.donors.apply, position=position)
-        if path is not None:
-            leaving.callback(lambda: directory.save(path, position=follower.position))
+        if snapshot is not None:
+            leaving.callback(lambda: directory.save(snapshot, position=follower.position))
         leaving.callback(follower.close)
         for stop in (signal.SIGTERM, signal.SIGINT):
             signal.signal(stop, _leave)

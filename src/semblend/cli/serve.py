@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from semblend.cli.flags import values_of, with_flags
 from semblend.cli.serve_config import read_config, settings_given
 from semblend.core.errors import MissingExtraError, SemBlendError
 from semblend.core.json_text import parse_json
@@ -30,18 +31,10 @@ class LogLevel(StrEnum):
     ERROR = "ERROR"
 
 
-_LIMITS = "Limits"
-_TENANCY = "Tenancy and security"
-_ENGINE = "Engine"
-
-
+@with_flags(ServeOptions, EngineOptions)
 def serve(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="A model folder or a Hugging Face hub name.")],
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     model_name: Annotated[
         str, typer.Option(help="Name clients put in 'model'; the folder's or hub name if empty.")
     ] = "",
@@ -54,108 +47,13 @@ def serve(
             is_eager=True,
         ),
     ] = None,
-    audit_path: Annotated[
-        Path | None,
-        typer.Option(help="File of one JSON line a request, for `semblend report`."),
-    ] = None,
-    key_file: Annotated[
-        Path | None,
-        typer.Option(help="JSON file of API keys and their tenants.", rich_help_panel=_TENANCY),
-    ] = None,
-    trust_tenant_header: Annotated[
-        bool,
-        typer.Option(
-            help="Take the tenant from x-tenant-id (with keys: from admin keys only).",
-            rich_help_panel=_TENANCY,
-        ),
-    ] = False,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(help="A name accepted in the Host header.", rich_help_panel=_TENANCY),
-    ] = None,
-    public_metrics: Annotated[
-        bool,
-        typer.Option(help="Serve /metrics without an admin key.", rich_help_panel=_TENANCY),
-    ] = False,
-    allow_policy_override: Annotated[
-        bool,
-        typer.Option(help="Let requests choose their recompute policy.", rich_help_panel=_TENANCY),
-    ] = False,
-    max_concurrent: Annotated[
-        int, typer.Option(help="Requests in the engine at a time.", rich_help_panel=_LIMITS)
-    ] = 16,
-    max_queued: Annotated[
-        int, typer.Option(help="Requests that may wait for a place.", rich_help_panel=_LIMITS)
-    ] = 64,
-    max_concurrent_per_tenant: Annotated[
-        int,
-        typer.Option(help="Requests of one tenant at a time; 0: any.", rich_help_panel=_LIMITS),
-    ] = 0,
-    requests_per_minute: Annotated[
-        int,
-        typer.Option(help="Requests of one tenant a minute; 0: any.", rich_help_panel=_LIMITS),
-    ] = 0,
-    max_body_bytes: Annotated[
-        int, typer.Option(help="Largest request body.", rich_help_panel=_LIMITS)
-    ] = 8 * 2**20,
-    max_prompt_tokens: Annotated[
-        int | None, typer.Option(help="Longest prompt accepted.", rich_help_panel=_LIMITS)
-    ] = None,
-    max_output_tokens: Annotated[
-        int, typer.Option(help="Most tokens a request may ask for.", rich_help_panel=_LIMITS)
-    ] = 4096,
-    queue_timeout: Annotated[
-        float, typer.Option(help="Seconds a request may wait.", rich_help_panel=_LIMITS)
-    ] = 30.0,
-    request_timeout: Annotated[
-        float, typer.Option(help="Seconds a request may take.", rich_help_panel=_LIMITS)
-    ] = 300.0,
-    drain_timeout: Annotated[
-        float,
-        typer.Option(
-            help="Seconds requests may finish in after a stop signal.", rich_help_panel=_LIMITS
-        ),
-    ] = 20.0,
-    device: Annotated[
-        str, typer.Option(help="cpu, cuda or auto.", rich_help_panel=_ENGINE)
-    ] = "auto",
-    dtype: Annotated[
-        str,
-        typer.Option(help="float32, bfloat16, float16 or auto.", rich_help_panel=_ENGINE),
-    ] = "auto",
-    pool_mib: Annotated[
-        int, typer.Option(help="MiB of the K/V pool.", rich_help_panel=_ENGINE)
-    ] = 1024,
-    step_tokens: Annotated[
-        int,
-        typer.Option(
-            help="Prompt tokens computed in one pass; on a GPU 8192 keeps long prompts fast.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = 2048,
-    donor_device_mib: Annotated[
-        int,
-        typer.Option(
-            help="MiB of donor K/V on the device, beside the pool; 0: none.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = 0,
-    donor_mib: Annotated[
-        int, typer.Option(help="MiB of donor K/V in host memory.", rich_help_panel=_ENGINE)
-    ] = 1024,
-    donor_disk_mib: Annotated[
-        int, typer.Option(help="MiB of donor K/V on disk; 0: none.", rich_help_panel=_ENGINE)
-    ] = 0,
-    donor_folder: Annotated[
-        Path | None,
-        typer.Option(help="Where donor K/V on disk goes.", rich_help_panel=_ENGINE),
-    ] = None,
     allow_uncertified: Annotated[
         bool | None,
         typer.Option(
-            help="Reuse without a quality certificate, for experiments.", rich_help_panel=_ENGINE
+            help="Reuse without a quality certificate, for experiments.", rich_help_panel="Engine"
         ),
     ] = None,
+    **given: Any,
 ) -> None:
     """Serve a model; SEMBLEND_* variables set the rest (see `semblend settings`)."""
     overrides: dict[str, Any] = settings_given(context)
@@ -165,38 +63,13 @@ def serve(
     try:
         settings = Settings.from_env(**overrides)
         options = ServeOptions(
+            **values_of(ServeOptions, given),
             model_name=model_name or _name_of(model),
-            host=host,
-            port=port,
-            key_file=key_file,
-            trust_tenant_header=trust_tenant_header,
-            allowed_hosts=tuple(allow_host) if allow_host else None,
-            public_metrics=public_metrics,
-            allow_policy_override=allow_policy_override,
             secret=settings.namespace_secret,
-            max_concurrent=max_concurrent,
-            max_queued=max_queued,
-            max_concurrent_per_tenant=max_concurrent_per_tenant,
-            requests_per_minute=requests_per_minute,
-            max_body_bytes=max_body_bytes,
-            max_prompt_tokens=max_prompt_tokens,
-            max_output_tokens=max_output_tokens,
             default_temperature=_default_temperature(model),
-            queue_timeout_s=queue_timeout,
-            request_timeout_s=request_timeout,
-            drain_timeout_s=drain_timeout,
-            audit_path=audit_path,
         )
         engine_options = EngineOptions(
-            device=device,
-            dtype=dtype,
-            pool_bytes=pool_mib * 2**20,
-            step_tokens=step_tokens,
-            device_donor_bytes=donor_device_mib * 2**20,
-            host_donor_bytes=donor_mib * 2**20,
-            disk_donor_bytes=donor_disk_mib * 2**20,
-            donor_folder=donor_folder,
-            max_running=max_concurrent,
+            **values_of(EngineOptions, given), max_running=options.max_concurrent
         )
         _run(model, settings, options, engine_options, log_level, console)
     except SemBlendError as error:

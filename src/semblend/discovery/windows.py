@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from semblend.core.errors import SettingsError, VectorError
-from semblend.core.tokens import TokenIds, as_token_array
 from semblend.discovery.embedders.base import Embedder, Offsets, Vectors, normalised
 
 DEFAULT_OVERLAP = 0.125
@@ -202,28 +201,6 @@ def embed_text(
     ]
     bounds = [(units.starts[window.start], units.ends[window.end - 1]) for window in windows]
     return _prompt_vectors(embedder, embedder.embed(texts), bounds)
-
-
-def embed_token_ids(
-    embedder: Embedder,
-    tokens: TokenIds,
-    *,
-    overlap: float = DEFAULT_OVERLAP,
-    max_windows: int | None = None,
-) -> PromptVectors:
-    """Vectors of the whole of a prompt of token ids, for embedders that accept those."""
-    ids = as_token_array(tokens)
-    if embedder.dimension == 0:
-        return _nothing(embedder)
-    windows = cut_windows(
-        np.ones(len(ids), dtype=np.int64),
-        size=embedder.window_tokens,
-        overlap=overlap,
-        max_windows=embedder.max_windows if max_windows is None else max_windows,
-    )
-    sequences = [np.concatenate([ids[a:b] for a, b in window.pieces]) for window in windows]
-    bounds = [(window.start, window.end) for window in windows]
-    return _prompt_vectors(embedder, embedder.embed_tokens(sequences), bounds)
 
 
 def similarity(target: Vectors, donor: Vectors) -> float:

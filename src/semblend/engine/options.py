@@ -4,37 +4,70 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from semblend.core.chain import MEASURED_TURNS
 from semblend.core.errors import SettingsError
+from semblend.core.flags import Flag
+
+_ENGINE = "Engine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """Sizes and limits of one embedded engine."""
 
-    device: str = "auto"
+    device: Annotated[str, Flag(help="cpu, cuda or auto.", panel=_ENGINE)] = "auto"
     """"cpu", "cuda" or "auto": a CUDA device where there is one."""
-    dtype: str = "auto"
+    dtype: Annotated[str, Flag(help="float32, bfloat16, float16 or auto.", panel=_ENGINE)] = "auto"
     """"float32", "bfloat16", "float16" or "auto": float32 on a CPU, bfloat16 on a GPU."""
     page_size: int = 16
     """Tokens in a page of the K/V pool; also the grain of exact prefix reuse."""
-    pool_bytes: int = 1 << 30
+    pool_bytes: Annotated[
+        int, Flag(help="MiB of the K/V pool.", name="pool_mib", unit=2**20, panel=_ENGINE)
+    ] = 1 << 30
     """Byte cap of the K/V pool: running requests and the exact prefix cache."""
-    device_donor_bytes: int = 0
+    device_donor_bytes: Annotated[
+        int,
+        Flag(
+            help="MiB of donor K/V on the device, beside the pool; 0: none.",
+            name="donor_device_mib",
+            unit=2**20,
+            panel=_ENGINE,
+        ),
+    ] = 0
     """Byte cap of donor K/V beside the pool, on its device; 0 keeps none there."""
-    host_donor_bytes: int = 1 << 30
+    host_donor_bytes: Annotated[
+        int,
+        Flag(help="MiB of donor K/V in host memory.", name="donor_mib", unit=2**20, panel=_ENGINE),
+    ] = 1 << 30
     """Byte cap of donor K/V in host memory. On a CPU up to half of it is touched ahead of need,
     while no request runs."""
-    disk_donor_bytes: int = 0
+    disk_donor_bytes: Annotated[
+        int,
+        Flag(
+            help="MiB of donor K/V on disk; 0: none.",
+            name="donor_disk_mib",
+            unit=2**20,
+            panel=_ENGINE,
+        ),
+    ] = 0
     """Byte cap of donor K/V on disk; 0 keeps none there."""
-    donor_folder: Path | None = None
+    donor_folder: Annotated[
+        Path | None, Flag(help="Where donor K/V on disk goes.", panel=_ENGINE)
+    ] = None
     """Where donor K/V on disk goes; needed when `disk_donor_bytes` is not 0."""
     max_running: int = 16
     """Requests computed at the same time."""
     max_waiting: int = 1024
     """Requests that may queue; more are refused at submission."""
-    step_tokens: int = 2048
+    step_tokens: Annotated[
+        int,
+        Flag(
+            help="Prompt tokens computed in one pass; on a GPU 8192 keeps long prompts fast.",
+            panel=_ENGINE,
+        ),
+    ] = 2048
     """Prompt tokens computed in one pass: bounds the pause between two tokens of the requests
     that are decoding beside it. Cutting a prefill into passes costs nothing measurable."""
     capture_queue: int = 8

@@ -8,18 +8,16 @@ from dataclasses import replace
 from semblend.core.plan import Hole, Plan, Span, merge_holes
 from semblend.core.tokens import TokenArray
 from semblend.planning.boundaries import Boundaries
+from semblend.planning.overlaps import parts_inside
 from semblend.planning.policies.base import Probe, RecomputePolicy, RecomputeRequest
 
 
 def inside_spans(runs: Iterable[Hole], spans: Sequence[Span]) -> tuple[Hole, ...]:
     """Runs merged and clipped to the spans: outside them all is computed anyway."""
-    clipped: list[Hole] = []
-    for run in merge_holes(runs):
-        for span in spans:
-            low, high = max(run.start, span.target_start), min(run.end, span.target_end)
-            if low < high:
-                clipped.append(Hole(low, high))
-    return merge_holes(clipped)
+    merged = merge_holes(runs)
+    return merge_holes(
+        part for span in spans for part in parts_inside(merged, span.target_start, span.target_end)
+    )
 
 
 def with_policy(

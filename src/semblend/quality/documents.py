@@ -23,7 +23,6 @@ ATTRIBUTES = (
     "index number",
     "postal code",
 )
-QUESTION_FORMS = ("What is the {attribute} of {subject}?",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

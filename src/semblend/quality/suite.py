@@ -10,7 +10,7 @@ from typing import Any
 
 from semblend.core.errors import SerialisationError
 from semblend.quality import controls, edited, workloads
-from semblend.quality.items import Case, Item, to_item
+from semblend.quality.items import Case, to_item
 from semblend.quality.lab import Lab
 from semblend.quality.measure import Record, measure
 from semblend.quality.reading import reading_cases
@@ -115,10 +115,3 @@ def run_cells(
             if specs:
                 records.add(measure(lab, to_item(case, lab.model.tokenizer), specs))
         progress(cell.workload, cell.items, cell.items)
-
-
-def items_of(cells: Sequence[Cell], seed: int, tokenizer: Any) -> Iterator[Item]:
-    """All items, for those who put them to an engine of their own."""
-    for cell in cells:
-        for case in cell.cases(seed):
-            yield to_item(case, tokenizer)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from semblend.core.errors import SettingsError
+from semblend.core.flags import Flag
+
+_LIMITS = "Limits"
+_TENANCY = "Tenancy and security"
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
@@ -32,52 +37,92 @@ class ServeOptions:
 
     model_name: str
     """The name clients put in `model`."""
-    host: str = "127.0.0.1"
+    host: Annotated[str, Flag(help="Address to listen on; 0.0.0.0 lets other machines in.")] = (
+        "127.0.0.1"
+    )
     """Address to listen on; other machines reach the server only if this is changed."""
-    port: int = 8000
-    allowed_hosts: tuple[str, ...] | None = None
+    port: Annotated[int, Flag(help="Port to listen on.")] = 8000
+    allowed_hosts: Annotated[
+        tuple[str, ...] | None,
+        Flag(help="A name accepted in the Host header.", name="allow_host", panel=_TENANCY),
+    ] = None
     """Names accepted in the Host header. None: the loopback names when bound to
     loopback, which stops web pages from reaching the server by DNS rebinding; any
     name otherwise."""
 
-    key_file: Path | None = None
+    key_file: Annotated[
+        Path | None, Flag(help="JSON file of API keys and their tenants.", panel=_TENANCY)
+    ] = None
     """JSON file of API keys; without one, no key is asked for."""
-    trust_tenant_header: bool = False
+    trust_tenant_header: Annotated[
+        bool,
+        Flag(
+            help="Take the tenant from x-tenant-id (with keys: from admin keys only).",
+            panel=_TENANCY,
+        ),
+    ] = False
     """Take the tenant from x-tenant-id. With API keys, only from an admin key (a gateway)."""
-    public_metrics: bool = False
+    public_metrics: Annotated[
+        bool, Flag(help="Serve /metrics without an admin key.", panel=_TENANCY)
+    ] = False
     """Serve /metrics without an admin key although API keys are configured."""
-    allow_policy_override: bool = False
+    allow_policy_override: Annotated[
+        bool, Flag(help="Let requests choose their recompute policy.", panel=_TENANCY)
+    ] = False
     """Let a request choose its recompute policy."""
     secret: str = field(default="", repr=False)
     """Keys the hashes that stand for tenants and donors in logs and responses, so that they
     stay the same over restarts. Empty makes one at random."""
 
-    max_body_bytes: int = 8 * 2**20
+    max_body_bytes: Annotated[int, Flag(help="Largest request body.", panel=_LIMITS)] = 8 * 2**20
     body_timeout_s: float = 30.0
     """How long a client may take to send its body."""
-    max_prompt_tokens: int | None = None
+    max_prompt_tokens: Annotated[
+        int | None, Flag(help="Longest prompt accepted.", panel=_LIMITS)
+    ] = None
     """Longest prompt accepted; None leaves it to the engine."""
-    max_output_tokens: int = 4096
+    max_output_tokens: Annotated[
+        int, Flag(help="Most tokens a request may ask for.", panel=_LIMITS)
+    ] = 4096
     default_max_tokens: int = 256
     """Tokens generated when a chat request does not say."""
     default_temperature: float = 1.0
     """Temperature of requests that do not say."""
-    max_concurrent: int = 16
+    max_concurrent: Annotated[
+        int, Flag(help="Requests in the engine at a time.", panel=_LIMITS)
+    ] = 16
     """Requests in the engine at a time."""
-    max_queued: int = 64
+    max_queued: Annotated[int, Flag(help="Requests that may wait for a place.", panel=_LIMITS)] = 64
     """Requests that may wait for a place; more are refused at once."""
-    max_concurrent_per_tenant: int = 0
+    max_concurrent_per_tenant: Annotated[
+        int, Flag(help="Requests of one tenant at a time; 0: any.", panel=_LIMITS)
+    ] = 0
     """Requests of one tenant, running and waiting; 0 is no limit of its own."""
-    requests_per_minute: int = 0
+    requests_per_minute: Annotated[
+        int, Flag(help="Requests of one tenant a minute; 0: any.", panel=_LIMITS)
+    ] = 0
     """Requests of one tenant in a minute; 0 is no limit."""
-    queue_timeout_s: float = 30.0
-    request_timeout_s: float = 300.0
+    queue_timeout_s: Annotated[
+        float, Flag(help="Seconds a request may wait.", name="queue_timeout", panel=_LIMITS)
+    ] = 30.0
+    request_timeout_s: Annotated[
+        float, Flag(help="Seconds a request may take.", name="request_timeout", panel=_LIMITS)
+    ] = 300.0
     """From admission to the last byte."""
-    drain_timeout_s: float = 20.0
+    drain_timeout_s: Annotated[
+        float,
+        Flag(
+            help="Seconds requests may finish in after a stop signal.",
+            name="drain_timeout",
+            panel=_LIMITS,
+        ),
+    ] = 20.0
     """How long running requests may finish on shutdown before they are cancelled."""
     recent_requests: int = 200
     """Finished requests the page remembers."""
-    audit_path: Path | None = None
+    audit_path: Annotated[
+        Path | None, Flag(help="File of one JSON line a request, for `semblend report`.")
+    ] = None
     """File that one JSON line a request is appended to; `semblend report` reads it."""
     audit_max_bytes: int = 256 * 2**20
     """Size at which it is put aside as FILE.1; 0 lets it grow."""

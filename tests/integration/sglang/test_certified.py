@@ -7,8 +7,9 @@ import json
 from semblend.planning.certificates import SHIPPED
 from semblend.planning.policies.base import policy_from_spec
 from semblend.quality.measure import states
-from semblend.quality.suite import Cell, items_of
+from semblend.quality.suite import Cell
 from tests.integration.models import REFERENCE
+from tests.integration.quality_items import items_of
 from tests.integration.sglang import probes
 
 

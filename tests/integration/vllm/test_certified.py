@@ -144,8 +144,9 @@ def test_the_bundled_model_is_served_under_its_shipped_certificate(engines, monk
     from transformers import AutoTokenizer
 
     from semblend.quality.measure import states
-    from semblend.quality.suite import Cell, items_of
+    from semblend.quality.suite import Cell
     from tests.integration.models import REFERENCE
+    from tests.integration.quality_items import items_of
 
     monkeypatch.delenv("SEMBLEND_CERTIFICATE_DIR", raising=False)
     engines.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from semblend.core.errors import SettingsError
+from semblend.core.flags import Flag
 from semblend.planning.cost import CostModel
 
 
@@ -13,9 +15,16 @@ class FleetCost:
     """What a second is spent on. The defaults suit a 7B model on one GPU."""
 
     compute: CostModel = field(default_factory=CostModel)
-    seconds_per_token: float = 28e-6
+    seconds_per_token: Annotated[
+        float,
+        Flag(
+            help="Microseconds of a worker's prefill, a token.",
+            name="prefill_us_per_token",
+            unit=1e-6,
+        ),
+    ] = 28e-6
     """Time of one token's matrix products."""
-    kv_bytes_per_token: int = 57_344
+    kv_bytes_per_token: Annotated[int, Flag(help="Bytes of K/V of a token, all layers.")] = 57_344
     transfer_bytes_per_s: float = 2e9
     transfer_fixed_s: float = 2e-3
     reuse_share: float = 0.85

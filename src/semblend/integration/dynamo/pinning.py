@@ -1,32 +1,20 @@
-"""How a request is told to go to one worker: Dynamo's header and body field, others' affinity."""
+"""How a request is told to go to one worker: Dynamo's header, others' affinity."""
 
 from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
 
 from semblend.core.errors import SettingsError
 
 PIN_HEADER = "x-dynamo-worker-instance-id"
+"""Sends a request through Dynamo's frontend to one instance."""
 SESSION_HEADERS: Mapping[str, str] = {
     "vllm-router": "x-session-id",
     "sglang-router": "x-smg-routing-key",
 }
 """Headers by which routers keep requests together (consistent_hash, manual)."""
-
-
-def pin_headers(instance_id: int | str) -> dict[str, str]:
-    """Headers that send a request through Dynamo's frontend to one instance."""
-    return {PIN_HEADER: str(instance_id)}
-
-
-def pin_body(body: Mapping[str, Any], instance_id: int | str) -> dict[str, Any]:
-    """A body that does the same; fields the caller set for other purposes stay."""
-    extension = body.get("nvext")
-    kept = dict(extension) if isinstance(extension, Mapping) else {}
-    return {**body, "nvext": {**kept, "backend_instance_id": int(instance_id)}}
 
 
 class RouterAffinity:

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from semblend.core.plan import Hole, Span, merge_holes
+from semblend.planning.overlaps import parts_inside
 from semblend.planning.policies.base import (
     Probe,
     RecomputePolicy,
@@ -79,6 +80,4 @@ class Budget(RecomputePolicy):
 
 
 def _overlap(span: Span, runs: tuple[Hole, ...]) -> int:
-    return sum(
-        max(0, min(run.end, span.target_end) - max(run.start, span.target_start)) for run in runs
-    )
+    return sum(map(len, parts_inside(runs, span.target_start, span.target_end)))

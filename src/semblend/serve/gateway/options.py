@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from semblend.core.errors import SettingsError
+from semblend.core.flags import Flag
 from semblend.fleet.placement.cost import FleetCost
 from semblend.fleet.residency.follower import CacheFeed
 from semblend.serve.options import accepted_hosts
@@ -17,17 +19,29 @@ class GatewayOptions:
 
     workers: tuple[tuple[str, str], ...]
     """(worker id, base URL); the id is the worker's SEMBLEND_WORKER_ID."""
-    host: str = "127.0.0.1"
-    port: int = 8080
-    allowed_hosts: tuple[str, ...] | None = None
+    host: Annotated[str, Flag(help="Address to listen on; 0.0.0.0 lets other machines in.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, Flag(help="Port to listen on.")] = 8080
+    allowed_hosts: Annotated[
+        tuple[str, ...] | None, Flag(help="A name accepted in the Host header.", name="allow_host")
+    ] = None
     """Names accepted in the Host header; None: the loopback names on loopback, else any."""
-    key_file: Path | None = None
+    key_file: Annotated[
+        Path | None, Flag(help="JSON file of API keys and their tenants: the workers' own.")
+    ] = None
     """JSON file of API keys, the workers' own. Without one, whoever reaches the gateway is
     believed, and the directory answers for the tenant they name."""
-    trust_tenant_header: bool = False
+    trust_tenant_header: Annotated[
+        bool,
+        Flag(
+            help="Take the tenant from x-tenant-id, as the workers do (with keys: from admin "
+            "keys only)."
+        ),
+    ] = False
     """Take the tenant from x-tenant-id, as the workers must then do, too. With API keys, only
     from an admin key."""
-    public_metrics: bool = False
+    public_metrics: Annotated[bool, Flag(help="Serve /metrics without an admin key.")] = False
     """Serve /metrics without an admin key although API keys are configured."""
     max_body_bytes: int = 8 * 2**20
     body_timeout_s: float = 30.0
@@ -45,7 +59,13 @@ class GatewayOptions:
     pin_header: str = ""
     """Header that carries the chosen worker's id to a router in front of the workers (Dynamo's
     frontend); then all URLs may be that router's, and requests without a choice go unpinned."""
-    router: str = ""
+    router: Annotated[
+        str,
+        Flag(
+            help="The URLs are a router's that keeps session keys together: vllm-router "
+            "(consistent_hash) or sglang-router (manual)."
+        ),
+    ] = ""
     """A router in front of the workers that keeps session keys together (vllm-router or
     sglang-router); then all URLs may be that router's. Workers must say their names."""
     feeds: tuple[CacheFeed, ...] = ()

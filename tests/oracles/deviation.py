@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from semblend.core.errors import PlanError
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
 from semblend.engine.batch import ComputeRun
@@ -28,29 +25,12 @@ def token_deviation(
         [layers, 2, prompt_tokens]: |reused - cold| / |cold| over all heads, K then V. Exact
         prefixes count as computed: the plan is carried out from its tokens.
     """
-    if plan.exact_tokens:
-        raise PlanError("token_deviation: a plan without an exact prefix expected")
+    assert not plan.exact_tokens
     reused, cold = _plan_kv(model, plan, tokens, donors), _cold_kv(model, tokens)
     reused, cold = reused.double().flatten(3), cold.double().flatten(3)
     size: torch.Tensor = torch.linalg.vector_norm(cold, dim=-1).clamp(min=1e-12)
     difference: torch.Tensor = torch.linalg.vector_norm(reused - cold, dim=-1)
     return difference / size
-
-
-def layer_deviation(
-    model: LoadedModel, plan: Plan, tokens: TokenArray, donors: DonorSource
-) -> npt.NDArray[np.float64]:
-    """Mean relative deviation of the plan's copied tokens per layer, shape [layers].
-
-    One curve of a layer profile (planning.sensitivity); average several prompts'.
-    """
-    copied = torch.zeros(len(tokens), dtype=torch.bool)
-    for span in plan.copies:
-        copied[span.target_start : span.target_end] = True
-    if not bool(copied.any()):
-        raise PlanError("layer_deviation: the plan copies no tokens")
-    deviation = token_deviation(model, plan, tokens, donors)
-    return deviation[:, :, copied].mean(dim=(1, 2)).numpy()
 
 
 def _plan_kv(
