@@ -21,7 +21,7 @@ from semblend.kv.segments import Segment
 from semblend.kv.tiers import MemoryTier, TierStack
 from semblend.planning.cost import CostModel
 
-ACCESS = SimpleNamespace(layers=(0, 1), kv_heads=2, head_dim=4, dtype=torch.float32)
+ACCESS = SimpleNamespace(layer_count=2, kv_heads=2, head_dim=4, dtype=torch.float32)
 SHARE_KEY = b"k" * 16
 TOKENS = np.arange(3, 3 + SEGMENT_TOKENS + 77, dtype=np.int32)
 
@@ -71,7 +71,7 @@ def reported(exchange, wanted, timeout_s=20.0):
     while not wanted(total):
         assert time.monotonic() < deadline, total
         exchange.wait_a_little()
-        total = total.aggregate(exchange.take_report())
+        total = total + exchange.take_report()
     return total
 
 
