@@ -184,3 +184,28 @@ def test_a_request_may_ask_to_be_computed_cold(server: Running, client: openai.O
     )
     assert cold.model_extra is not None
     assert cold.model_extra["semblend"]["reused_tokens"] == 0
+
+
+def test_a_conversation_over_reused_text_continues_and_says_so(server: Running) -> None:
+    text = document(41)
+    donate(server, messages("Answer briefly.", text, QUESTION))
+    opening = messages("Answer in one word, please.", text, QUESTION)
+    first = ask(server, opening)
+    assert report(first)["approximate"] is True
+    said = first.json()["choices"][0]["message"]["content"]
+    following = [
+        *opening,
+        {"role": "assistant", "content": said},
+        {"role": "user", "content": "Who held the lamp?"},
+    ]
+    other = report(ask(server, following, cache_salt="somebody-else"))
+    assert (other["continued_tokens"], other["approximate"]) == (0, False)
+    response = ask(server, following)
+    second, usage = report(response), response.json()["usage"]
+    assert (second["outcome"], second["approximate"]) == ("continued", True)
+    assert second["continued_tokens"] > 100
+    assert usage["prompt_tokens_details"]["cached_tokens"] == second["exact_tokens"]
+    placed = second["exact_tokens"] + second["continued_tokens"]
+    assert placed + second["computed_tokens"] == second["prompt_tokens"]
+    assert response.headers["x-semblend-continued-tokens"] == str(second["continued_tokens"])
+    assert response.headers["x-semblend-approximate"] == "true"
