@@ -121,7 +121,8 @@ def test_a_moved_passage_that_opens_a_turn_or_paragraph_costs_the_margin():
 
 
 def test_a_heading_ends_nothing():
-    assert heads("Anna ~~ The " + LIVES + ("The " + LIVES) * 6) == 1 + 5 + 5 + 2
+    text = "Anna ~~ The " + LIVES + ("The " + LIVES) * 6
+    assert heads(text, spec="span_dependents(2, 2, 40, 20)") == 1 + 5 + 5 + 2
 
 
 def test_without_sure_ends_the_limits_hold():

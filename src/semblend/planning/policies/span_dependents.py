@@ -70,4 +70,6 @@ class SpanDependents(RecomputePolicy):
                 most = min(self.limit, self.lines)
         end = min(start + most, span.target_end)
         ends = boundaries.sure_ends(request.tokens, start, end, wanted=self.sentences)
-        return ends[-1] + self.margin if len(ends) == self.sentences else start + most
+        if len(ends) < self.sentences:
+            return start + most
+        return min(ends[-1] + self.margin, start + most)
