@@ -9,7 +9,6 @@ import pytest
 
 import semblend.core.namespace
 import semblend.pipeline
-import semblend.planning.sensitivity
 from semblend import DeclineReason, Namespace, Outcome, SemBlendPipeline, Settings
 from semblend.core.faults import planted
 
@@ -25,9 +24,7 @@ DOCUMENT = text(800, 1)
 TARGET = np.concatenate([text(60, 2), DOCUMENT, text(20, 3)])
 
 
-@pytest.mark.parametrize(
-    "module", [semblend.pipeline, semblend.core.namespace, semblend.planning.sensitivity]
-)
+@pytest.mark.parametrize("module", [semblend.pipeline, semblend.core.namespace])
 def test_documented_examples_run(module):
     result = doctest.testmod(module)
     assert result.attempted > 0
