@@ -34,8 +34,9 @@ def _policy(node: ast.expr, spec: str, known: Known) -> RecomputePolicy:
     if not isinstance(call, ast.Name):
         raise SettingsError(f"recompute policy {spec!r}: known are {', '.join(known)}")
     if call.id not in known:
-        meant = nearest(call.id, known)
-        raise SettingsError(f"recompute policy {spec!r}: there is no {call.id!r}{meant}")
+        meant = nearest(call.id, known) if len(call.id) < 64 else ""
+        known_are = "" if "known are" in meant else f" known are {', '.join(known)}"
+        raise SettingsError(f"recompute policy {spec!r}: there is no {call.id!r}{meant}{known_are}")
     cls = known[call.id]
     takes = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     try:
