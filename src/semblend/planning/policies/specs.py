@@ -34,8 +34,10 @@ def _policy(node: ast.expr, spec: str, known: Known) -> RecomputePolicy:
     if not isinstance(call, ast.Name):
         raise PolicySpecError(f"recompute policy {spec!r}: known are {', '.join(known)}")
     if call.id not in known:
-        meant = nearest(call.id, known)
-        raise PolicySpecError(f"recompute policy {spec!r}: there is no {call.id!r}{meant}")
+        meant = nearest(call.id, known) if len(call.id) < 64 else ""
+        known_are = "" if "known are" in meant else f" known are {', '.join(known)}"
+        problem = f"there is no {call.id!r}{meant}{known_are}"
+        raise PolicySpecError(f"recompute policy {spec!r}: {problem}")
     cls = known[call.id]
     takes = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     try:
