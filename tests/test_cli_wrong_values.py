@@ -29,6 +29,7 @@ BASE = {
     "report": ("/no/such/audit.jsonl",),
     "settings": (),
     "certify": ("--model", NOWHERE),
+    "redteam": ("--model", NOWHERE),
     "leaderboard": ("--model", NOWHERE, "--output", "/no/such/folder"),
     "bench lookup": ("--donors", "10", "--repeats", "1", "--vectors", "10"),
     "bench prefill": ("--model", NOWHERE),

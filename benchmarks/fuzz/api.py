@@ -125,7 +125,7 @@ def _let_in(body: dict[str, Any], *, reads: bool) -> None:
         return
     if isinstance(body.get("prompt"), str):
         body["prompt"] += DOCUMENT + body["prompt"]
-    for message in body.get("messages", ())[:1]:
+    for message in (body.get("messages") or ())[:1]:
         if isinstance(message.get("content"), str):
             message["content"] += DOCUMENT + message["content"]
 

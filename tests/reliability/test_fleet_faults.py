@@ -207,9 +207,9 @@ def test_a_clock_that_jumps_forth_leaves_no_certificate_standing(
     assert answer.report.reason is DeclineReason.CERTIFICATE_EXPIRED
     assert same(answer, driver.cold(TARGET))
     certified.engine.flush_prefix_cache()
-    with planted("clock:1:1") as faults:
+    with planted("clock:1") as faults:  # whoever looks: donors ask too, in idle time
         outlived = certified.run(TARGET)
-    assert faults.fired[FaultPoint.CLOCK] == 1
+    assert faults.fired[FaultPoint.CLOCK] >= 1
     assert outlived.report.reason is DeclineReason.CERTIFICATE_EXPIRED
     assert same(outlived, driver.cold(TARGET))
     record("embedded", FaultPoint.CLOCK, "discovery_only: certificate_expired")

@@ -73,6 +73,8 @@ class GatewayOptions:
     cost: FleetCost = field(default_factory=FleetCost)
 
     def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise SettingsError(f"port: 0 to 65535 expected, got {self.port}")
         if self.router and self.pin_header:
             raise SettingsError("router: Dynamo's frontend or a router with session keys, not both")
         if not self.workers:
