@@ -365,5 +365,17 @@ def test_the_connector_is_never_a_child_of_another(engines, tmp_path, mode):
         Engine("llama", engine={"kv_transfer_config": shared})
 
 
+def test_discovery_may_stand_beside_another_connector(make_engine, tmp_path):
+    """It finds donors and loads nothing, so there is nothing approximate to store."""
+    shared = shared_with(tmp_path, mode="discovery_only")
+    engine = make_engine("llama", engine={"kv_transfer_config": shared, "worker_cls": "auto"})
+    document = random_tokens(600, seed=1)
+    engine.run(joined(random_tokens(40, seed=2), document))
+    moved = engine.run(joined(random_tokens(70, seed=3), document))
+    assert moved.semblend["outcome"] == "discovery_only"
+    assert moved.cached_tokens == 0
+    assert not engine.scheduler_connector.loads
+
+
 def test_the_public_class_is_what_the_documents_name():
     assert SemBlendConnectorV1.__module__ == "semblend.integration.vllm.connector_v1"

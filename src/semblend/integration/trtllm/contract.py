@@ -36,22 +36,8 @@ IMPLEMENTED: dict[str, tuple[str, ...]] = {
     ),
     "KvCacheConnectorWorker": ("register_kv_cache_layout",),
 }
-"""Newer methods this adapter has for the versions that call them."""
-INHERITED: dict[str, tuple[str, ...]] = {
-    "KvCacheConnectorScheduler": (
-        "cancel_load",
-        "release_prefix_reservation",
-        "request_reset",
-        "reserve_prefix",
-    ),
-    "KvCacheConnectorWorker": (
-        "get_connector_meta",
-        "get_finished_prefix_loads",
-        "register_forward_pass_callable",
-    ),
-}
-"""Newer methods left to upstream's defaults. Most are KVCacheManagerV2's, which is refused;
-the three of a reservation are asked for all together or not at all."""
+"""Newer methods this adapter has for the versions that call them. Others are left to upstream's
+defaults: most belong to KVCacheManagerV2, which is refused."""
 
 
 def contract_problems(module: Any) -> list[str]:
