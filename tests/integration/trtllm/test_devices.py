@@ -91,6 +91,7 @@ def load(tokens, spans, blocks, *, start, end, asynchronous=False):
             namespace="n",
             block_ids=blocks,
             block_size=BLOCK,
+            layers=LAYERS,
             request_local=True,
         ),
         asynchronous=asynchronous,

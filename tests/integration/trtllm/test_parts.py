@@ -24,7 +24,7 @@ from semblend.integration.scheduler.planner import Offer
 from semblend.integration.trtllm import namespaces
 from semblend.integration.trtllm.donor_budget import DonorBudget
 from semblend.integration.trtllm.engine_facts import EngineFacts
-from semblend.integration.trtllm.launcher import CONNECTOR, prepare
+from semblend.integration.trtllm.launcher import CONNECTOR, chooses_manager, prepare
 from semblend.integration.trtllm.options import ConnectorOptions
 from semblend.integration.trtllm.pool_view import PoolView
 from semblend.integration.trtllm.provider import SemBlendKvProvider
@@ -209,8 +209,33 @@ def test_the_newer_cache_manager_is_refused_by_name(make):
     engine = make()
     engine.workers[0].register_kv_cache_layout(SimpleNamespace(groups=(1, 2)))
     engine.run(random_tokens(200, seed=1))
-    assert engine.scheduler.side._link.refusals == ("KVCacheManagerV2 (2 layer groups)",)
+    (refusal,) = engine.scheduler.side._link.refusals
+    assert refusal.startswith("KVCacheManagerV2 (2 layer groups)")
+    assert "use_kv_cache_manager_v2: false" in refusal
     assert not engine.records("plan_dispatched")
+
+
+def test_several_layer_groups_mean_discovery_and_not_a_failed_start(make):
+    """TensorRT-LLM starts such an engine only if both per-group callbacks are implemented."""
+    engine = make()
+    engine.workers[0].register_kv_cache_layout(SimpleNamespace(groups=(1, 2)))
+    scheduler, document = engine.scheduler, random_tokens(200, seed=1)
+    grouped = {
+        "update_state_after_alloc": lambda request, ids: (
+            scheduler.update_state_after_alloc_by_layer_group(request, [ids, [-1] * len(ids)])
+        ),
+        "request_finished": lambda request, ids: scheduler.request_finished_by_layer_group(
+            request, [ids, [-1] * len(ids)]
+        ),
+    }
+    for name, call in grouped.items():
+        setattr(scheduler, name, call)
+    for tail in (2, 3):
+        engine.run(joined(document, random_tokens(20, seed=tail)))
+        engine.executor.blocks.forget_cached()
+    assert not engine.records("plan_dispatched")
+    assert engine.records("donor_registered")
+    assert not scheduler.side.states
 
 
 @pytest.mark.parametrize(
@@ -225,6 +250,16 @@ def test_requests_with_more_than_tokens_are_refused(attribute, value):
 
 
 # -- plans -------------------------------------------------------------------------------
+
+
+def segment(**changes):
+    values = {
+        "donor_id": "d",
+        "donor_segment_id": "s",
+        "donor_positions": (0, 8),
+        "target_positions": (8, 16),
+    }
+    return SemanticKvSegment(**{**values, **changes})
 
 
 def plan(**changes):
@@ -267,6 +302,14 @@ def plan(**changes):
             },
             "a suffix that starts at 48",
         ),
+        ({"segments": (segment(layer_recompute_mask=(True, False)),)}, "boundary at layer None"),
+        (
+            {
+                "segments": (segment(layer_recompute_mask=(False, True)),),
+                "engine_execution": EngineExecution(recompute_boundary_layer=1),
+            },
+            "boundary at layer 1",
+        ),
     ],
 )
 def test_a_plan_that_breaks_an_invariant_cannot_be_made(changes, message):
@@ -277,9 +320,7 @@ def test_a_plan_that_breaks_an_invariant_cannot_be_made(changes, message):
 
 def test_a_segment_is_as_long_in_donor_and_target():
     with pytest.raises(PlanError, match="differ in length"):
-        SemanticKvSegment(
-            donor_id="d", donor_segment_id="s", donor_positions=(0, 8), target_positions=(8, 17)
-        )
+        segment(target_positions=(8, 17))
 
 
 def test_dispatched_plans_say_where_their_kv_may_go(make):
@@ -292,6 +333,9 @@ def test_dispatched_plans_say_where_their_kv_may_go(make):
     assert (exact["kind"], exact["publication_policy"]) == ("exact_prefix", "exact_cache")
     assert exact["plan"]["segments"][0]["target_positions"] == [0, 192]
     assert len(exact["plan"]["segments"][0]["target_block_ids"]) == 192 // BLOCK
+    layers = engine.workers[0].side.view.layers
+    assert exact["plan"]["segments"][0]["layer_recompute_mask"] == [False] * layers
+    assert exact["plan"]["engine_execution"]["recompute_boundary_layer"] == 0
     import asyncio
 
     asyncio.run(engine.ladder(joined(random_tokens(32, seed=4), document, [7] * 9)))
@@ -473,6 +517,30 @@ def test_the_launcher_keeps_an_options_file_that_is_given(tmp_path, flag):
     given.write_text("kv_connector_config:\n  connector_module: other\n", encoding="utf-8")
     with pytest.raises(SettingsError, match="another connector"):
         prepare([flag, str(given)], {}, tmp_path)
+
+
+def test_the_launcher_asks_for_the_manager_it_knows_where_there_is_a_choice(tmp_path):
+    """Newer versions choose KVCacheManagerV2 by the model, and older ones refuse the key."""
+    given = tmp_path / "given.yaml"
+    for text, expected in (
+        ("tokens_per_block: 64", {"tokens_per_block": 64, "use_kv_cache_manager_v2": False}),
+        ("use_kv_cache_manager_v2: auto", {"use_kv_cache_manager_v2": "auto"}),
+    ):
+        given.write_text(f"kv_cache_config:\n  {text}\n", encoding="utf-8")
+        _, _, options = prepare(["--config", str(given)], {}, tmp_path, choose_manager=True)
+        assert options["kv_cache_config"] == expected
+    _, _, options = prepare(["M"], {}, tmp_path, choose_manager=True)
+    assert options["kv_cache_config"] == {"use_kv_cache_manager_v2": False}
+
+
+def test_whether_there_is_a_choice_is_read_from_the_installation(tmp_path):
+    assert not chooses_manager(tmp_path)
+    (tmp_path / "llmapi").mkdir()
+    settings = tmp_path / "llmapi" / "llm_args.py"
+    settings.write_text("tokens_per_block: int = 32\n", encoding="utf-8")
+    assert not chooses_manager(tmp_path)
+    settings.write_text("use_kv_cache_manager_v2: bool = False\n", encoding="utf-8")
+    assert chooses_manager(tmp_path)
 
 
 def test_the_command_is_the_launcher():

@@ -331,26 +331,50 @@ def test_an_unservable_request_is_refused_by_name(make_engine, attribute, value,
     engine.scheduler.requests.clear()
 
 
-def test_the_connector_is_never_a_child_of_another(engines):
-    """A MultiConnector's other children would save approximate K/V under exact keys."""
+def shared_with(other_folder, *, mode):
+    """SemBlend beside vLLM's own example, which like LMCache's names K/V by token ids."""
     from vllm.config import KVTransferConfig
 
-    engines.close()
-    child = {
+    ours = {
         "kv_connector": "ProbeConnector",
         "kv_connector_module_path": "tests.integration.vllm.probe",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"mode": "segmented_experimental"},
+        "kv_connector_extra_config": {"mode": mode},
     }
-    multi = KVTransferConfig(
+    other = {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": str(other_folder)},
+    }
+    return KVTransferConfig(
         kv_connector="MultiConnector",
         kv_role="kv_both",
         kv_load_failure_policy="recompute",
-        kv_connector_extra_config={"connectors": [child, {**child}]},
+        kv_connector_extra_config={"connectors": [other, ours]},
     )
-    with pytest.raises(UnsupportedEngineError, match="MultiConnector"):
-        Engine("llama", engine={"kv_transfer_config": multi})
+
+
+@pytest.mark.parametrize("mode", ["segmented_experimental", "exact_prefix"])
+def test_the_connector_is_never_a_child_of_another(engines, tmp_path, mode):
+    """A MultiConnector's other children would save approximate K/V under exact keys."""
+    engines.close()
+    shared = shared_with(tmp_path, mode=mode)
+    named = "MultiConnector with ExampleConnector .*LMCache"
+    with pytest.raises(UnsupportedEngineError, match=named):
+        Engine("llama", engine={"kv_transfer_config": shared})
+
+
+def test_discovery_may_stand_beside_another_connector(make_engine, tmp_path):
+    """It finds donors and loads nothing, so there is nothing approximate to store."""
+    shared = shared_with(tmp_path, mode="discovery_only")
+    engine = make_engine("llama", engine={"kv_transfer_config": shared, "worker_cls": "auto"})
+    document = random_tokens(600, seed=1)
+    engine.run(joined(random_tokens(40, seed=2), document))
+    moved = engine.run(joined(random_tokens(70, seed=3), document))
+    assert moved.semblend["outcome"] == "discovery_only"
+    assert moved.cached_tokens == 0
+    assert not engine.scheduler_connector.loads
 
 
 def test_the_public_class_is_what_the_documents_name():

@@ -39,6 +39,7 @@ from semblend.integration.trtllm.options import ConnectorOptions
 from semblend.integration.trtllm.pool_view import PoolView
 from semblend.integration.trtllm.scheduler_side import SchedulerSide
 from semblend.integration.trtllm.setup import SchedulerSetup
+from semblend.integration.trtllm.support import MANAGER_REMEDY
 from semblend.integration.trtllm.wiring import link_of, unlink
 from semblend.integration.trtllm.worker_side import WorkerSide
 from semblend.kv.rotary_spec import RotarySpec
@@ -94,6 +95,20 @@ class SemBlendKvConnectorScheduler(_SchedulerBase):  # type: ignore[misc, valid-
     def request_finished(self, request: UpstreamRequest, cache_block_ids: list[int]) -> bool:
         """A request ends; True keeps its blocks until they are copied."""
         return self.side.request_finished(request, cache_block_ids)
+
+    def update_state_after_alloc_by_layer_group(
+        self, request: UpstreamRequest, block_ids_by_layer_group: list[list[int]]
+    ) -> None:
+        """The newer form. Without it an engine with several layer groups does not start."""
+        if len(block_ids_by_layer_group) == 1:
+            self.side.allocated(request, block_ids_by_layer_group[0])
+
+    def request_finished_by_layer_group(
+        self, request: UpstreamRequest, cache_block_ids_by_layer_group: list[list[int]]
+    ) -> bool:
+        """The newer form. Block ids of several groups are no list: nothing is held for them."""
+        groups = cache_block_ids_by_layer_group
+        return self.side.request_finished(request, groups[0] if len(groups) == 1 else [])
 
     def wait_for_initialization(self) -> None:
         """Nothing to wait for."""
@@ -152,7 +167,7 @@ class SemBlendKvConnectorWorker(_WorkerBase):  # type: ignore[misc, valid-type]
 
     def register_kv_cache_layout(self, layout: Any) -> None:
         """The newer form, of a cache manager that may honour less than was offered."""
-        self._refuse(f"KVCacheManagerV2 ({len(layout.groups)} layer groups)")
+        self._refuse(f"KVCacheManagerV2 ({len(layout.groups)} layer groups); {MANAGER_REMEDY}")
 
     def bind_connector_meta(self, metadata: object) -> None:
         """This step's orders."""

@@ -67,6 +67,18 @@ class ConnectorScheduler(Protocol):
         """True keeps the blocks until every worker has named the request."""
         ...
 
+    def update_state_after_alloc_by_layer_group(
+        self, request: UpstreamRequest, block_ids_by_layer_group: list[list[int]]
+    ) -> None:
+        """Blocks are allocated, one list for each layer group; newer versions."""
+        ...
+
+    def request_finished_by_layer_group(
+        self, request: UpstreamRequest, cache_block_ids_by_layer_group: list[list[int]]
+    ) -> bool:
+        """As request_finished, one list for each layer group; newer versions."""
+        ...
+
 
 class ConnectorWorker(Protocol):
     """What every rank calls."""

@@ -6,7 +6,8 @@
 
 Flags that begin with --semblend are taken here; every other argument is trtllm-serve's and is
 passed on as it is. The connector is named in an options file, which trtllm-serve merges into
-its own arguments; one that is given is kept, with the connector added.
+its own arguments; one that is given is kept, with the connector added. Where the installed
+version lets one choose, it also asks for the K/V cache manager this adapter knows.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 from semblend.core.errors import MissingExtraError, SettingsError
 from semblend.integration.launching import flags_of, stopping, values_of
 from semblend.integration.trtllm.options import VARIABLE, ConnectorOptions, forward
+from semblend.integration.trtllm.support import MANAGER_SETTING
 
 _PROGRAM = "semblend-trtllm"
 MODULE = "semblend.integration.trtllm.connector"
@@ -52,11 +54,16 @@ def connector_config() -> Any:
 
 
 def prepare(
-    argv: Sequence[str], environ: Mapping[str, str], folder: Path
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    folder: Path,
+    *,
+    choose_manager: bool = False,
 ) -> tuple[list[str], str, dict[str, Any]]:
     """trtllm-serve's arguments, the value of SEMBLEND_TRTLLM_CONFIG, and the options file.
 
-    The options file is to be written to `folder`/options.json: JSON is YAML.
+    The options file is to be written to `folder`/options.json: JSON is YAML. With
+    `choose_manager` it also says which K/V cache manager, unless it did.
 
     Raises
     ------
@@ -66,17 +73,35 @@ def prepare(
     ours, theirs = _parser().parse_known_args(list(argv))
     values = values_of(ConnectorOptions, ours, environ)
     arguments, options = _with_connector(theirs, folder)
+    if choose_manager:
+        options = _with_manager(options)
     return arguments, json.dumps(values), options
+
+
+def chooses_manager(package: Path) -> bool:
+    """Whether TensorRT-LLM in this folder has a setting for the K/V cache manager.
+
+    Read from its source: older versions refuse keys they do not know, and importing all of
+    TensorRT-LLM to ask would take longer than the rest of this command.
+    """
+    try:
+        return MANAGER_SETTING in (package / "llmapi" / "llm_args.py").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def run() -> None:
     """Entry point of the command."""
     with stopping(_PROGRAM):
         command = shutil.which("trtllm-serve")
-        if command is None or importlib.util.find_spec("tensorrt_llm") is None:
+        found = importlib.util.find_spec("tensorrt_llm")
+        if command is None or found is None:
             raise MissingExtraError(package="tensorrt_llm", extra="trtllm", purpose=_PROGRAM)
         folder = Path(tempfile.mkdtemp(prefix=f"{_PROGRAM}-"))
-        argv, config, options = prepare(sys.argv[1:], os.environ, folder)
+        choose = any(
+            chooses_manager(Path(place)) for place in found.submodule_search_locations or ()
+        )
+        argv, config, options = prepare(sys.argv[1:], os.environ, folder, choose_manager=choose)
     (folder / "options.json").write_text(json.dumps(options), encoding="utf-8")
     # In its place: signals and the exit status are the server's own.
     environ = {**os.environ, VARIABLE: config}
@@ -114,6 +139,14 @@ def _with_connector(argv: list[str], folder: Path) -> tuple[list[str], dict[str,
         rest = argv[index + 1 :] if equals else argv[index + 2 :]
         return [*argv[:index], name, path, *rest], {**options, "kv_connector_config": CONNECTOR}
     return [*argv, _OPTION_FLAGS[0], path], {"kv_connector_config": CONNECTOR}
+
+
+def _with_manager(options: dict[str, Any]) -> dict[str, Any]:
+    """The options with the older manager asked for; what they say themselves stands."""
+    cache = options.get("kv_cache_config") or {}
+    if not isinstance(cache, dict):
+        return options  # not for us to judge
+    return {**options, "kv_cache_config": {MANAGER_SETTING: False, **cache}}
 
 
 def _options(path: str) -> dict[str, Any]:

@@ -304,6 +304,7 @@ class SchedulerSide:
                 namespace=namespaces.shown(state.namespace),
                 block_ids=block_ids,
                 block_size=size,
+                layers=self._link.layers,
                 request_local=state.ladder_id is not None,
             ),
             asynchronous=state.handle.asynchronous,

@@ -58,7 +58,9 @@ class SemanticKvSegment:
     """Empty: donors are held outside the engine's pool."""
     target_block_ids: tuple[int, ...] = ()
     layer_recompute_mask: tuple[bool, ...] = ()
-    """Empty: every layer is loaded."""
+    """For each layer, whether the engine computes it instead of loading it; empty where nothing
+    is loaded yet. All false in what is dispatched: the engine computes a token on all layers or
+    on none."""
     donor_location: str = "host"
     provider_metadata: dict[str, Any] = field(default_factory=dict)
 
@@ -78,6 +80,8 @@ class EngineExecution:
     materialized_prefix_token_count: int = 0
     suffix_start_position: int = 0
     recompute_boundary_layer: int | None = None
+    """The first layer whose K/V is loaded; None where nothing is loaded yet. 0 in what is
+    dispatched."""
     force_recompute_layers: tuple[int, ...] = ()
     require_materialization_barrier: bool = False
 
@@ -122,10 +126,22 @@ class SemanticKvPlan:
                 f"semantic plan: a suffix that starts at {execution.suffix_start_position} behind "
                 f"a prefix of {self.prefix_token_count} tokens"
             )
+        for segment in self.segments:
+            _check_layers(segment.layer_recompute_mask, execution.recompute_boundary_layer)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping."""
         return asdict(self)
+
+
+def _check_layers(mask: tuple[bool, ...], boundary: int | None) -> None:
+    """A segment's mask and the plan's boundary say the same."""
+    if not mask and boundary is None:
+        return
+    if boundary is None or mask != tuple(layer < boundary for layer in range(len(mask))):
+        raise PlanError(
+            f"semantic plan: layers {mask} of a segment against a boundary at layer {boundary}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +172,7 @@ def dispatched(
     namespace: str,
     block_ids: Sequence[int],
     block_size: int,
+    layers: int,
     request_local: bool,
 ) -> SemanticKvPlan:
     """The plan of one load: contiguous from the engine's own prefix to the region's end."""
@@ -167,7 +184,7 @@ def dispatched(
         publication_policy=(
             PublicationPolicy.REQUEST_LOCAL if request_local else PublicationPolicy.EXACT_CACHE
         ),
-        segments=_segments(copies, block_ids, block_size),
+        segments=_segments(copies, block_ids, block_size, layers=layers),
         donor_ids=plan.donor_ids,
         covered_token_count=plan.reused_tokens,
         prefix_token_count=plan.end,
@@ -177,6 +194,7 @@ def dispatched(
             attention_mode=AttentionMode.SUFFIX_ONLY_AFTER_PREFIX,
             materialized_prefix_token_count=plan.end,
             suffix_start_position=plan.end,
+            recompute_boundary_layer=0,
             require_materialization_barrier=True,
         ),
         diagnostics={"policy": plan.policy},
@@ -206,7 +224,7 @@ def discovered(plan: Plan, *, request_id: str, namespace: str) -> SemanticKvPlan
 
 
 def _segments(
-    spans: Sequence[Span], block_ids: Sequence[int], block_size: int
+    spans: Sequence[Span], block_ids: Sequence[int], block_size: int, *, layers: int = 0
 ) -> tuple[SemanticKvSegment, ...]:
     return tuple(
         SemanticKvSegment(
@@ -217,6 +235,7 @@ def _segments(
             target_block_ids=tuple(
                 block_ids[span.target_start // block_size : -(-span.target_end // block_size)]
             ),
+            layer_recompute_mask=(False,) * layers,
             provider_metadata={"kind": span.kind.value},
         )
         for span in spans

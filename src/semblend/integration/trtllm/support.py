@@ -25,6 +25,9 @@ from semblend.integration.trtllm.engine_facts import EngineFacts
 from semblend.integration.trtllm.options import ConnectorOptions
 
 _CACHE_DTYPES = ("float16", "bfloat16", "float32")
+MANAGER_SETTING = "use_kv_cache_manager_v2"
+"""The key of kv_cache_config that chooses the K/V cache manager, where a version has it."""
+MANAGER_REMEDY = f"set {MANAGER_SETTING}: false in kv_cache_config"
 
 
 def _cache(name: str) -> Callable[[Any], Any]:
@@ -43,13 +46,14 @@ _FEATURES: Features = (
     ("disaggregated serving", stated("cache_transceiver_config")),
     ("attention windows", _cache("max_attention_window")),
     ("attention sinks", _cache("sink_token_length")),
-    ("KVCacheManagerV2", lambda args: _cache("use_kv_cache_manager_v2")(args) is True),
 )
 
 
 def engine_refusals(llm_args: Any, facts: EngineFacts, options: ConnectorOptions) -> list[Refusal]:
     """Everything in an engine's arguments under which donor K/V must not be loaded."""
     refusals = refused_features(_FEATURES, llm_args)
+    if _cache(MANAGER_SETTING)(llm_args) is True:  # "auto" is decided later: the worker sees it
+        refusals.append(Refusal(feature="KVCacheManagerV2", remedy=MANAGER_REMEDY))
     if (facts.tensor_parallel or 1) > 1 and not upstream.collectives_by_mpi():
         refusals.append(Refusal(feature="tensor parallelism without MPI"))
     refusals += _cache_refusals(facts)

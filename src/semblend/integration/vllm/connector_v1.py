@@ -46,6 +46,7 @@ from semblend.integration.vllm.stats import SemBlendPromMetrics, SemBlendStats
 from semblend.integration.vllm.support import (
     cache_refusals,
     engine_refusals,
+    sharing_refusal,
     version_refusals,
 )
 from semblend.integration.worker.side import WorkerSide
@@ -124,9 +125,9 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         """The cache is allocated."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        if get_kv_transfer_group() is not self and self.options.mode.loads:
-            # Its other children would save our approximate K/V under exact keys.
-            raise UnsupportedEngineError([Refusal(feature="MultiConnector")])
+        group = get_kv_transfer_group()
+        if group is not self and self.options.mode.loads:
+            raise UnsupportedEngineError([sharing_refusal(group, self)])
         if self.options.mode.loads:
             worker_port.attach(self._worker, self._config, kv_caches, nested=self.options.nested)
 

@@ -120,6 +120,19 @@ def offloading_refusals(kv_offloading_size: float | None) -> list[Refusal]:
     ]
 
 
+def sharing_refusal(group: Any, own: Any) -> Refusal:
+    """What a MultiConnector is told that has `own` among others, which are named."""
+    others = (type(one).__name__ for one in getattr(group, "_connectors", ()) if one is not own)
+    named = ", ".join(dict.fromkeys(others)) or "others"
+    return Refusal(
+        feature=f"MultiConnector with {named}",
+        remedy=(
+            "connectors that key K/V by token ids, LMCache's among them, would store approximate "
+            "K/V as exact; make SemBlend the only connector, or use mode discovery_only"
+        ),
+    )
+
+
 def version_refusals(version: str) -> list[Refusal]:
     """Nothing for a version whose contract is known."""
     if judge(version).supported:
