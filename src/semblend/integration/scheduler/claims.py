@@ -151,7 +151,7 @@ class Claims:
         """The request's plan, made once for one set of donors; None where the ration is spent."""
         generation = self._planner.generation
         known = request.plan_for(computed_tokens)
-        if known is not None and (request.generation == generation or self._serves(known)):
+        if known is not None and (request.generation == generation or self._serves(request, known)):
             return known
         if not self._ration.asks():
             return None
@@ -171,9 +171,11 @@ class Claims:
             self._audit_lookup(request, plan)
         return plan
 
-    def _serves(self, plan: Plan) -> bool:
+    def _serves(self, request: Request[EngineRequest], plan: Plan) -> bool:
         """Whether a plan made for other donors is kept rather than made anew."""
-        return not self._ration.renews and plan.executable and self._planner.still_held(plan)
+        if self._ration.renews or not plan.executable:
+            return False
+        return self._planner.still_held(request.offer(plan).reuse.donor_ids)
 
     def _may_claim(self, request: Request[EngineRequest], plan: Plan) -> bool:
         if not plan.executable:
@@ -235,7 +237,7 @@ class Claims:
             plan is None
             or probes(plan)  # what its policy chose the first time is not known here
             or computed_tokens >= plan.end
-            or not self._planner.still_held(plan)
+            or not self._planner.still_held(plan.donor_ids)
         ):
             return NOTHING
         rest = (span.clipped(computed_tokens, plan.end) for span in plan.spans)
