@@ -43,7 +43,7 @@ def miss(writer: Writer, tokens: int) -> Workload:
 
 
 CASES: tuple[tuple[Callable[[Writer], Workload], str, float], ...] = (
-    (lambda w: new_instruction(w, 2_000), "none", 0.6),
+    (lambda w: new_instruction(w, 2_000), "none", 0.8),
     (lambda w: new_instruction(w, 8_000), "none", 1.0),
     (lambda w: new_instruction(w, 32_000), "none", 2.5),
     (lambda w: new_instruction(w, 32_000), "span_head(32)", 2.5),

@@ -131,7 +131,7 @@ def test_a_long_step_has_a_longer_ration_up_to_a_limit() -> None:
 
     def ration_after(seconds: float) -> float:
         nonlocal now
-        ration = PlanRation(0.001, clock=lambda: now)
+        ration = PlanRation(0.0015, clock=lambda: now)
         ration.next_step()
         now += seconds
         ration.step_done()
@@ -143,6 +143,6 @@ def test_a_long_step_has_a_longer_ration_up_to_a_limit() -> None:
             spent += 0.0005
         return spent
 
-    assert ration_after(0.010) == pytest.approx(0.001)
+    assert ration_after(0.010) == pytest.approx(0.0015, abs=0.0006)
     assert ration_after(0.200) == pytest.approx(STEP_SHARE * 0.200, abs=0.0006)
     assert ration_after(5.0) == pytest.approx(MOST_SECONDS, abs=0.0006)

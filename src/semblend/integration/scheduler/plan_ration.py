@@ -32,7 +32,7 @@ class PlanRation:
         self._least = self._seconds = seconds
         self._clock = clock
         self._began: float | None = None
-        self._spent = 0.0
+        self._spent = self._latest = 0.0
         self._loads = False
         self._behind = self._refused = False
 
@@ -56,11 +56,11 @@ class PlanRation:
     @property
     def renews(self) -> bool:
         """Whether a plan that would serve may be made anew."""
-        return self._spent < self._seconds and not self._behind
+        return self._has_room and not self._behind
 
     def asks(self) -> bool:
         """Whether a plan is made for a prompt that has none; if not, it comes first next time."""
-        made = self._spent < self._seconds or not self._loads
+        made = self._has_room or not self._loads
         self._refused = self._refused or not made
         return made
 
@@ -71,4 +71,10 @@ class PlanRation:
         try:
             yield
         finally:
-            self._spent += self._clock() - started
+            self._latest = self._clock() - started
+            self._spent += self._latest
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether one more plan like the latest fits; the first of a step always does."""
+        return not self._spent or self._spent + self._latest <= self._seconds

@@ -17,7 +17,7 @@ from semblend.planning.boundaries import Boundaries
 from semblend.planning.certificates import Standing
 from semblend.planning.cost import CostModel
 
-PLAN_SECONDS = 0.001
+PLAN_SECONDS = 0.0015
 Decoder = Callable[[TokenArray], str]
 
 
