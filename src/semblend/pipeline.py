@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import lru_cache
 from typing import Self
 
 from semblend.core.errors import InvalidTokensError, SemBlendError
@@ -107,7 +108,10 @@ class SemBlendPipeline:
         self._certified_until = certified_until
         self._policy = policy_from_spec(certified_policy or self.settings.recompute_policy)
         secret = self.settings.namespace_secret.encode() or secrets.token_bytes(32)
-        self._secret = secret
+        # A namespace is asked for at every lookup and claim, and there are few of them.
+        self._key_of: Callable[[Namespace], bytes] = lru_cache(maxsize=4096)(
+            lambda namespace: namespace.key(secret)
+        )
         self._store = DonorStore(self.settings.max_donor_bytes)
         self._meaning = MeaningIndex(
             self.settings.embedder, self.settings.embedder_model, self.settings.min_similarity
@@ -140,7 +144,7 @@ class SemBlendPipeline:
             return False
         try:
             array = as_token_array(tokens)
-            key = namespace.key(self._secret)
+            key = self.share_key(namespace)
             self._store.register(donor_id, array, key)
         except SemBlendError:
             logger.debug("donor %s not registered", donor_id, exc_info=True)
@@ -304,7 +308,7 @@ class SemBlendPipeline:
             )
         try:
             chosen = self._policy if terms.policy is None else policy_from_spec(terms.policy)
-            key = namespace.key(self._secret)
+            key = self.share_key(namespace)
             lookup = self._store.lookup(array, key)
             runs = (*lookup.runs, *extra(array, key, lookup))
             plan = self._planned(array, key, lookup, runs, chosen, terms, started)
@@ -398,7 +402,7 @@ class SemBlendPipeline:
         NamespaceError
             If a part of the namespace is unknown.
         """
-        return namespace.key(self._secret)
+        return self._key_of(namespace)
 
     def stats(self) -> PipelineStats:
         """Counts and sizes, now."""

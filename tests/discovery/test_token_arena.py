@@ -1,5 +1,7 @@
 """The arena gives back what was put in, and its pages never leak."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -36,10 +38,13 @@ def test_places_lead_back_to_chunk_and_offset_and_their_surroundings(size, offse
     places = arena.places(run, np.array([offset]))
     chunk, where = arena.owners(places)
     assert (chunk[0], where[0]) == (5, offset)
-    window = arena.windows(places, 16, 32)[0]
-    for column, at in enumerate(range(offset - 16, offset + 32)):
-        if 0 <= at < size:
-            assert window[column] == text[at]
+    before, after = np.array([16, 0, 3]), np.array([48, 1, 64])
+    around = arena.around(places.repeat(3), before, after)
+    steps = [range(-b, a) for b, a in zip(before.tolist(), after.tolist(), strict=True)]
+    assert around.size == sum(map(len, steps))
+    for token, step in zip(around.tolist(), itertools.chain(*steps), strict=True):
+        if 0 <= offset + step < size:
+            assert token == text[offset + step]
 
 
 def test_a_full_arena_refuses_and_takes_nothing():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any
 
 from semblend.core.errors import NamespaceError
@@ -106,7 +107,7 @@ class Namespace:
     @property
     def is_complete(self) -> bool:
         """Whether every part is known, so that the namespace may match at all."""
-        return not self.unknown_parts
+        return None not in _PARTS(self)
 
     def with_parts(self, **parts: str | int) -> Namespace:
         """This namespace with some parts replaced (a tenant, a salt)."""
@@ -157,4 +158,5 @@ def _is_text(value: str) -> bool:
     return True
 
 
+_PARTS = attrgetter(*(field.name for field in fields(Namespace)))
 _NUMERIC = frozenset({"tensor_parallel", "block_size"})

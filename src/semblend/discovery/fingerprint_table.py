@@ -71,23 +71,20 @@ class FingerprintTable:
         return start < self._touched
 
     def find(self, hashes: HashArray) -> tuple[IndexArray, IndexArray]:
-        """All places of `hashes`: (index into hashes, place), both of shape [hits]."""
+        """All places of `hashes`: (index into hashes, place), both of shape [hits], by index."""
         tags, first, second = self._address(hashes)
-        found: list[tuple[IndexArray, IndexArray]] = []
-        for buckets in (first, second):
-            hit = self._tags[buckets] == tags[:, None]
-            row, slot = np.nonzero(hit)
-            if row.size:
-                places = self._places[buckets[row], slot].astype(np.int64)
-                filled = places > 0
-                if buckets is second:  # both choices may be the same bucket: count it once
-                    filled &= first[row] != second[row]
-                found.append((row[filled], places[filled] - 1))
-        if not found:
-            empty = np.empty(0, dtype=np.int64)
-            return empty, empty
-        rows, places = (np.concatenate(part) for part in zip(*found, strict=True))
-        return rows, places
+        buckets = np.stack((first, second), axis=1)
+        hit = self._tags.take(buckets, axis=0) == tags[:, None, None]
+        # A tag of zero is an empty slot's, too, and both choices may be one bucket: that
+        # counts once.
+        flat = np.flatnonzero(hit)
+        choice = flat // SLOTS
+        places = self._places.reshape(-1).take(
+            buckets.reshape(-1).take(choice) * SLOTS + flat % SLOTS
+        )
+        index = choice >> 1
+        filled = (places > 0) & ((choice & 1 == 0) | (first != second).take(index))
+        return index[filled], places[filled].astype(np.int64) - 1
 
     def add(self, hashes: HashArray, places: IndexArray) -> None:
         """Store a place for each hash; a hash with enough places already is left as it is."""

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from semblend.core.tokens import TokenArray
+from semblend.core.tokens import MAX_PROMPT_TOKENS, TokenArray
 from semblend.discovery.fingerprint_table import FingerprintTable
 from semblend.discovery.fingerprints import (
     GRAM_TOKENS,
@@ -18,7 +18,7 @@ from semblend.discovery.fingerprints import (
     IndexArray,
     fingerprints,
 )
-from semblend.discovery.token_arena import TokenArena
+from semblend.discovery.token_arena import TokenArena, spread
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
@@ -60,9 +60,8 @@ def find_runs(
     allowed: Callable[[IndexArray], BoolArray],
     lengths: IndexArray,
     read_chunk: Callable[[int], TokenArray],
-    min_run: int = GUARANTEED_RUN_TOKENS,
 ) -> ChunkRuns:
-    """All maximal runs of at least `min_run` tokens that stored chunks share with `tokens`.
+    """All maximal runs of at least 32 tokens that stored chunks share with `tokens`.
 
     Parameters
     ----------
@@ -77,79 +76,113 @@ def find_runs(
     """
     hashes, positions = fingerprints(tokens, seed)
     index, places = table.find(hashes)
-    if not index.size:
-        return _NO_RUNS
     chunk, offset = arena.owners(places)
     keep = allowed(chunk)
-    index, places, chunk, offset = index[keep], places[keep], chunk[keep], offset[keep]
-    start = positions[index]
-    low, high, cut = _extents(tokens, start, places, offset, lengths[chunk], arena)
-    keep = high - low >= min(min_run, GUARANTEED_RUN_TOKENS)
     if not keep.any():
         return _NO_RUNS
-    chunk, shift = chunk[keep], (offset - start)[keep]
-    chunk, shift, low, high, cut = _join(chunk, shift, low[keep], high[keep], cut[keep])
-    for i in np.flatnonzero(cut):
-        text, move = read_chunk(int(chunk[i])), int(shift[i])
-        low[i] = _extend_left(tokens, text, int(low[i]), move)
-        high[i] = _extend_right(tokens, text, int(high[i]), move)
-    long = high - low >= min_run
-    return ChunkRuns(chunk[long], shift[long], low[long], high[long], hits=int(keep.sum()))
-
-
-def _extents(
-    tokens: TokenArray,
-    start: IndexArray,
-    places: IndexArray,
-    offset: IndexArray,
-    length: IndexArray,
-    arena: TokenArena,
-) -> tuple[IndexArray, IndexArray, BoolArray]:
-    """The identical run around each hit, looked at _REACH tokens to either side of its gram.
-
-    Returns (low, high, cut): `cut` has a column for the left and one for the right
-    side, true where the run may go on beyond what was looked at. A hit whose gram is
-    not really identical (a hash collision) gets an empty run.
-    """
-    width = _REACH + GRAM_TOKENS + _REACH
-    there = arena.windows(places, _REACH, GRAM_TOKENS + _REACH)
-    columns = np.arange(-_REACH, GRAM_TOKENS + _REACH)
-    at = start[:, None] + columns
-    from_end = length - offset
-    valid = (
-        (at >= 0)
-        & (at < tokens.size)
-        & (columns >= -offset[:, None])
-        & (columns < from_end[:, None])
+    chunk, start, places = chunk[keep], positions[index[keep]], places[keep]
+    shift = offset[keep] - start
+    # Hits come in target order, and a stable sort leaves those of one line in it.
+    order = np.argsort(_line(chunk, shift), kind="stable")
+    lines = _Lines(
+        chunk=chunk[order],
+        shift=shift[order],
+        start=start[order],
+        place=places[order],
+        length=lengths[chunk[order]],
     )
-    same = valid & (tokens.take(at, mode="clip") == there)
-    gram = same[:, _REACH : _REACH + GRAM_TOKENS].all(axis=1)
-    left = same[:, :_REACH][:, ::-1]
-    right = same[:, _REACH + GRAM_TOKENS : width]
-    cut = np.stack([left.all(axis=1), right.all(axis=1)], axis=1)
-    low = start - np.where(cut[:, 0], _REACH, np.argmin(left, axis=1))
-    high = start + GRAM_TOKENS + np.where(cut[:, 1], _REACH, np.argmin(right, axis=1))
-    return low, np.where(gram, high, low), cut
+    runs, cut = _identical(tokens, lines, arena)
+    return _extended(tokens, runs, cut, read_chunk) if cut.any() else runs
 
 
-def _join(
-    chunk: IndexArray, shift: IndexArray, low: IndexArray, high: IndexArray, cut: BoolArray
-) -> tuple[IndexArray, IndexArray, IndexArray, IndexArray, BoolArray]:
-    """Merge overlapping or touching pieces on the same (chunk, shift) into runs.
+def _line(chunk: IndexArray, shift: IndexArray) -> IndexArray:
+    """One number per (chunk, shift); shifts are shorter than a prompt may be."""
+    line: IndexArray = chunk * (2 * MAX_PROMPT_TOKENS) + (shift + MAX_PROMPT_TOKENS)
+    return line
 
-    Neighbouring fingerprints of one run are at most 17 tokens apart and each piece
-    reaches 16 past its gram, so the pieces of one run touch, and only a fingerprint
-    the table did not keep (boilerplate with too many places) leaves a run `cut`.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lines:
+    """Hits, sorted by line (chunk and shift) and then by where their gram starts."""
+
+    chunk: IndexArray
+    shift: IndexArray
+    start: IndexArray
+    place: IndexArray
+    length: IndexArray
+
+
+def _identical(tokens: TokenArray, lines: _Lines, arena: TokenArena) -> tuple[ChunkRuns, BoolArray]:
+    """Runs of at least 32 tokens in the regions around hits, compared token by token.
+
+    Returned with a mask of those that may go on beyond their region. A region reaches _REACH
+    tokens to either side of its hits' grams; neighbouring hits on one line have one together,
+    so that every token is compared once.
     """
-    order = np.lexsort((high, low, shift, chunk))
-    chunk, shift, low, high = chunk[order], shift[order], low[order], high[order]
-    cut = cut[order]
-    first = np.ones(low.size, dtype=bool)
-    first[1:] = (chunk[1:] != chunk[:-1]) | (shift[1:] != shift[:-1]) | (low[1:] > high[:-1])
-    # Pieces on one line end in the order they start, so the last one ends the run.
+    start = lines.start
+    first = np.ones(start.size, dtype=bool)
+    first[1:] = np.diff(_line(lines.chunk, lines.shift)) != 0
+    first[1:] |= np.diff(start) > _REACH + GRAM_TOKENS + _REACH
     last = np.append(first[1:], True)
-    still_cut = cut[first, 0] | cut[last, 1]
-    return chunk[first], shift[first], low[first], high[last], still_cut
+    chunk, shift = lines.chunk[first], lines.shift[first]
+    least = np.maximum(0, -shift)
+    most = np.minimum(tokens.size, lines.length[first] - shift)
+    low = np.maximum(start[first] - _REACH, least)
+    high = np.minimum(start[last] + GRAM_TOKENS + _REACH, most)
+    # Each hit stands for the tokens up to the next one. Behind a region comes one token that
+    # is never the same, so that runs end with their region.
+    before, after = np.zeros_like(start), np.empty_like(start)
+    before[first] = start[first] - low
+    after[:-1] = np.diff(start)
+    after[last] = high + 1 - start[last]
+    sizes = high + 1 - low
+    same = tokens.take(spread(low, sizes), mode="clip") == arena.around(lines.place, before, after)
+    ends = np.cumsum(sizes)
+    same[ends - 1] = False
+
+    edges = np.flatnonzero(np.diff(same, prepend=False))
+    begin, end = edges[0::2], edges[1::2]
+    long = end - begin >= GUARANTEED_RUN_TOKENS
+    begin, end = begin[long], end[long]
+    region = np.searchsorted(ends, begin, side="right")
+    to_target = (low - ends + sizes)[region]
+    low_of, high_of = begin + to_target, end + to_target
+    cut = ((low_of == low[region]) & (low_of > least[region])) | (
+        (high_of == high[region]) & (high_of < most[region])
+    )
+    grams = start + (ends - sizes - low)[np.cumsum(first) - 1]
+    inside = np.searchsorted(begin, grams, side="right") - np.searchsorted(
+        end, grams + GRAM_TOKENS, side="left"
+    )
+    runs = ChunkRuns(chunk[region], shift[region], low_of, high_of, hits=int(inside.sum()))
+    return runs, cut
+
+
+def _extended(
+    tokens: TokenArray, runs: ChunkRuns, cut: BoolArray, read_chunk: Callable[[int], TokenArray]
+) -> ChunkRuns:
+    """The same runs, those that were cut to their ends.
+
+    Fingerprints of one run are at most 17 tokens apart, so only those the table did not
+    keep (boilerplate with too many places) leave much of a run unseen. It may then have
+    been seen in several regions.
+    """
+    start, end = runs.start.copy(), runs.end.copy()
+    kept = np.ones(start.size, dtype=bool)
+    number, text = -1, tokens
+    before, reach = (-1, 0), 0
+    for i, line in enumerate(zip(runs.chunk.tolist(), runs.shift.tolist(), strict=True)):
+        if line == before and start[i] < reach:
+            kept[i] = False
+            continue
+        chunk, shift = line
+        if cut[i]:
+            if chunk != number:
+                number, text = chunk, read_chunk(chunk)
+            start[i] = _extend_left(tokens, text, int(start[i]), shift)
+            end[i] = _extend_right(tokens, text, int(end[i]), shift)
+        before, reach = line, int(end[i])
+    return ChunkRuns(runs.chunk[kept], runs.shift[kept], start[kept], end[kept], hits=runs.hits)
 
 
 def _extend_right(tokens: TokenArray, text: TokenArray, at: int, shift: int) -> int:

@@ -89,7 +89,7 @@ class TokenArena:
             rows[pages[full], : rest.size] = rest
         self._chunk[pages] = chunk
         self._rank[pages] = np.arange(count, dtype=np.uint32)
-        # The ends link to themselves; `windows` masks what lies outside a chunk anyway.
+        # The ends link to themselves; nobody looks at what lies outside a chunk.
         self._next[pages[:-1]] = pages[1:]
         self._next[pages[-1:]] = pages[-1:]
         self._previous[pages[1:]] = pages[:-1]
@@ -118,19 +118,30 @@ class TokenArena:
         offsets = (self._rank[pages].astype(np.int64) << _SHIFT) | (places & _MASK)
         return self._chunk[pages].astype(np.int64), offsets
 
-    def windows(self, places: IndexArray, before: int, after: int) -> TokenArray:
-        """Tokens around places: shape [n, before + after], column `before` is the place itself.
+    def around(self, places: IndexArray, before: IndexArray, after: IndexArray) -> TokenArray:
+        """Tokens around places, one place's behind the other's: shape [sum(before + after)].
 
-        `before` and `after` are at most a page. Columns outside the chunk hold
-        arbitrary tokens; the caller masks them.
+        Of place i the `before[i]` tokens in front of it and `after[i]` from it on, each at
+        most a page. Those outside the chunk are arbitrary; the caller knows where it ends.
         """
-        columns = np.arange(-before, after)
-        inside = (places & _MASK)[:, None] + columns[None, :]
-        pages = places >> _SHIFT
-        neighbours = np.stack(
-            [self._previous[pages].astype(np.int64), pages, self._next[pages].astype(np.int64)],
-            axis=1,
-        )
-        page = np.take_along_axis(neighbours, (inside >> _SHIFT) + 1, axis=1)
-        around: TokenArray = self._tokens[(page << _SHIFT) | (inside & _MASK)]
+        pages, inside = places >> _SHIFT, places & _MASK
+        left = np.maximum(before - inside, 0)
+        right = np.maximum(inside + after - PAGE_TOKENS, 0)
+        # A place's tokens lie in up to three pages, and inside a page they are neighbours.
+        first = np.empty((places.size, 3), dtype=np.int64)
+        first[:, 0] = (self._previous[pages].astype(np.int64) << _SHIFT) + PAGE_TOKENS - left
+        first[:, 1] = places - before + left
+        first[:, 2] = self._next[pages].astype(np.int64) << _SHIFT
+        sizes = np.stack((left, before + after - left - right, right), axis=1).reshape(-1)
+        index = spread(first.reshape(-1), sizes)
+        around: TokenArray = self._tokens.take(index, mode="clip")
         return around
+
+
+def spread(first: IndexArray, sizes: IndexArray) -> IndexArray:
+    """The ranges [first, first + size) one behind the other, shape [sum(sizes)]."""
+    ends = np.cumsum(sizes)
+    total = int(ends[-1]) if ends.size else 0
+    ranges: IndexArray = np.repeat(first - ends + sizes, sizes)
+    ranges += np.arange(total)
+    return ranges

@@ -24,7 +24,7 @@ PLAIN = {
     "fetches_failed": "Donors of other machines that were worth fetching and did not come.",
     "shadow_samples": "Reused requests that were also computed cold.",
     "load_failures": "Loads that failed and were computed exactly.",
-    "deferred_steps": "Steps requests waited for blocks being written, or for the hole budget.",
+    "deferred_steps": "Steps requests waited for the hole budget, or for their plan.",
 }
 """Counters without a label."""
 TIMES = {

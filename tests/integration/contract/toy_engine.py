@@ -26,7 +26,7 @@ from semblend.integration.modes import Mode
 from semblend.integration.scheduler.orders import StepOrders
 from semblend.integration.scheduler.port import Loan, Step
 from semblend.integration.scheduler.request import Arrival
-from semblend.integration.scheduler.setup import CaptureRules, SchedulerSetup
+from semblend.integration.scheduler.setup import PLAN_SECONDS, CaptureRules, SchedulerSetup
 from semblend.integration.scheduler.side import SchedulerSide
 from semblend.integration.worker.donors import DonorRoom
 from semblend.integration.worker.port import KvAccess, OneRank, Watch
@@ -152,7 +152,7 @@ class ToyPasses:
 class ToyEngine:
     """One request at a time; the calls to both sides come in the order the ports ask for."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, plan_seconds: float = PLAN_SECONDS, **settings: Any) -> None:
         self.cache = ToyCache(BLOCKS)
         self.model = ToyModel(self.cache)
         self.jobs: dict[str, Job] = {}
@@ -176,6 +176,7 @@ class ToyEngine:
             block_size=ToyCache.block_size,
             hole_budget=STEP_TOKENS,
             step_tokens=STEP_TOKENS,
+            plan_seconds=plan_seconds,
             cost=CostModel.for_model(
                 parameters=1_000_000_000, layers=LAYERS, query_heads=2, head_dim=16
             ),

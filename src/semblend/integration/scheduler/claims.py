@@ -21,8 +21,9 @@ from semblend.core.plan import Plan
 from semblend.integration.audit import PLANNED, AuditStream
 from semblend.integration.modes import Mode
 from semblend.integration.plan_cuts import within_hole_budget
-from semblend.integration.probing import probes, tokens_to_compute
+from semblend.integration.probing import probes
 from semblend.integration.scheduler.exchange import RemoteDonors
+from semblend.integration.scheduler.plan_ration import PlanRation
 from semblend.integration.scheduler.planner import Planner
 from semblend.integration.scheduler.port import EngineRequest
 from semblend.integration.scheduler.request import Request, Stage
@@ -42,7 +43,7 @@ _ADVERTISED = {
 
 
 class Claims:
-    """Makes claims for requests; owns the hole budget of the step being scheduled."""
+    """Makes claims for requests; owns the budgets of the step being scheduled."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class Claims:
         remote: RemoteDonors | None,
         objection: Callable[[Request[Any]], str | None],
     ) -> None:
-        """Start with a whole budget.
+        """Start with whole budgets.
 
         Parameters
         ----------
@@ -72,6 +73,7 @@ class Claims:
         self._remote = remote
         self._objection = objection
         self._hole_budget = self._holes_left = setup.hole_budget
+        self._ration = PlanRation(setup.plan_seconds)
         self._stopped: str | None = None
 
     @property
@@ -84,8 +86,13 @@ class Claims:
         self._stopped = why
 
     def next_step(self) -> None:
-        """A step was scheduled: the next one has the whole hole budget."""
+        """A step was scheduled: the next one has whole budgets."""
         self._holes_left = self._hole_budget
+        self._ration.next_step()
+
+    def step_done(self) -> None:
+        """The engine has run a step."""
+        self._ration.step_done()
 
     def admitted(self, request: Request[EngineRequest]) -> None:
         """A claim was allocated and takes its part of this step's budget."""
@@ -115,10 +122,13 @@ class Claims:
             return NOTHING
         if request.ladder_id is not None:
             plan = self._staged.plan(request, computed_tokens)
+            if plan is None:
+                return NOTHING
         else:
             plan = self._planned(request, computed_tokens)
-        if plan is None:
-            return NOTHING
+            if plan is None:
+                self._stats.count("deferred_steps")
+                return ASK_AGAIN
         if self._waits_for_remote(request, plan, computed_tokens):
             return ASK_AGAIN
         if not self._may_claim(request, plan):
@@ -137,26 +147,35 @@ class Claims:
             and self._remote.waits_for(request, plan, computed_tokens)
         )
 
-    def _planned(self, request: Request[EngineRequest], computed_tokens: int) -> Plan:
-        """The request's plan, made once for one set of donors."""
-        made_for = (computed_tokens, self._planner.generation)
-        known = request.plan_for(made_for)
-        if known is not None:
+    def _planned(self, request: Request[EngineRequest], computed_tokens: int) -> Plan | None:
+        """The request's plan, made once for one set of donors; None where the ration is spent."""
+        generation = self._planner.generation
+        known = request.plan_for(computed_tokens)
+        if known is not None and (request.generation == generation or self._serves(request, known)):
             return known
+        if not self._ration.asks():
+            return None
         started = time.perf_counter()
         first = request.plan is None
-        plan = self._planner.plan(
-            request.tokens,
-            request.namespace,
-            account=request.account,
-            exact_tokens=computed_tokens,
-            policy=request.arrival.policy,
-        )
-        request.planned(plan, made_for)
+        with self._ration.spending():
+            plan = self._planner.plan(
+                request.tokens,
+                request.namespace,
+                account=request.account,
+                exact_tokens=computed_tokens,
+                policy=request.arrival.policy,
+            )
+        request.planned(plan, computed_tokens, generation=generation)
         self._stats.time("lookup", time.perf_counter() - started)
         if first:
             self._audit_lookup(request, plan)
         return plan
+
+    def _serves(self, request: Request[EngineRequest], plan: Plan) -> bool:
+        """Whether a plan made for other donors is kept rather than made anew."""
+        if self._ration.renews or not plan.executable:
+            return False
+        return self._planner.still_held(request.offer(plan).reuse.donor_ids)
 
     def _may_claim(self, request: Request[EngineRequest], plan: Plan) -> bool:
         if not plan.executable:
@@ -189,11 +208,13 @@ class Claims:
             why = f"computing the prompt once for {samples} samples is cheaper"
             request.decline(DeclineReason.NOT_WORTH_IT, why)
             return NOTHING
-        cut = within_hole_budget(plan, self._hole_budget)
+        cut: Plan | None = plan
+        if request.offer(plan).pass_tokens > self._hole_budget:
+            cut = within_hole_budget(plan, self._hole_budget)
         if (
             cut is None
             or cut.end <= computed_tokens
-            or (holes := tokens_to_compute(cut)) > self._hole_budget
+            or (holes := request.offer(cut).pass_tokens) > self._hole_budget
         ):
             request.decline(DeclineReason.NO_CAPACITY, "more tokens than one pass may compute")
             return NOTHING
@@ -204,6 +225,7 @@ class Claims:
             request.account.claimed(cut)
         first = request.reuse is None
         claim = request.make_claim(cut)
+        self._ration.claimed()
         if first:
             self._advertise(request, cut)
         return claim.end - computed_tokens
@@ -215,7 +237,7 @@ class Claims:
             plan is None
             or probes(plan)  # what its policy chose the first time is not known here
             or computed_tokens >= plan.end
-            or not self._planner.still_held(plan)
+            or not self._planner.still_held(plan.donor_ids)
         ):
             return NOTHING
         rest = (span.clipped(computed_tokens, plan.end) for span in plan.spans)
@@ -231,6 +253,7 @@ class Claims:
         holes = sum(map(len, again.holes))
         if holes > self._holes_left:
             return ASK_AGAIN
+        self._ration.claimed()
         return request.make_claim(again).end - computed_tokens
 
     # -- saying so -------------------------------------------------------------------

@@ -8,7 +8,7 @@ held donors are in the index, so a donor that can be found can be loaded.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from semblend.core.account import Account
@@ -170,9 +170,9 @@ class Planner:
             account.claimed(plan)
         return plan
 
-    def still_held(self, plan: Plan) -> bool:
-        """Whether every donor of a plan is still there."""
-        return all(self.pipeline.holds(donor_id) for donor_id in plan.donor_ids)
+    def still_held(self, donor_ids: Iterable[str]) -> bool:
+        """Whether all of these donors are still there."""
+        return all(map(self.pipeline.holds, donor_ids))
 
     def _cut_to(self, mode: ReuseMode, plan: Plan) -> Plan:
         if mode == Mode.EXACT_PREFIX:

@@ -74,6 +74,8 @@ class Claim:
     """First position behind the claim."""
     pass_tokens: int
     """Tokens computed in passes of ours: holes, recompute runs, what a policy looks at."""
+    reuse: Reuse
+    """What it supplies, if the plan is carried out as it stands."""
 
     @classmethod
     def of(cls, plan: Plan, prompt_tokens: int) -> Claim:
@@ -84,7 +86,7 @@ class Claim:
         of a prompt itself whatever is claimed.
         """
         end = prompt_tokens if probes(plan) else plan.end
-        return cls(plan=plan, end=end, pass_tokens=tokens_to_compute(plan))
+        return cls(plan=plan, end=end, pass_tokens=tokens_to_compute(plan), reuse=Reuse.of(plan))
 
 
 class Request(Generic[Handle]):
@@ -94,10 +96,12 @@ class Request(Generic[Handle]):
         "_before_claim",
         "_capture_decided",
         "_made_for",
+        "_offer",
         "account",
         "arrival",
         "asked_elsewhere",
         "claim",
+        "generation",
         "notes",
         "plan",
         "reuse",
@@ -113,6 +117,8 @@ class Request(Generic[Handle]):
         self.stage = Stage.SEEN
         self.plan: Plan | None = None
         self.claim: Claim | None = None
+        self.generation = 0
+        """The set of donors that the plan was made for, where an adapter counts them."""
         self.reuse: Reuse | None = None
         """What the claim supplies, corrected by the workers' word."""
         self.tainted = False
@@ -127,6 +133,7 @@ class Request(Generic[Handle]):
         """What else the response should say (a ladder's rungs)."""
         self._before_claim = Stage.SEEN
         self._made_for: object = None
+        self._offer: Claim | None = None
         self._capture_decided = False
 
     # -- what it is --------------------------------------------------------------------
@@ -164,12 +171,18 @@ class Request(Generic[Handle]):
     # -- planning ----------------------------------------------------------------------
 
     def plan_for(self, made_for: object) -> Plan | None:
-        """The plan that was made for this exact prefix and these donors, if there is one."""
+        """The plan that was made for this exact prefix, if there is one."""
         return self.plan if self.plan is not None and self._made_for == made_for else None
 
-    def planned(self, plan: Plan, made_for: object) -> None:
-        """A plan was made."""
-        self.plan, self._made_for = plan, made_for
+    def planned(self, plan: Plan, made_for: object, *, generation: int = 0) -> None:
+        """A plan was made for an exact prefix and a set of donors."""
+        self.plan, self._made_for, self.generation = plan, made_for, generation
+
+    def offer(self, plan: Plan) -> Claim:
+        """The claim that carries `plan` out; a request that waits is asked for it every step."""
+        if self._offer is None or self._offer.plan is not plan:
+            self._offer = Claim.of(plan, len(self.tokens))
+        return self._offer
 
     def decline(self, reason: DeclineReason, detail: str = "") -> None:
         """Remember why this request is computed."""
@@ -180,11 +193,11 @@ class Request(Generic[Handle]):
     def make_claim(self, plan: Plan) -> Claim:
         """Tell the engine that `plan` can be carried out; the first time it is the whole plan."""
         self._expect(Stage.SEEN, Stage.LOADED, doing="claim")
+        claim = self.claim = self.offer(plan)
         if not self.was_loaded:
-            self.plan, self.reuse = plan, Reuse.of(plan)
+            self.plan, self.reuse = plan, claim.reuse
         self._before_claim, self.stage = self.stage, Stage.CLAIMED
-        self.claim = Claim.of(plan, len(self.tokens))
-        return self.claim
+        return claim
 
     def withdraw(self) -> None:
         """A claim that was not taken leaves no trace."""
@@ -226,7 +239,7 @@ class Request(Generic[Handle]):
         """Its slots are gone, and what they held: it starts anew if it comes back."""
         self._expect(*(stage for stage in Stage if stage is not Stage.ENDED), doing="start anew")
         self.stage, self.claim, self.reuse = Stage.SEEN, None, None
-        self.plan, self._made_for = None, None
+        self.plan, self._made_for, self._offer = None, None, None
         self.was_loaded = False
 
     def ended(self) -> None:

@@ -17,6 +17,7 @@ from semblend.planning.boundaries import Boundaries
 from semblend.planning.certificates import Standing
 from semblend.planning.cost import CostModel
 
+PLAN_SECONDS = 0.0015
 Decoder = Callable[[TokenArray], str]
 
 
@@ -50,6 +51,8 @@ class SchedulerSetup:
     """Hole tokens one nested pass may compute."""
     step_tokens: int
     """Tokens one step of the engine computes at most."""
+    plan_seconds: float = PLAN_SECONDS
+    """Time a short step may spend on plans; see `PlanRation`."""
     cost: CostModel
     standing: Standing = field(default_factory=Standing)
     """What certificates say about the model; asked in mode `segmented` only."""

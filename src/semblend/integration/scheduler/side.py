@@ -356,6 +356,7 @@ class SchedulerSide(Generic[EngineHandle]):
         """Settle what the workers report."""
         with beside("settle a step"):
             self.clock.step_done()
+            self._claims.step_done()
             self._held.freed(freed or ())
             if report is None:
                 return
