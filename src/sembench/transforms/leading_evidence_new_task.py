@@ -25,8 +25,8 @@ class LeadingEvidenceNewTask(Transform):
 
     name = "leading_evidence_new_task"
     summary = (
-        "The recipient begins with a document that the donor holds behind an instruction, "
-        "and goes on with another task."
+        "The recipient begins with a document that the donor holds after an instruction, "
+        "and continues with another task."
     )
     reuse = Reuse.SEMANTIC
     shape = Shape.PREFIX

@@ -14,7 +14,7 @@ class SameEvidenceNewTask(Transform):
     """The task in front of the document changes."""
 
     name = "same_evidence_new_task"
-    summary = "Recipient and donor hold the same document behind different tasks."
+    summary = "Recipient and donor hold the same document after different tasks."
     reuse = Reuse.SEMANTIC
     enterprise_shape = "shared_evidence"
 

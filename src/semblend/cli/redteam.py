@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from semblend.core.errors import SettingsError
@@ -81,7 +82,7 @@ def _attack(
     from semblend.quality.lab import Lab
     from semblend.quality.redteam.jobs import RedTeamJob, attack, attack_in_processes
 
-    with console.status(f"loading {model}"):
+    with console.status(escape(f"loading {model}")):
         loaded = load_model(model, device=device, dtype=dtype)
     spec, drift = _policy(loaded, policy)
     output.mkdir(parents=True, exist_ok=True)

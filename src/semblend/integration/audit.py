@@ -31,7 +31,7 @@ SCHEMA_VERSION = 2
 MAX_BYTES = 256 * 2**20
 FILES = 5
 PLANNED = "planned"
-"""The reason of a lookup hit that is going to be carried out."""
+"""The reason of a lookup hit that will be carried out."""
 _QUEUED_RECORDS = 4096
 _REMEMBERED_REQUESTS = 65_536
 
@@ -60,7 +60,7 @@ class AuditStream:
         self._max_bytes = max_bytes
         self._files = files
         self._spoken: OrderedDict[str, None] = OrderedDict()
-        """Requests that had their INFO line."""
+        """Requests that already have their INFO line."""
         self._queue: queue.Queue[str | None] | None = None
         self._thread: threading.Thread | None = None
         if path is not None:
@@ -96,7 +96,7 @@ class AuditStream:
     def donor_registered(
         self, request_id: str, *, donor_id: str, namespace: str, tokens: int, blocks: int
     ) -> None:
-        """A prompt's K/V is held by every rank and may be found."""
+        """A prompt's K/V is held by every rank and can be found."""
         self._logger.log(
             self._level(request_id),
             "SemBlend donor registered request_id=%s namespace=%s tokens=%d blocks=%d",
@@ -191,7 +191,7 @@ class AuditStream:
     def materialised(
         self, request_id: str, *, donor_id: str, tokens: int, layers: int, **fields: Any
     ) -> None:
-        """Every rank confirmed that donor K/V is in place. This alone is reuse."""
+        """Every rank confirmed that donor K/V is in place. Only this is reuse."""
         self._logger.log(
             self._level(request_id),
             "SemBlend materialized request_id=%s donor_id=%s tokens=%d",
@@ -250,7 +250,7 @@ class AuditStream:
     # -- writing -------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Wait until everything said so far is in the file."""
+        """Wait until every record so far is in the file."""
         if self._queue is not None:
             self._queue.join()
 

@@ -15,7 +15,7 @@ class RotatingLines:
         Parameters
         ----------
         max_bytes
-            Size above which the file is put aside; 0 lets it grow.
+            Size above which the file is rotated; 0 lets it grow.
         files
             Files kept in all, the one being written included.
 
@@ -32,7 +32,7 @@ class RotatingLines:
         self._size = path.stat().st_size
 
     def write(self, line: str) -> None:
-        """Append one line; the file is put aside first where it would grow too large."""
+        """Append one line; rotate the file first if it would grow too large."""
         data = line + "\n"
         size = len(data.encode())
         if self._max_bytes and self._size and self._size + size > self._max_bytes:

@@ -31,7 +31,7 @@ def standing_of(
     revision: str | None = None,
     can_run: Callable[[str], bool] | None = None,
 ) -> Standing:
-    """The certificate of these very weights that holds, or why none does. Never raises.
+    """The valid certificate for exactly these weights, or why there is none. Never raises.
 
     A certificate holds for its policy: where the engine cannot run that (`can_run`), for none.
     """
@@ -63,7 +63,7 @@ def uncertified_standing(
         folders = certificate_folders(settings.certificate_dir)
         table = None if fingerprint is None else find_depth_table(fingerprint, dtype, folders)
         if table is not None:
-            read_table(table)  # no certificate vouches for it: one that is damaged is not used
+            read_table(table)  # no certificate covers it: a damaged table is not used
         return Standing(depth_table=table)
     except Exception:
         logger.warning("no table of depth drift for %s", name, exc_info=True)

@@ -13,8 +13,8 @@ LABELLED_COUNTERS = {
 TOKEN_SOURCES = ("exact", "reused", "recomputed", "computed")
 """Where a prompt token's K/V came from; together they are the prompt."""
 REUSABLE = "reusable"
-"""Beside them: tokens that were computed although a donor has them, because none may be loaded
-(discovery only, or no certificate). They are among the computed ones, so sums leave them out."""
+"""Counted in addition: tokens that were computed although a donor has them, because loading is not
+allowed (discovery only, or no certificate). They are also in `computed`, so sums leave them out."""
 
 
 def tokens_by_source(settlement: Settlement) -> dict[str, int]:

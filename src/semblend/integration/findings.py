@@ -1,4 +1,4 @@
-"""What a check of an installation came to: the words of `semblend doctor`."""
+"""Results of checking an installation, as `semblend doctor` prints them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Verdict(StrEnum):
 
     OK = "ok"
     NOTE = "note"
-    """Works, and there is something to know."""
+    """Works, with something to note."""
     REFUSED = "refused"
     """K/V would not be loaded, or the engine would not start."""
 

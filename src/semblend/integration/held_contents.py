@@ -1,4 +1,4 @@
-"""Which prompts are donors already: the same tokens are kept once."""
+"""Which prompts are already donors: the same tokens are kept once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class HeldContents:
         self._lock = threading.Lock()
 
     def holds(self, tokens: TokenArray, namespace: Namespace) -> bool:
-        """Whether a donor with exactly these tokens exists or is on its way."""
+        """Whether a donor with exactly these tokens exists or is being captured."""
         return _content(tokens, namespace) in self._donors
 
     def reserve(self, donor_id: str, tokens: TokenArray, namespace: Namespace) -> bool:
@@ -32,7 +32,7 @@ class HeldContents:
             return True
 
     def release(self, donor_id: str) -> None:
-        """The donor is no more; nothing happens if it never was."""
+        """Remove the donor; does nothing if there was none."""
         with self._lock:
             content = self._contents.pop(donor_id, None)
             if content is not None:

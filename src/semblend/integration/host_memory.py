@@ -11,9 +11,9 @@ from pathlib import Path
 from semblend.core.errors import SettingsError
 
 _SHARE_OF_ALL = 4
-"""Donors take at most one in so many bytes, all ranks of a machine together, ..."""
+"""Donors take at most one in this many bytes, all ranks of a machine together, ..."""
 _SHARE_OF_FREE = 2
-"""... and one in so many of those that are free."""
+"""... and one in this many of those that are free."""
 _UNKNOWN_BYTES = 2 << 30
 """Where the system does not say."""
 _LEAST_BYTES = 1 << 20
@@ -36,7 +36,7 @@ class HostMemory:
         group = root / "sys/fs/cgroup"
         limit, used = _number(group / "memory.max"), _number(group / "memory.current")
         if limit is not None and used is not None and limit < total:
-            # Cached files go when memory is needed.
+            # Cached files are dropped when memory is needed.
             cached = _numbers(group / "memory.stat").get("inactive_file", 0)
             total, free = limit, min(free, limit - used + cached)
         return cls(total_bytes=total, free_bytes=max(0, free))
@@ -48,7 +48,7 @@ def donor_bytes(asked: int | None, *, ranks: int, memory: HostMemory | None) -> 
     Raises
     ------
     SettingsError
-        If more was asked for than is free.
+        If more was requested than is free.
     """
     if asked is None:
         if memory is None:

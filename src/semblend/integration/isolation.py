@@ -1,4 +1,4 @@
-"""What keeps users of one engine apart, as namespaces name it: salts are never revealed.
+"""What separates the users of one engine, as namespaces name it: salts are never revealed.
 
 Salts are compared byte for byte: `"acme"` and `"acme "` are two of them. Only None is no salt here.
 Where an engine takes an empty salt for none, its adapter says so before it asks for a name.

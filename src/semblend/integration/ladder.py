@@ -1,15 +1,15 @@
 """The staged ladder: segmented reuse with an engine's public API alone.
 
-Where an engine gives no access to its model, holes cannot be computed in a pass of
-our own. They can be computed by ordinary requests: submit the prompt up to the end of the
+Where an engine gives no access to its model, holes cannot be computed in our own
+pass. They can be computed by ordinary requests: submit the prompt up to the end of the
 first hole under a private cache salt, then up to the end of the second, and so on.
 Each rung finds the one below it in the engine's exact prefix cache, the connector
 supplies the span that follows, and the engine's own forward computes the hole. The
-last rung is the prompt itself. Nothing is poisoned: everything stands under a salt
-that nobody else has.
+last rung is the prompt itself. Nothing is poisoned: everything is under a salt that no
+other request has.
 
 Engines cache whole blocks, so a rung must end on a block boundary: every hole is
-widened to the next one (the first tokens of the span behind it are computed). Rungs
+widened to the next one (the first tokens of the span after it are computed). Rungs
 are values, made by :func:`rungs_of`; the connector keeps them in a
 :class:`LadderBook` and a client climbs them with :func:`climb`.
 """
@@ -31,7 +31,7 @@ from semblend.core.tokens import TokenArray
 LADDER_MARK = "semblend-ladder:"
 """Stands before the ladder's id in a rung's cache salt."""
 SALT_MARK = f"|{LADDER_MARK}"
-"""The same behind a user's own salt, an empty one included."""
+"""The same after a user's own salt, an empty one included."""
 PROMPT_KEY = "ladder_prompt"
 """Where the first rung carries the whole prompt's token ids, in the engine's parameters."""
 ENDS_KEY = "ladder_ends"
@@ -46,7 +46,7 @@ Reply = TypeVar("Reply")
 def new_salt(user_salt: str | None) -> str:
     """A private cache salt for one ladder of a user with this salt of their own.
 
-    The user's salt stays part of it: whoever knows it could have used it directly, so
+    The user's salt stays part of it: a caller who knows it could have used it directly, so
     a ladder can reach no donors that an ordinary request could not.
     """
     before = LADDER_MARK if user_salt is None else user_salt + SALT_MARK
@@ -120,7 +120,7 @@ class LadderPlan:
 
     @classmethod
     def of(cls, plan: Plan, tokens: TokenArray, block_size: int) -> LadderPlan | None:
-        """The ladder that carries a plan out; None if there is nothing to climb for."""
+        """The ladder that carries out a plan; None if there is nothing to gain."""
         rungs = rungs_of(plan, block_size) if plan.executable else ()
         return cls(plan=plan, tokens=tokens, rungs=rungs) if rungs else None
 
@@ -168,7 +168,7 @@ class LadderPlan:
 
 
 class LadderBook:
-    """Ladders that are being climbed, by id; the oldest make room. Bounded in number."""
+    """Ladders being climbed, by id; the oldest are dropped. Bounded in number."""
 
     def __init__(self, limit: int = 1024) -> None:
         self._limit = limit

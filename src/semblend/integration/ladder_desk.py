@@ -1,6 +1,6 @@
-"""Where ladder clients ask: plans before the first rung, and the truth after the last.
+"""Where ladder clients ask: for a plan before the first rung, for the result after the last.
 
-Where an engine's requests and answers have no room for a connector's words, a client asks
+Where an engine's requests and answers have no room for a connector's fields, a client asks
 here instead, in the engine's own process or over a socket. The plan, the rungs and the
 climbing are those of :mod:`semblend.integration.ladder`; only the way to the planner
 differs.
@@ -109,7 +109,7 @@ class Ladders:
         return ladder.rung_plan(prompt, computed_tokens, block_size=self._block_size)
 
     def dispatched(self, ladder_id: str) -> None:
-        """A rung's load is on its way."""
+        """A rung's load has been ordered."""
         climb = self._climbs.get(ladder_id)
         if climb is not None:
             climb.dispatched += 1

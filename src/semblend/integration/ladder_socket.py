@@ -1,7 +1,7 @@
 """The desk over a Unix socket: a line of JSON in, a line of JSON out.
 
-The executor is a process of its own in most deployments; clients ask it here. The
-socket's file has mode 0600: whoever may connect could submit prompts just as well.
+The executor is a separate process in most deployments; clients ask it here. The
+socket's file has mode 0600: a caller that may connect could also submit prompts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DeskServer:
         Raises
         ------
         SettingsError
-            If there is something at `path` that is no socket, or it cannot be made.
+            If `path` exists and is no socket, or the socket cannot be made.
         """
         self._path = path
         try:

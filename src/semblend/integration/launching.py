@@ -23,7 +23,7 @@ def flags_of(
     server
         What is started, for people.
     help_of
-        The command that tells the server's own flags.
+        The command that lists the server's own flags.
     page
         The page that lists the options.
     """

@@ -1,4 +1,4 @@
-"""Having an engine's own log say what its adapter says."""
+"""Routes an adapter's log lines into its engine's own log."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ from semblend.core.namespace import Namespace
 
 _HEADER_BYTES = 1 << 20
 _PROCESS = secrets.token_hex(16)
-"""Stands in for a revision nobody states: equal to itself, in this process only."""
+"""Stands in for an unstated revision: equal to itself, in this process only."""
 
 
 def weights_folder(name: str, revision: str | None = None) -> Path | None:
-    """Where the files of a folder or hub name lie on disk; nothing is downloaded."""
+    """Where the files of a folder or hub name are on disk; nothing is downloaded."""
     folder = Path(name)
     if folder.is_dir():
         return folder
@@ -43,8 +43,8 @@ def content_fingerprint(folder: Path | None, hf_config: Any) -> str | None:
 def weights_by_content(name: str, hf_config: Any, revision: str | None = None) -> str:
     """What pins the weights on every machine that has them: all their bytes, where they are files.
 
-    A large model is read once more at start; files of the hub's cache are named by their
-    content already.
+    A large model is read once more at start; files in the hub's cache are already named by
+    content.
     """
     fingerprint = content_fingerprint(weights_folder(name, revision), hf_config)
     return f"weights:{fingerprint}" if fingerprint else _revision(hf_config, revision)
@@ -75,7 +75,7 @@ def rope_name(text_config: Any) -> str:
     try:
         return RotarySpec.from_config(text_config).fingerprint()
     except UnsupportedRotaryError:
-        # Discovery runs with any model; what its configuration says tells two of them apart.
+        # Discovery runs with any model; the configuration distinguishes them.
         stated = getattr(text_config, "rope_parameters", None)
         return "unmovable:" + json.dumps(stated, sort_keys=True, default=str)
 

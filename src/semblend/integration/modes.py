@@ -19,12 +19,12 @@ class ReuseMode(StrEnum):
 
     @property
     def segmented(self) -> bool:
-        """Whether holes may stand between what is loaded."""
+        """Whether there may be holes between what is loaded."""
         return self.value in ("segmented", "segmented_experimental")
 
     @property
     def standing(self) -> str:
-        """What stands behind its loads: exact, certified or experimental."""
+        """What backs its loads: exact, certified or experimental."""
         if self.uncertified:
             return "experimental"
         return "exact" if self.value == "exact_prefix" else "certified"
@@ -41,9 +41,9 @@ class Mode(ReuseMode):
     DISCOVERY_ONLY = "discovery_only"
     """Find and report; nothing is captured or loaded."""
     EXACT_PREFIX = "exact_prefix"
-    """Load K/V of an identical prefix that the engine's own cache has lost: exact."""
+    """Load K/V of an identical prefix that the engine's own cache has evicted: exact."""
     REQUEST_ONLY_EXPERIMENTAL = "request_only_experimental"
-    """Load what covers the prompt's beginning without a hole, for this request alone."""
+    """Load an unbroken run from the prompt's beginning, for this request only."""
     SEGMENTED_EXPERIMENTAL = "segmented_experimental"
     """Load spans anywhere, without a certificate; every response says so."""
     SEGMENTED = "segmented"
@@ -60,12 +60,12 @@ class Execution(StrEnum):
 
 
 class Provider(StrEnum):
-    """Who discovers donors."""
+    """How donors are discovered."""
 
     LOCAL = "local"
     """Token fingerprints only."""
     SEMBLEND = "semblend"
-    """Fingerprints, and donors of similar meaning as evidence, on a thread of their own."""
+    """Fingerprints, and donors of similar meaning as evidence, on a separate thread."""
 
 
 class CapturePolicy(StrEnum):

@@ -9,9 +9,9 @@ from semblend.core.plan import Hole, Plan, Span
 
 
 def ending_at(plan: Plan, end: int) -> Plan | None:
-    """The part of a plan in front of target position `end`; None if no span is left.
+    """The part of a plan before target position `end`; None if no span is left.
 
-    Also the part behind a longer region's end is dropped with its recompute runs.
+    What lies after a longer region's end is dropped too, with its recompute runs.
     """
     spans = (span.clipped(plan.exact_tokens, end) for span in plan.spans)
     kept = tuple(span for span in spans if span is not None)

@@ -1,4 +1,4 @@
-"""Dynamic recompute policies inside somebody else's engine: what they may ask.
+"""Dynamic recompute policies inside a third-party engine: what they may ask.
 
 A dynamic policy looks at what the model does with the borrowed K/V before it chooses.
 Once the spans are in place, an adapter runs the tail over them in a nested pass and reads
@@ -73,7 +73,7 @@ def can_probe(spec: str) -> bool:
 
 
 def declined_unprobed(plan: Plan) -> Plan:
-    """A plan whose policy asks for more than the engine at hand can tell: never run without."""
+    """A plan whose policy asks for more than this engine can answer: never run without it."""
     return plan.declined(DeclineReason.UNSUPPORTED, f"{plan.policy} {UNPROBED}")
 
 

@@ -92,7 +92,7 @@ def test_segmented_without_a_certificate_is_discovery(make_engine, caplog):
     assert answer.semblend["reason"] == "no_certificate"
     assert answer.cached_tokens == 0
     assert len(engine.worker.donors) == 0, "K/V that may not be loaded is not kept"
-    settled = engine.scheduler.bridge.pipeline.ledger.recent()[-1]
+    settled = engine.scheduler.planner.pipeline.ledger.recent()[-1]
     assert 300 < settled.reusable_tokens <= 420
     assert settled.reusable_tokens < settled.computed_tokens, "they are computed all the same"
 

@@ -9,9 +9,9 @@ import pytest
 from semblend.planning.policies.base import known_policies, policy_from_spec
 from tests.integration.models import joined, random_tokens
 
-DOCUMENT = random_tokens(420, seed=141)
+DOCUMENT = random_tokens(840, seed=141)
 DONOR = joined(random_tokens(50, seed=142), DOCUMENT, random_tokens(20, seed=143))
-EDITED = joined(DOCUMENT[:200], random_tokens(3, seed=144), DOCUMENT[203:])
+EDITED = joined(DOCUMENT[:420], random_tokens(3, seed=144), DOCUMENT[423:])
 TARGET = joined(random_tokens(110, seed=145), EDITED, random_tokens(33, seed=146))
 SPECS = sorted({spec for name, cls in known_policies().items() for spec in (name, *cls.grid)})
 UNSUPPORTED = re.compile(r"depth_shift|kv_deviation|edit_dependents\(\d+, \d+, \d+, 0\.0*[1-9]")

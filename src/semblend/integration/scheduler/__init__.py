@@ -1,1 +1,1 @@
-"""What every adapter does beside its engine's scheduler: from a prompt to a settled account."""
+"""The scheduler side of every adapter: from a prompt to a settled account."""

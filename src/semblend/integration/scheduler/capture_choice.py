@@ -1,4 +1,4 @@
-"""Which prompts become donors: the rules, the request's own wish, and what can never be one."""
+"""Which prompts become donors: the rules, the request's own choice, and what never qualifies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUEUE_FULL = "capture_write_queue_full"
 
 
 def skip_reason(request: Request[Any], rules: CaptureRules, *, pending: int) -> str | None:
-    """Why a prompt is not kept, if so.
+    """Why a prompt is not kept; None if it is.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Ordering captures, and what becomes of them: the life of a donor in the scheduler."""
+"""Orders captures and follows them: the life of a donor in the scheduler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger("semblend.adapter")
 
 @dataclass(slots=True)
 class _Pending:
-    """A capture on its way: whose blocks it reads, and on how many ranks."""
+    """A capture in progress: whose blocks it reads, and on how many ranks."""
 
     request_id: str
     ranks_left: int
@@ -50,9 +50,9 @@ class Captures:
         blocks_of
             The blocks that hold a live request's K/V.
         register
-            Lets a donor that every rank has stored be found.
+            Makes a donor that every rank has stored available for lookup.
         share
-            What a donor being captured is called among other machines, if it is to be shared.
+            The fleet-wide name of a donor being captured, if it is shared.
         """
         self._setup = setup
         self._planner = planner
@@ -68,7 +68,7 @@ class Captures:
         """Prompts that the step being built finishes: request and tokens."""
 
     def stop(self, why: str) -> None:
-        """Keep no prompt any more."""
+        """Stop keeping prompts."""
         self._stopped = why
 
     def is_pending(self, request_id: str) -> bool:
@@ -92,7 +92,7 @@ class Captures:
             try:
                 order = self._order(request)
             except Exception as error:
-                # A donor the less; this step's loads must reach the workers all the same.
+                # Losing a donor is harmless; this step's loads must still reach the workers.
                 logger.warning("SemBlend did not keep %s: %s", request_id, error)
                 self._audit.event("donor_registration_failed", request_id, reason=repr(error))
                 continue
@@ -101,7 +101,7 @@ class Captures:
         return orders
 
     def settle(self, report: WorkerReport) -> None:
-        """Register what every rank has stored; drop what one rank has not, or has lost."""
+        """Register what every rank has stored; drop what any rank has not stored, or has lost."""
         for donor_id, ranks in report.captured.items():
             offer = self._planner.stored(donor_id, ranks)
             if offer is not None and self._registered(offer):
@@ -141,7 +141,7 @@ class Captures:
             self._audit.event("donor_registration_skipped", request.request_id, reason=skip)
             return None
         if not self._may_load:
-            # For discovery its tokens matter; nobody keeps its K/V.
+            # Discovery needs only its tokens; its K/V is not kept.
             if self._planner.stored(offer.donor_id, self._setup.ranks) is not None:
                 self._registered(offer)
             return None
@@ -166,7 +166,7 @@ class Captures:
 
     @property
     def _may_load(self) -> bool:
-        """Whether K/V that is kept may be loaded; a certificate may run out under the engine."""
+        """Whether kept K/V may be loaded; a certificate may expire while the engine runs."""
         return self._setup.may_load and self._planner.allows_loads
 
     def _registered(self, offer: Offer) -> bool:

@@ -5,8 +5,8 @@ state changes before the engine allocates.
 
 Every claim is asynchronous: the engine allocates blocks, publishes none of them, and
 schedules the request only when its load has ended. So a failed load is known before any
-step counted on it, and no other request can hit blocks that hold nothing yet. An adapter
-never hands a failure to an engine's own rewind.
+step relies on it, and no other request can hit blocks that hold nothing yet. An adapter
+never leaves a failure to the engine's own rewind.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Claims:
         Parameters
         ----------
         remote
-            Brings donors of other machines, where that pays.
+            Fetches donors from other machines where that pays.
         objection
             Says why reuse is off for a request's namespace, if it is.
         """
@@ -82,7 +82,7 @@ class Claims:
         return self._setup.may_load and self._planner.allows_loads and self._stopped is None
 
     def stop(self, why: str) -> None:
-        """Claim nothing any more."""
+        """Stop claiming."""
         self._stopped = why
 
     def next_step(self) -> None:
@@ -105,14 +105,14 @@ class Claims:
         *,
         live: Iterable[EngineRequest],
     ) -> int | None:
-        """How many tokens behind `computed_tokens` can be supplied. Idempotent.
+        """How many tokens after `computed_tokens` can be supplied. Idempotent.
 
         `live` are the handles of all requests that have not ended.
         """
         if request.stage is Stage.LOADED:
             return self._claim_again(request, computed_tokens)
         if request.started or request.stage is not Stage.SEEN:
-            return NOTHING  # preempted: it goes on as it began
+            return NOTHING  # preempted: it continues as it began
         request.account.exact_tokens = computed_tokens
         if request.arrival.refusal is not None:
             request.decline(DeclineReason.UNSUPPORTED, request.arrival.refusal)
@@ -231,7 +231,7 @@ class Claims:
         return claim.end - computed_tokens
 
     def _claim_again(self, request: Request[EngineRequest], computed_tokens: int) -> int | None:
-        """A preempted request comes back: what its private blocks no longer hold, once more."""
+        """A preempted request is back: claim again what its private blocks no longer hold."""
         plan = request.plan
         if (
             plan is None
@@ -310,7 +310,7 @@ class Claims:
 def cheaper_computed_once(plan: Plan, samples: int) -> bool:
     """Whether one cold prefill that all samples share costs less than a load for each.
 
-    Computed, the first one fills the prefix cache and the others hit it in the same step. Blocks
-    with approximate K/V are a request's own, so that each would be loaded for itself.
+    If computed, the first fills the prefix cache and the others hit it in the same step. Blocks
+    with approximate K/V are private to a request, so each sample would need its own load.
     """
     return samples > 1 and 0 < plan.cost.cold <= samples * plan.cost.planned

@@ -1,7 +1,7 @@
-"""What the scheduler's side asks of whoever moves donors between machines.
+"""The interface through which the scheduler side moves donors between machines.
 
-An adapter knows nothing of fleets. Whoever makes it may give each side one of these; the fleet's
-own room does, where the settings name a shared store.
+An adapter knows nothing about fleets. The code that builds it may give each side one of these;
+the fleet does so where the settings name a shared store.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from semblend.integration.scheduler.request import Request
 
 
 class RemoteDonors(Protocol):
-    """The scheduler's eyes: which donors of other machines are worth their transfer."""
+    """Tells the scheduler which donors on other machines are worth their transfer."""
 
     def share(self, donor_id: str, tokens: TokenArray, share_key: bytes) -> int | None:
-        """A donor is being captured: its key in the fleet, or None if it is not to be shared."""
+        """A donor is being captured: its key in the fleet, or None if it is not shared."""
         ...
 
     def waits_for(self, request: Request[Any], plan: Plan, computed_tokens: int) -> bool:
-        """Whether a request should wait for a donor on its way. Never raises."""
+        """Whether a request should wait for a donor in transit. Never raises."""
         ...
 
     def take_fetches(self) -> list[FetchCommand]:
@@ -30,12 +30,12 @@ class RemoteDonors(Protocol):
         ...
 
     def settle(self, report: WorkerReport) -> None:
-        """The workers' word, once the bridge has heard it."""
+        """Take the workers' report, after the bridge has."""
         ...
 
     @property
     def has_pending_work(self) -> bool:
-        """Whether the engine should step on, so that the workers are heard."""
+        """Whether the engine should keep stepping to collect the workers' reports."""
         ...
 
     def forget(self, request_id: str) -> None:
@@ -43,5 +43,5 @@ class RemoteDonors(Protocol):
         ...
 
     def stop(self) -> None:
-        """Neither share nor fetch any more: the weights may have changed."""
+        """Stop sharing and fetching: the weights may have changed."""
         ...

@@ -1,4 +1,4 @@
-"""The scheduler's part in moving donors: what to share, what to fetch, who waits for it."""
+"""The scheduler's part in moving donors: what to share, what to fetch, which requests wait."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from semblend.integration.worker.segment_names import rank_keys
 logger = logging.getLogger("semblend.adapter")
 
 _SLACK = 4.0
-"""A donor may take this many times longer than expected; then its requests wait no more."""
+"""How many times the expected duration a transfer may take before its requests stop waiting."""
 _LEAST_WAIT_S = 1.0
 _SHARING_S = 10.0
-"""How long the engine is kept stepping for a donor on its way into the store."""
+"""How long the engine keeps stepping for a donor in transit to the store."""
 
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """A donor on its way here."""
+    """A donor in transit to this machine."""
 
     donor_id: str
     key: int
@@ -54,7 +54,7 @@ class _Fetch:
 
 @dataclass(slots=True)
 class _Sharing:
-    """A donor on its way into the shared store."""
+    """A donor in transit to the shared store."""
 
     donor: tuple[str, TokenArray, bytes]
     ranks_left: int
@@ -100,7 +100,7 @@ class FleetDonors:
     # -- sharing -----------------------------------------------------------------------
 
     def share(self, donor_id: str, tokens: TokenArray, share_key: bytes) -> int | None:
-        """A donor is being captured: its key in the fleet, under which its ranks share it."""
+        """A donor is being captured: the key under which its ranks share it in the fleet."""
         if self._stopped:
             return None
         self._sharing[donor_id] = _Sharing(
@@ -112,12 +112,12 @@ class FleetDonors:
 
     @property
     def has_pending_work(self) -> bool:
-        """Whether workers still have something to say about donors they share."""
+        """Whether reports on shared donors are still expected from the workers."""
         now = self._clock()
         return any(sharing.until > now for sharing in self._sharing.values())
 
     def settle(self, report: WorkerReport) -> None:
-        """Announce what every rank shares; take back what one does not; end fetches."""
+        """Announce what every rank shares; withdraw what any rank does not; end fetches."""
         for donor_id, ranks in report.shared.items():
             if donor_id in self._sharing:
                 self._sharing[donor_id].ranks_left -= ranks
@@ -128,7 +128,7 @@ class FleetDonors:
         for donor_id in report.rejected:
             self._sharing.pop(donor_id, None)
         for donor_id, sharing in list(self._sharing.items()):
-            # Others hear of a donor before they hear where it is.
+            # Others must learn of a donor before they learn where it is.
             if sharing.ranks_left <= 0 and self._parts.planner.pipeline.holds(donor_id):
                 del self._sharing[donor_id]
                 self._announce(sharing)
@@ -145,7 +145,7 @@ class FleetDonors:
     # -- fetching ----------------------------------------------------------------------
 
     def waits_for(self, request: Request[Any], plan: Plan, computed_tokens: int) -> bool:
-        """Whether a donor worth waiting for is on its way."""
+        """Whether a donor worth waiting for is in transit."""
         try:
             fetch = self._waiting.get(request.request_id)
             if fetch is None:
@@ -164,11 +164,11 @@ class FleetDonors:
         return orders
 
     def forget(self, request_id: str) -> None:
-        """A request ended; the fetch it waited for goes on for others."""
+        """A request ended; the fetch it waited for continues for others."""
         self._waiting.pop(request_id, None)
 
     def stop(self) -> None:
-        """The weights may have changed, and names are made of those the engine started with."""
+        """The weights may have changed; names derive from those the engine started with."""
         if not self._stopped:
             logger.warning("SemBlend shares and fetches no donors any more: the cache was reset")
         self._stopped = True
@@ -227,7 +227,7 @@ class FleetDonors:
         return fetch
 
     def _goes_on(self, fetch: _Fetch) -> bool:
-        """Take the fetch as far as it goes now; whether it is still worth waiting for."""
+        """Advance the fetch; return whether it is still worth waiting for."""
         if fetch.over:
             return False
         if self._parts.planner.pipeline.holds(fetch.donor_id):

@@ -8,7 +8,7 @@ from semblend.integration.scheduler.port import EngineRequest
 
 
 class HeldBlocks:
-    """Whose blocks the engine keeps for us, and how it gets them back."""
+    """The requests whose blocks the engine keeps for us, and how it gets them back."""
 
     def __init__(self) -> None:
         self._requests: dict[str, EngineRequest] = {}
@@ -19,17 +19,17 @@ class HeldBlocks:
         return bool(self._requests)
 
     def hold(self, request_id: str, handle: EngineRequest) -> None:
-        """A request ends, and its blocks are still read."""
+        """A request ends while its blocks are still being read."""
         self._requests[request_id] = handle
         self._new.append(request_id)
 
     def freed(self, request_ids: Iterable[str]) -> None:
-        """The workers read them no longer; the engine frees them now."""
+        """The workers have finished reading; the engine frees the blocks now."""
         for request_id in request_ids:
             self._requests.pop(request_id, None)
 
     def let_go(self) -> None:
-        """Give all of them back at once.
+        """Return all of them at once.
 
         What is still being copied stays readable until the next step, whose workers end the copy
         before they overwrite anything, as they do for a preempted request.

@@ -1,4 +1,4 @@
-"""Donors of similar meaning, found on a thread of their own and reported as evidence.
+"""Donors of similar meaning, found on a separate thread and reported as evidence.
 
 Embedding takes milliseconds, so it never happens in the scheduler's loop: finished
 prompts are queued here, decoded, embedded and looked up. What is found is written to
@@ -32,13 +32,13 @@ class _LookUp:
 
 
 class MeaningThread:
-    """Learns donors' texts and looks prompts up by meaning. Never blocks its callers."""
+    """Embeds donors' texts and looks up prompts by meaning. Never blocks its callers."""
 
     def __init__(
         self, *, planner: Planner, audit: AuditStream, make_decoder: Callable[[], Decoder]
     ) -> None:
         self.skipped = 0
-        """Prompts not looked at because the queue was full."""
+        """Prompts skipped because the queue was full."""
         self._planner = planner
         self._audit = audit
         self._make_decoder = make_decoder
@@ -47,7 +47,7 @@ class MeaningThread:
         self._thread.start()
 
     def register(self, offer: Offer) -> bool:
-        """Register a donor with its text, soon; now and without it if there is no room to wait."""
+        """Queue a donor and its text; if the queue is full, register it now without the text."""
         return self._put(offer) or self._planner.register(offer)
 
     def look_up(self, request_id: str, tokens: TokenArray, namespace: Namespace) -> None:
@@ -55,7 +55,7 @@ class MeaningThread:
         self._put(_LookUp(request_id=request_id, tokens=tokens, namespace=namespace))
 
     def wait(self) -> None:
-        """Wait until everything queued so far was looked at."""
+        """Wait until everything queued so far has been processed."""
         self._queue.join()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """What travels between an adapter's two sides, as plain values.
 
 Scheduler to workers, every step: :class:`StepOrders`. Workers to scheduler:
-:class:`WorkerReport`, one a rank, added up on the way. With tensor parallelism both
+:class:`WorkerReport`, one per rank, summed on the way. With tensor parallelism both
 cross process boundaries, so nothing here refers to a tensor or a request object.
 """
 
@@ -28,11 +28,11 @@ class LoadCommand:
     end: int
     copies: tuple[Span, ...]
     holes: tuple[Hole, ...]
-    """Runs to compute; where a policy looks first, the rest of the prompt is added to them."""
+    """Runs to compute; for a probing policy, plus the rest of the prompt."""
     refine: Plan | None = None
     """The plan, where a dynamic policy adds to the holes once the spans are in place."""
     depth_table: str = ""
-    """File of the table that copies are shifted to their new depth by; empty: they are not."""
+    """File of the table that shifts copies to their new depth; empty for no shift."""
     refused: str = ""
     """Why this load must fail: tokens were allocated for which nothing was claimed."""
 
@@ -48,21 +48,21 @@ class LoadCommand:
 
     @property
     def tokens_to_compute(self) -> int:
-        """Tokens of its passes: holes, and where a policy looks first, the rest of the prompt."""
+        """Tokens of its passes: holes and, for a probing policy, the rest of the prompt."""
         tail = 0 if self.refine is None else self.end - self.refine.end
         return self.hole_tokens + tail
 
     def claimed_blocks(self, block_size: int) -> tuple[int, ...]:
-        """Blocks that hold a claimed token; what is reported when the load fails."""
+        """Blocks that hold a claimed token; these are reported when the load fails."""
         return self.block_ids[self.start // block_size : -(-self.end // block_size)]
 
 
 def impossible_load(
     *, request_id: str, block_ids: tuple[int, ...], tokens: TokenArray, start: int, end: int
 ) -> LoadCommand:
-    """A load that fails on purpose: the engine waits for tokens that nobody claimed.
+    """A load that fails on purpose: the engine waits for tokens that were never claimed.
 
-    Blocks in front of them may be shared with other requests and are never reported.
+    Blocks before them may be shared with other requests and are never reported.
     """
     return LoadCommand(
         request_id=request_id,
@@ -88,12 +88,12 @@ class CaptureCommand:
     share_key: bytes
     """The namespace's key: names the segments."""
     shared_as: int | None = None
-    """The donor's key in the fleet, where it is to be shared with other machines."""
+    """The donor's key in the fleet, if it is shared with other machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchCommand:
-    """Bring a donor that another machine shares; it is then stored like a captured one."""
+    """Fetch a donor that another machine shares; it is then stored like a captured one."""
 
     donor_id: str
     shared_as: int
@@ -114,7 +114,7 @@ class ShadowOrder:
     end: int
     block_ids: tuple[int, ...]
     compared: int = 0
-    """The last so many tokens' distributions are wanted."""
+    """How many of the last tokens' distributions are wanted."""
     warm: bool = False
     """Whether the blocks are the request's own, over reused K/V."""
 
@@ -160,7 +160,7 @@ class LoadFailure:
 
 @dataclass(slots=True)
 class WorkerReport:
-    """What the ranks did. Counts are of ranks: a thing is done when all of them did it."""
+    """What the ranks did. Counts are of ranks: something is done when all ranks did it."""
 
     captured: Counter[str] = field(default_factory=Counter)
     """Donors stored, by id."""
@@ -168,7 +168,7 @@ class WorkerReport:
     """How long the slowest rank's copy took, by donor id."""
     capture_bytes: dict[str, int] = field(default_factory=dict)
     answered: Counter[str] = field(default_factory=Counter)
-    """Captures that are over, stored or not, by donor id: the blocks are no longer read."""
+    """Captures that have ended, stored or not, by donor id: the blocks are no longer read."""
     rejected: dict[str, str] = field(default_factory=dict)
     """Donors that were not stored, and why."""
     lost: set[str] = field(default_factory=set)
@@ -176,26 +176,26 @@ class WorkerReport:
     shared: Counter[str] = field(default_factory=Counter)
     """Donors that other machines can fetch now, by id."""
     withdrawn: set[str] = field(default_factory=set)
-    """Donors that some rank could not share, or shares no longer."""
+    """Donors that some rank could not share or no longer shares."""
     loaded: Counter[str] = field(default_factory=Counter)
     """Loads carried out, by request id."""
     failed: dict[str, LoadFailure] = field(default_factory=dict)
     refined: dict[str, int] = field(default_factory=dict)
-    """Tokens that were reused in the end, where a dynamic policy had a say."""
+    """Tokens finally reused, where a dynamic policy took part."""
     shadow_done: set[int] = field(default_factory=set)
     """Samples of which another piece was computed."""
     shadow_failed: set[int] = field(default_factory=set)
     shadow_verdicts: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Mean KL(cold || warm) and share of differing best tokens, by sample."""
     weights_epoch: int = 0
-    """How often the weights have changed; in every report once they have."""
+    """How often the weights have changed; in every report from the first change on."""
     layers: int = 0
     load_ms: float = 0.0
     nested_ms: float = 0.0
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to say."""
+        """Whether there is nothing to report."""
         return not (
             self.answered
             or self.lost

@@ -1,4 +1,4 @@
-"""What a scheduler's side is made of, for whoever works beside it."""
+"""The parts of a scheduler side, for code that works alongside it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from semblend.integration.stats import Stats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerParts:
-    """One engine's."""
+    """The parts for one engine."""
 
     setup: SchedulerSetup
     planner: Planner

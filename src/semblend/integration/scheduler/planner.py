@@ -1,6 +1,6 @@
 """From prompts to plans for one engine, and a donor's life as its scheduler sees it.
 
-A donor is offered (its capture is on its way to the workers), then held once
+A donor is offered (its capture has been ordered from the workers), then held once
 every rank has stored its K/V, and dropped as soon as one rank loses any of it. Only
 held donors are in the index, so a donor that can be found can be loaded.
 """
@@ -76,11 +76,11 @@ class Planner:
         Parameters
         ----------
         can_run
-            Which recompute policies get here what they ask for; others are declined.
+            Which recompute policies this engine can run; others are declined.
         has_depth_table
-            Whether copies can be shifted to a new depth; by default, where the model has a table.
+            Whether copies can be shifted to a new depth; by default, if the model has a table.
         forgotten
-            Told of every donor that is no more; may be called from any thread.
+            Called with every donor that is dropped; may be called from any thread.
         """
         standing = Standing() if standing is None else standing
         self.pipeline = SemBlendPipeline(
@@ -127,9 +127,9 @@ class Planner:
         exact_tokens
             Tokens at the front that the engine's own prefix cache holds.
         account
-            Told of the plan, if this is more than a question.
+            Records the plan, unless this is only a query.
         mode
-            Another mode than the engine's own, for this prompt.
+            A mode other than the engine's own, for this prompt.
         text
             Also look for donors of similar meaning, as evidence. Embeds: not for a
             scheduler's loop.
@@ -183,22 +183,22 @@ class Planner:
 
     @property
     def allows_loads(self) -> bool:
-        """Whether loads stand under a certificate now, where the mode asks for one."""
+        """Whether a certificate covers loads now, where the mode requires one."""
         return self._mode != Mode.SEGMENTED or self.pipeline.certified
 
     # -- donors ----------------------------------------------------------------------
 
     @property
     def pending(self) -> int:
-        """Captures that are ordered and not yet stored everywhere."""
+        """Captures that are ordered but not yet stored everywhere."""
         return len(self._offers)
 
     def is_held(self, tokens: TokenArray, namespace: Namespace) -> bool:
-        """Whether a donor with exactly this prompt exists or is on its way."""
+        """Whether a donor with exactly this prompt exists or is being captured."""
         return self._contents.holds(tokens, namespace)
 
     def offer(self, offer: Offer) -> bool:
-        """A capture is to be ordered; False if a donor with exactly this prompt is there."""
+        """Offer a capture; False if a donor with exactly this prompt already exists."""
         if not self._contents.reserve(offer.donor_id, offer.tokens, offer.namespace):
             return False
         self._offers[offer.donor_id] = offer
@@ -217,7 +217,7 @@ class Planner:
         return offer
 
     def drop(self, donor_id: str) -> None:
-        """A donor is no longer whole, or was never stored: the workers let it go too."""
+        """A donor is no longer whole, or was never stored: the workers drop it too."""
         self._settle_offer(donor_id)
         self.pipeline.evict(donor_id)
         self._forgotten(donor_id)
@@ -234,7 +234,7 @@ class Planner:
         self.pipeline.close()
 
     def register(self, offer: Offer, text: str | None = None) -> bool:
-        """Put a stored donor into the index; one that it has no room for is dropped."""
+        """Put a stored donor into the index; if there is no room, drop it."""
         held = self.pipeline.register_donor(
             offer.donor_id, offer.tokens, offer.namespace, text=text
         )

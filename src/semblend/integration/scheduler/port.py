@@ -1,10 +1,10 @@
-"""What an engine offers the scheduler's side of its adapter: it answers, and decides nothing.
+"""What an engine offers the scheduler side of its adapter: answers, never decisions.
 
 The side is called in this order (see :class:`~semblend.integration.scheduler.side.SchedulerSide`):
 
-1. `arrived`, when the engine hears of a request;
+1. `arrived`, when the engine receives a request;
 2. `matched_tokens`, whenever the engine is about to admit one;
-3. `allocated`, when it did;
+3. `allocated`, when it has;
 4. `fill`, once a step, with what the step computes;
 5. `ended`, when a request is done;
 6. `update`, with the workers' answer.
@@ -23,15 +23,15 @@ class EngineRequest(Protocol):
     """One request as its engine has it; the handle of an :class:`Arrival`."""
 
     def make_private(self, first_approximate_token: int) -> None:
-        """See that no other request can ever hit K/V from this token on. May be called again."""
+        """Ensure that no other request can ever hit K/V from this token on. May be called again."""
         ...
 
     def undo_private(self) -> None:
-        """The load failed and nothing approximate was left behind: as it was before."""
+        """The load failed and left nothing approximate: restore the previous state."""
         ...
 
     def keep_private(self) -> None:
-        """The load ended well: private for the request's whole life."""
+        """The load succeeded: private for the request's whole life."""
         ...
 
     def tell_cached(self, *, exact_tokens: int, reused_tokens: int) -> None:
@@ -43,7 +43,7 @@ class EngineRequest(Protocol):
         ...
 
     def hints(self) -> dict[str, Any]:
-        """What the request itself says to SemBlend."""
+        """The request's own hints to SemBlend."""
         ...
 
     @property
@@ -57,7 +57,7 @@ class EngineRequest(Protocol):
         ...
 
     def free_blocks(self) -> None:
-        """Give its blocks back to the engine, at once."""
+        """Return its blocks to the engine at once."""
         ...
 
 
@@ -82,7 +82,7 @@ class SchedulerPort(Protocol[Native, EngineHandle]):
         ...
 
     def handle(self, native: Native) -> EngineHandle:
-        """What deals with it."""
+        """The request's handle."""
         ...
 
     def arrival(self, native: Native) -> Arrival[EngineHandle]:
@@ -98,7 +98,7 @@ class SchedulerPort(Protocol[Native, EngineHandle]):
         ...
 
     def give_back(self, loan: Loan) -> None:
-        """The computation is over."""
+        """The computation has ended."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""How long this engine's own prefill takes, learnt from prompts it computed."""
+"""How long this engine's own prefill takes, learned from the prompts it computed."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class PrefillClock:
 
     @property
     def seconds_per_unit(self) -> float | None:
-        """None until the first prompt was computed."""
+        """None until the first prompt has been computed."""
         return min(self._measured, default=None)
 
     def started(self, request_id: str, computed_tokens: int) -> None:
-        """A request was admitted with that many tokens present, all others to be computed."""
+        """A request was admitted with this many tokens present; all others are to be computed."""
         self._started[request_id] = (self._clock(), computed_tokens)
 
     def finishes(self, request_id: str, prompt_tokens: int) -> None:

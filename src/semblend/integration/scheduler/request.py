@@ -5,8 +5,8 @@
            (back)     FAILED → ENDED
 
 A claim that the engine does not take is withdrawn. A request that was loaded and loses its
-slots either claims again (its K/V is private and goes on) or is released (it starts anew).
-Every step is a method; one that makes no sense raises, and the adapter computes cold.
+slots either claims again (its K/V is private and stays so) or is released (it starts over).
+Every transition is a method; an invalid one raises, and the adapter computes cold.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from semblend.core.tokens import TokenArray
 from semblend.integration.probing import probes, tokens_to_compute
 
 Handle = TypeVar("Handle", covariant=True)
-"""The engine's own object for a request, and what it takes to deal with it."""
+"""The engine's own object for a request, and the handle that operates on it."""
 
 
 class IllegalStepError(SemBlendError):
-    """A request was told something that cannot have happened to it."""
+    """An invalid transition of a request."""
 
 
 class Stage(StrEnum):
     """How far a request's reuse has come."""
 
     SEEN = "seen"
-    """It is known; the engine was promised nothing."""
+    """It is known; nothing has been claimed."""
     CLAIMED = "claimed"
-    """The engine was told of tokens it need not compute; it may take them or not."""
+    """The engine was told which tokens it need not compute; it may accept or not."""
     LOADING = "loading"
-    """Slots are allocated and K/V is put into them; nothing may count on it yet."""
+    """Slots are allocated and being filled; nothing may rely on them yet."""
     LOADED = "loaded"
-    """Every rank put the K/V in place. This alone is reuse."""
+    """Every rank put the K/V in place. Only this is reuse."""
     FAILED = "failed"
     """The load did not happen: the engine computes these tokens exactly."""
     ENDED = "ended"
@@ -57,7 +57,7 @@ class Arrival(Generic[Handle]):
     namespace: Namespace
     ladder_id: str | None = None
     refusal: str | None = None
-    """Why it may neither reuse nor donate, if so (LoRA, multimodal, …)."""
+    """Why it may neither reuse nor donate, if it may not (LoRA, multimodal, …)."""
     may_reuse: bool = True
     wants_capture: bool | None = None
     """What the request itself says; None leaves it to the policy."""
@@ -71,9 +71,9 @@ class Claim:
     plan: Plan
     """The request's plan, or what is left of it after a preemption."""
     end: int
-    """First position behind the claim."""
+    """First position after the claim."""
     pass_tokens: int
-    """Tokens computed in passes of ours: holes, recompute runs, what a policy looks at."""
+    """Tokens computed in our own passes: holes, recompute runs, what a policy probes."""
     reuse: Reuse
     """What it supplies, if the plan is carried out as it stands."""
 
@@ -120,15 +120,15 @@ class Request(Generic[Handle]):
         self.generation = 0
         """The set of donors that the plan was made for, where an adapter counts them."""
         self.reuse: Reuse | None = None
-        """What the claim supplies, corrected by the workers' word."""
+        """What the claim supplies, corrected by the workers' report."""
         self.tainted = False
         """Whether any of its K/V is approximate: then it is never captured."""
         self.started = False
-        """Whether the engine has admitted it: later calls are about a preempted request."""
+        """Whether the engine has admitted it: later calls mean a preempted request."""
         self.was_loaded = False
-        """Whether a load of it was ever confirmed, whatever became of it since."""
+        """Whether one of its loads was ever confirmed, whatever happened since."""
         self.asked_elsewhere = False
-        """Whether donors of other machines were looked for."""
+        """Whether donors on other machines were looked up."""
         self.notes: dict[str, Any] = {}
         """What else the response should say (a ladder's rungs)."""
         self._before_claim = Stage.SEEN
@@ -155,7 +155,7 @@ class Request(Generic[Handle]):
 
     @property
     def namespace(self) -> Namespace:
-        """Whose donors it may be given, and who may be given it."""
+        """The namespace it takes donors from and donates to."""
         return self.arrival.namespace
 
     @property
@@ -200,7 +200,7 @@ class Request(Generic[Handle]):
         return claim
 
     def withdraw(self) -> None:
-        """A claim that was not taken leaves no trace."""
+        """Undo a claim that was not taken, without a trace."""
         if self.stage is Stage.CLAIMED:
             self.stage, self.claim = self._before_claim, None
 
@@ -216,7 +216,7 @@ class Request(Generic[Handle]):
         self.tainted = self.tainted or approximate or self.ladder_id is not None
 
     def loaded(self, reused_tokens: int | None = None) -> None:
-        """Every rank put the K/V in place; of it `reused_tokens`, where a policy had a say."""
+        """Every rank put the K/V in place; `reused_tokens` of it where a policy took part."""
         self._expect(Stage.LOADING, doing="confirm")
         if reused_tokens is not None and self.reuse is not None and not self.was_loaded:
             more = self.reuse.reused_tokens - reused_tokens
@@ -236,7 +236,7 @@ class Request(Generic[Handle]):
         self.stage = Stage.FAILED
 
     def released(self) -> None:
-        """Its slots are gone, and what they held: it starts anew if it comes back."""
+        """Its slots and their contents are gone: it starts over if it comes back."""
         self._expect(*(stage for stage in Stage if stage is not Stage.ENDED), doing="start anew")
         self.stage, self.claim, self.reuse = Stage.SEEN, None, None
         self.plan, self._made_for, self._offer = None, None, None
@@ -247,7 +247,7 @@ class Request(Generic[Handle]):
         self.stage = Stage.ENDED
 
     def decide_capture(self) -> bool:
-        """Whether it is still to be decided if its prompt is kept; no longer after this call."""
+        """Whether keeping its prompt is still undecided; decided after this call."""
         first, self._capture_decided = not self._capture_decided, True
         return first
 

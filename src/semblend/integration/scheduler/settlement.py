@@ -19,7 +19,7 @@ logger = logging.getLogger("semblend.adapter")
 
 
 class Settlements:
-    """Passes on the workers' word, which alone makes reuse."""
+    """Passes on the workers' confirmation; only that counts as reuse."""
 
     def __init__(self, *, ledger: Ledger, audit: AuditStream, stats: Stats) -> None:
         self._audit = audit
@@ -66,7 +66,7 @@ class Settlements:
 
 @contextlib.contextmanager
 def beside(what: str) -> Iterator[None]:
-    """The engine's step goes on, and the others are heard, whatever one of them breaks."""
+    """Whatever one of them breaks, the engine's step and the others continue."""
     try:
         yield
     except Exception:

@@ -29,7 +29,7 @@ class CaptureRules:
     sample_ratio: float = 1.0
     """Share of prompts kept when the policy is `sampled`."""
     queue: int = 8
-    """Prompts that may wait to be copied; more are not kept."""
+    """Prompts that may wait to be copied; any more are not kept."""
     min_prompt_tokens: int = 256
 
 
@@ -61,11 +61,11 @@ class SchedulerSetup:
     audit: Mapping[str, Any] = field(default_factory=dict)
     """How the audit stream is kept: `AdapterOptions.audit`."""
     make_decoder: Callable[[], Decoder] | None = None
-    """Makes texts of tokens; set where donors are also looked for by meaning."""
+    """Turns tokens into text; set where donors are also looked up by meaning."""
 
     @property
     def certified(self) -> bool:
-        """Whether what is loaded stands under a certificate."""
+        """Whether a certificate covers what is loaded."""
         return self.standing.certificate is not None
 
     @property
@@ -75,7 +75,7 @@ class SchedulerSetup:
 
     @property
     def nested(self) -> bool:
-        """Whether holes are computed in passes of our own."""
+        """Whether holes are computed in our own passes."""
         return self.mode.segmented and self.execution is Execution.NESTED
 
     @property
@@ -89,7 +89,7 @@ class SchedulerSetup:
 
 
 def may_load(mode: ReuseMode, settings: Settings, standing: Standing) -> bool:
-    """Whether donor K/V may be loaded: asked for, and certified where that is asked."""
+    """Whether donor K/V may be loaded: requested, and certified where required."""
     if settings.discovery_only or not mode.loads:
         return False
     return mode != Mode.SEGMENTED or standing.certificate is not None
@@ -105,7 +105,7 @@ def standing_for(
     revision: str | None = None,
     can_run: Callable[[str], bool] | None = None,
 ) -> Standing:
-    """What certificates say about the model; other modes than `segmented` ask for none."""
+    """What certificates say about the model; only `segmented` requires one."""
     if mode != Mode.SEGMENTED:
         return uncertified_standing(
             name, hf_config, dtype=dtype, settings=settings, revision=revision

@@ -1,10 +1,10 @@
 """Shadow sampling, the scheduler's part: which reused requests are also computed cold, and when.
 
-The answer has gone out when a sample is taken. Its request's blocks stay one step longer, in
-which the workers read off what reuse made of the first output tokens; the cold computation
-then runs in blocks of its own, a piece at a time, in steps in which the engine has nothing
-else to do (or, if there are none for a while, between them). The verdicts go to a sequential
-test for each namespace, which turns reuse off where the bound is broken.
+The answer has been sent when a sample is taken. Its request's blocks stay one step longer, in
+which the workers read the distributions of the first output tokens over reused K/V. The cold
+computation then runs in its own blocks, a piece at a time, in steps in which the engine has
+nothing else to do (or, if there are none for a while, in busy ones). The verdicts go to a
+sequential test per namespace, which turns reuse off where the bound is broken.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from semblend.planning.shadow_watch import COMPARED_TOKENS, ShadowWatch
 logger = logging.getLogger("semblend.adapter")
 
 QUEUED = 8
-"""Samples that may wait; while as many do, no more are taken."""
+"""Samples that may wait; while this many do, no more are taken."""
 PATIENCE_S = 10.0
-"""How long a sample waits for an idle step before it takes part in a busy one."""
+"""How long a sample waits for an idle step before it joins a busy one."""
 GIVE_UP_S = 120.0
-"""A sample that found no free blocks for so long is forgotten."""
+"""A sample that finds no free blocks for this long is dropped."""
 CHUNK_TOKENS = 512
-"""Tokens of one piece: what a request that arrives meanwhile waits for at most."""
+"""Tokens of one piece: the most that a request arriving meanwhile waits for."""
 FREE_SHARE = 0.25
 """Share of the cache's blocks that must stay free beside a sample's own."""
 
@@ -47,7 +47,7 @@ class _Sample:
     request_id: str
     key: bytes
     tokens: TokenArray
-    """Prompt and the compared output tokens but the last, int32 [tokens]."""
+    """Prompt and the compared output tokens except the last, int32 [tokens]."""
     compared: int
     warm_blocks: tuple[int, ...]
     since: float
@@ -92,7 +92,7 @@ class ShadowOrders:
 
     @property
     def has_pending_work(self) -> bool:
-        """Whether the engine should step on although nobody waits for an answer."""
+        """Whether the engine should keep stepping although no request waits for an answer."""
         return bool(self._samples)
 
     def take(self, request: Request[EngineRequest], key: bytes, block_ids: tuple[int, ...]) -> bool:
@@ -136,7 +136,7 @@ class ShadowOrders:
         return dropped
 
     def settle(self, report: WorkerReport) -> None:
-        """The workers' word on pieces they computed, and on samples that are complete."""
+        """Take the workers' report on computed pieces and completed samples."""
         for sample in list(self._samples):
             if sample.sample_id in report.shadow_failed:
                 self._end(sample)

@@ -1,9 +1,9 @@
 """An adapter in its engine's scheduler: claims, orders to the workers, settlement.
 
-Call order in a step: `arrived` when the engine hears of a request; `matched_tokens` for each
+Call order in a step: `arrived` when the engine receives a request; `matched_tokens` for each
 waiting request that may start; `allocated` for those that do; `fill` once; then, with the
 workers' answer, `ended` for those that end and `update` after that. A request with a claim is
-first scheduled in a step after the one whose `update` heard how its load ended, so only an
+first scheduled in a step after the one whose `update` reported how its load ended, so only an
 aborted request can be gone before that.
 """
 
@@ -54,7 +54,7 @@ WEIGHTS_WARNING = (
 
 
 RemoteMaker = Callable[[SchedulerParts], RemoteDonors | None]
-"""Makes what brings donors of other machines, if this engine takes part in that."""
+"""Builds the exchange of donors with other machines, if this engine takes part."""
 
 
 def _alone(_: SchedulerParts) -> None:
@@ -131,7 +131,7 @@ class SchedulerSide(Generic[EngineHandle]):
         self._weights_epoch = 0
 
     def _start_meaning(self) -> MeaningThread | None:
-        """Donors are also looked for by meaning, where texts can be had and somebody wants it."""
+        """Lookup by meaning, where text is available and the settings ask for it."""
         if self.setup.make_decoder is None or not self.setup.settings.enabled:
             return None
         return MeaningThread(
@@ -139,7 +139,7 @@ class SchedulerSide(Generic[EngineHandle]):
         )
 
     def _start_shadows(self) -> ShadowOrders | None:
-        """None where nothing approximate is loaded, no model is at hand, or nobody wants it."""
+        """None where nothing approximate is loaded, no model is available, or the rate is 0."""
         setup, rate = self.setup, self.setup.settings.shadow_rate
         if not (setup.nested and setup.may_load and rate > 0):
             return None
@@ -171,7 +171,7 @@ class SchedulerSide(Generic[EngineHandle]):
         return request
 
     def matched_tokens(self, native: Any, computed_tokens: int) -> int | None:
-        """How many tokens behind `computed_tokens` are supplied; None is "ask again"."""
+        """How many tokens after `computed_tokens` are supplied; None means "ask again"."""
         request: Request[EngineHandle] | None = None
         try:
             request = self.requests.get(self._port.request_id(native)) or self._arrived(native)
@@ -210,7 +210,7 @@ class SchedulerSide(Generic[EngineHandle]):
         try:
             self._order_load(request, blocks, external_tokens)
         except Exception:
-            # The engine waits for these tokens by now: a load that fails makes it compute them.
+            # The engine already waits for these tokens: a failing load makes it compute them.
             logger.warning("SemBlend could not order a load", exc_info=True)
             self._loads[orders:] = [_impossible(request, blocks, external_tokens)]
 
@@ -252,7 +252,7 @@ class SchedulerSide(Generic[EngineHandle]):
     def _make_private(self, request: Request[EngineHandle], plan: Plan) -> None:
         """Before any block of an approximate load can be published: that is when it has ended.
 
-        A ladder's blocks are private already: nobody else has its salt.
+        A ladder's blocks are private already: no other request has its salt.
         """
         approximate = plan.first_approximate_token
         if approximate is not None and request.ladder_id is None:
@@ -262,7 +262,7 @@ class SchedulerSide(Generic[EngineHandle]):
     def fill(self, orders: StepOrders, step: Step) -> None:
         """This step's orders to the workers; what was claimed and not taken is undone.
 
-        The engine waits for the loads, so they go out whatever else fails.
+        The engine waits for the loads, so they are sent whatever else fails.
         """
         orders.loads, self._loads = self._loads, []
         orders.held = self._held.take_new()
@@ -335,7 +335,7 @@ class SchedulerSide(Generic[EngineHandle]):
             self._meaning.look_up(request.request_id, request.tokens, request.namespace)
 
     def _sample(self, request: Request[EngineHandle], block_ids: Sequence[int]) -> bool:
-        """Have some reused requests computed cold too, if they ended as they should."""
+        """Have some reused requests computed cold too, if they ended normally."""
         approximate = request.was_loaded and request.tainted and request.ladder_id is None
         if not approximate or self.shadows is None or not request.handle.ended_normally:
             return False
@@ -412,7 +412,7 @@ class SchedulerSide(Generic[EngineHandle]):
     # -- housekeeping ------------------------------------------------------------------
 
     def take_stats(self) -> Stats | None:
-        """What was counted since the last call, with how things stand now; None is nothing new."""
+        """Counts since the last call and current gauges; None if nothing is new."""
         if self.stats.is_empty():
             return None
         gauges = pipeline_gauges(
@@ -436,7 +436,7 @@ class SchedulerSide(Generic[EngineHandle]):
 
     @property
     def has_pending_work(self) -> bool:
-        """Whether the engine should step on although no request waits for it."""
+        """Whether the engine should keep stepping although no request waits for it."""
         moving = self.remote is not None and self.remote.has_pending_work
         return moving or (self.shadows is not None and self.shadows.has_pending_work)
 
@@ -448,7 +448,7 @@ class SchedulerSide(Generic[EngineHandle]):
             self._held.let_go()
 
     def reset(self) -> None:
-        """Forget every donor, here and in the workers; what shadow samples objected to is over."""
+        """Forget every donor, here and in the workers, and lift shadow suspensions."""
         if self.shadows is not None:
             self.shadows.clear()
             self.shadows.watch.resume()
@@ -459,7 +459,7 @@ class SchedulerSide(Generic[EngineHandle]):
             self.remote.stop()
 
     def _weights_changed(self, epoch: int) -> None:
-        """Nothing is loaded or kept until the next start: nobody knows the new weights.
+        """Load and keep nothing until the next start: the new weights are unknown.
 
         Requests and the engine's own prefix cache may hold K/V of both.
         """

@@ -21,7 +21,7 @@ from semblend.integration.scheduler.request import Request
 
 
 class StagedClaims:
-    """Ladders in progress; answers what a rung may be supplied with."""
+    """Ladders in progress; says what a rung may be supplied with."""
 
     def __init__(self, *, planner: Planner, block_size: int) -> None:
         self._planner = planner

@@ -1,1 +1,1 @@
-"""What every adapter does beside its engine's model: donors, loads and captures of K/V."""
+"""The worker side of every adapter: donors, loads and captures of K/V."""

@@ -1,9 +1,9 @@
-"""Copying prompts' K/V out of the paged cache, behind the request's back.
+"""Copies prompts' K/V out of the paged cache, off the request path.
 
-K/V of a prompt does not change once its prefill is done, so the copy needs no place
+K/V of a prompt does not change once its prefill is done, so the copy need not run
 in the step: a thread makes it while the request decodes. All layers of many blocks are
 gathered by one kernel, segment by segment as they are stored; each segment is one copy
-into pinned memory, and its checksum is computed on a thread of its own. The scheduler keeps the
+into pinned memory, and its checksum is computed on another thread. The scheduler keeps the
 blocks of a request that ends earlier until the copy is done, and a request that is
 preempted waits for it.
 """
@@ -37,11 +37,11 @@ logger = logging.getLogger("semblend.adapter")
 _IDLE_WAIT_S = 0.005
 """A new request that arrives meanwhile waits no longer than this."""
 _READ_BYTES = 128 << 20
-"""K/V gathered on the device at once: what a capture takes beside the cache."""
+"""K/V gathered on the device at once: what a capture takes in addition to the cache."""
 _AHEAD_BYTES = 2 << 30
-"""Memory that is kept pinned for prompts to come."""
+"""Memory that is kept pinned for future prompts."""
 _STORERS = 4
-"""Threads that copy and check segments: one computes checksums of five gigabytes a second."""
+"""Threads that copy and check segments: one computes checksums at five gigabytes per second."""
 _WAIT_S = 30.0
 """Longest wait for a copy of blocks that are about to be overwritten; copies take far less."""
 
@@ -63,7 +63,7 @@ class CaptureThread:
         *,
         on_stored: Callable[[CaptureCommand], None] | None = None,
     ) -> None:
-        """`on_stored` hears of every prompt that was stored and is to be shared, on this thread."""
+        """`on_stored` is called on this thread with every stored prompt that is to be shared."""
         self._access = access
         self._reader = SegmentReader(access, SEGMENT_TOKENS)
         self._donors = donors
@@ -77,7 +77,7 @@ class CaptureThread:
         self._storers = ThreadPoolExecutor(
             max_workers=_STORERS, thread_name_prefix="semblend-store", initializer=self._on_device
         )
-        # Here and not on the thread: nothing may be pinned while an engine records its graphs.
+        # Not on the thread: nothing may be pinned while an engine records its graphs.
         self._prepare()
         self._thread = threading.Thread(target=self._run, name="semblend-capture", daemon=True)
         self._thread.start()
@@ -105,13 +105,13 @@ class CaptureThread:
                 timeout=_WAIT_S,
             )
             if not done:
-                # What is copied from now on may be another request's: it is not kept.
+                # What is copied from now on may belong to another request: it is not kept.
                 self._overwritten.update(request_ids)
         if not done:
             logger.warning("SemBlend did not copy %s in %.0f s", request_ids, _WAIT_S)
 
     def wait_a_little(self, request_ids: set[str]) -> None:
-        """Give way to the copy of these requests' blocks: there is nothing else to do."""
+        """Yield to the copy of these requests' blocks: there is nothing else to do."""
         with self._changed:
             self._changed.wait_for(
                 lambda: not all(self._pending[request_id] for request_id in request_ids),
@@ -123,12 +123,12 @@ class CaptureThread:
         self._queue.join()
 
     def abandon(self) -> None:
-        """Keep nothing of what waits; returns once no block is read any more.
+        """Discard what waits; returns once no block is being read.
 
         Raises
         ------
         DonorError
-            If a copy does not end. What was to happen to the K/V cache must not.
+            If a copy does not end. The K/V cache must then stay as it is.
         """
         with self._changed:
             self._overwritten.update(self._pending)
@@ -149,9 +149,9 @@ class CaptureThread:
             self._storers.shutdown()
 
     def _on_device(self) -> None:
-        """A thread starts out on device 0, whichever its worker's is.
+        """A thread starts on device 0, whichever device its worker uses.
 
-        What it pins or launches without naming a device would make a context there.
+        Pinning or launching without naming a device would create a context there.
         """
         if self._access.device.type == "cuda":
             torch.cuda.set_device(self._access.device)
@@ -172,7 +172,7 @@ class CaptureThread:
                     self._on_stored(command)
             except BaseException as error:
                 # Losing a donor harms no request; losing the thread would hold the
-                # blocks of everything that waits in line.
+                # blocks of everything in the queue.
                 logger.warning("SemBlend did not keep %s: %s", command.donor_id, error)
                 self._donors.drop(command.donor_id)
                 with self._changed:
@@ -190,7 +190,7 @@ class CaptureThread:
         self._queue.task_done()
 
     def _prepare(self) -> None:
-        """Pin memory for the prompts to come, as long as none waits."""
+        """Pin memory for future prompts, as long as none waits."""
         try:
             while self._queue.empty() and self._donors.tiers.prepare(_AHEAD_BYTES):
                 pass
@@ -201,7 +201,7 @@ class CaptureThread:
     def _store(self, job: _Job) -> int:
         """Store one prompt; returns the bytes that were copied."""
         reach(FaultPoint.KILLED_WORKER)
-        IN_FLIGHT.sweep()  # what loads have read may be evicted for it
+        IN_FLIGHT.sweep()  # what loads have read may be evicted to make room
         command, tiers = job.command, self._donors.tiers
         nbytes = len(command.tokens) * self._access.token_bytes
         if not tiers.could_hold(nbytes):
@@ -233,7 +233,7 @@ class CaptureThread:
             return sum(part.nbytes for part in parts)
 
     def _put(self, key: SegmentKey, part: torch.Tensor) -> str | None:
-        """Store one segment; on a thread of its own, because its checksum takes its time."""
+        """Store one segment; on a separate thread, because its checksum takes time."""
         tiers = self._donors.tiers
 
         def load() -> Segment:
@@ -253,7 +253,7 @@ class CaptureThread:
     def _read(
         self, block_ids: tuple[int, ...], batch: list[SegmentKey], ready: Any
     ) -> AbstractContextManager[list[torch.Tensor]]:
-        """The segments' K/V, contiguous and one behind another, where the cache is."""
+        """The segments' K/V, contiguous and one after another, on the cache's device."""
         if ready is None:
             start, end = batch[0].start, batch[-1].start + batch[-1].length
             return nullcontext(self._reader.read(block_ids, start, end))
@@ -263,13 +263,13 @@ class CaptureThread:
     def _read_on_device(
         self, block_ids: tuple[int, ...], batch: list[SegmentKey], ready: Any
     ) -> Iterator[list[torch.Tensor]]:
-        # On a stream of its own, so that the engine's kernels do not wait for the copy.
+        # On a separate stream: the engine's kernels do not wait for the copy.
         side = self._side()
         with torch.cuda.stream(side):
             side.wait_event(ready)
             start, end = batch[0].start, batch[-1].start + batch[-1].length
             parts = self._reader.read(block_ids, start, end)
-        # Only what was read before its blocks were needed elsewhere may be stored.
+        # Only what was read before its blocks were reused may be stored.
         side.synchronize()
         try:
             yield parts
@@ -286,7 +286,7 @@ class CaptureThread:
     def _batches(self, keys: list[SegmentKey]) -> Iterator[list[SegmentKey]]:
         """Neighbouring segments, as many as are read at once.
 
-        Few large reads: each needs the interpreter's lock, which the engine's thread holds.
+        Reads are few and large: each needs the interpreter's lock, which the engine's thread holds.
         """
         most = max(SEGMENT_TOKENS, _READ_BYTES // self._access.token_bytes)
         batch: list[SegmentKey] = []

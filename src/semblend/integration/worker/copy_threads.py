@@ -1,6 +1,6 @@
-"""A thread that copies K/V behind the engine's back, on a stream of its own.
+"""A thread that copies K/V beside the engine, on its own stream.
 
-Jobs run one after another. Whoever submits one says whose blocks it touches; until it is
+Jobs run one after another. The caller names the request whose blocks a job touches; until it is
 done those blocks must stay, and `is_busy` says so.
 """
 
@@ -32,7 +32,7 @@ class _Job:
 
 
 class CopyThread:
-    """Runs jobs in order; every job is answered, whatever happens in it."""
+    """Runs jobs in order; every job gets an answer, whatever happens in it."""
 
     def __init__(self, name: str, device: torch.device) -> None:
         self._device = device
@@ -50,7 +50,7 @@ class CopyThread:
         done: Callable[[BaseException | None], None],
         stream: Any = None,
     ) -> None:
-        """Have `work` done once everything on `stream` so far is; then `done` is called."""
+        """Run `work` once everything on `stream` so far is done; then call `done`."""
         ready = None
         if self._device.type == "cuda":
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -82,10 +82,10 @@ class CopyThread:
                     reach(FaultPoint.KILLED_WORKER)
                     job.work()
             except BaseException as raised:
-                # Whatever it was: a copy that was not finished must not pass for one, and
+                # Whatever it was: an unfinished copy must not pass for a finished one, and
                 # those behind it wait for this thread.
                 error = raised
-            # The blocks are free before anybody is told that they are.
+            # Free the blocks before reporting that they are free.
             with self._lock:
                 self._busy[job.request_id] -= 1
                 if not self._busy[job.request_id]:

@@ -26,7 +26,7 @@ SEGMENT_TOKENS = 512
 
 
 def segment_keys(share_key: bytes, tokens: TokenArray) -> tuple[SegmentKey, ...]:
-    """What a prompt's segments are called."""
+    """The names of a prompt's segments."""
     size = len(tokens)
     return SegmentKey.chain(share_key, tokens, [*range(0, size, SEGMENT_TOKENS), size])
 
@@ -42,20 +42,20 @@ class DonorRoom:
     """Where one rank's donors are kept."""
 
     host_bytes: int | None = None
-    """Host memory for each rank; None is a share of the machine's."""
+    """Host memory for each rank; None takes a share of the machine's."""
     disk_bytes: int = 0
     folder: Path | None = None
 
 
 def make_tiers(room: DonorRoom, rank: int, *, ranks: int = 1, token_bytes: int = 0) -> TierStack:
-    """Host memory, and disk below it where it is asked for; each rank has its own folder.
+    """Host memory, and disk below it if requested; each rank has its own folder.
 
-    With a GPU host memory is one pinned arena; `token_bytes` are what one token takes in it.
+    With a GPU, host memory is one pinned arena; `token_bytes` is what one token takes in it.
 
     Raises
     ------
     SettingsError
-        If more host memory was asked for than is free.
+        If more host memory was requested than is free.
     """
     disk = None
     if room.disk_bytes and room.folder is not None:
@@ -100,7 +100,7 @@ class WorkerDonors:
         return donor is not None and all(key in self.tiers for key in donor.keys)
 
     def lease(self, donor_id: str, start: int, end: int) -> AbstractContextManager[DonorKv]:
-        """K/V that covers donor positions [start, end), kept from eviction meanwhile.
+        """K/V that covers donor positions [start, end), protected from eviction meanwhile.
 
         Raises
         ------
@@ -112,7 +112,7 @@ class WorkerDonors:
     def lease_unchecked(
         self, donor_id: str, start: int, end: int
     ) -> AbstractContextManager[DonorKv]:
-        """The same at once: all its `checks` must pass before what rests on it counts.
+        """The same without waiting: all its `checks` must pass before anything built on it counts.
 
         A donor that one of them finds corrupt is lost.
         """
@@ -141,7 +141,7 @@ class WorkerDonors:
             yield DonorKv(tokens=donor.tokens, pieces=tuple(pieces), checks=tuple(checks))
 
     def drop(self, donor_id: str) -> None:
-        """Let go of a donor; segments nobody else uses leave the tiers."""
+        """Release a donor; segments that no other donor uses leave the tiers."""
         with self._lock:
             donor = self._donors.pop(donor_id, None)
             unused: list[SegmentKey] = []
@@ -155,19 +155,19 @@ class WorkerDonors:
             self.tiers.remove(key)
 
     def clear(self) -> None:
-        """Let go of all donors."""
+        """Release all donors."""
         for donor_id in list(self._donors):
             self.drop(donor_id)
         self.take_lost()
 
     def take_lost(self) -> set[str]:
-        """Donors lost since the last call, to be told to the scheduler."""
+        """Donors lost since the last call, to report to the scheduler."""
         with self._lock:
             lost, self._lost = self._lost, set()
         return lost
 
     def close(self) -> None:
-        """Let go of pinned memory and of the disk tier's folder."""
+        """Release pinned memory and the disk tier's folder."""
         self.tiers.close()
 
     def _segment_gone(self, key: SegmentKey) -> None:

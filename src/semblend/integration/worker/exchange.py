@@ -1,4 +1,4 @@
-"""What the worker's side asks of whoever moves donors between machines."""
+"""The interface through which the worker side moves donors between machines."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from semblend.integration.scheduler.orders import CaptureCommand, FetchCommand, 
 
 
 class DonorExchange(Protocol):
-    """A rank's hands: puts its donors' K/V into a shared store and brings others' from there.
+    """Puts a rank's donor K/V into a shared store and fetches others' from there.
 
-    Nothing here blocks the engine's thread, but for :meth:`wait_a_little`.
+    Nothing here blocks the engine's thread except :meth:`wait_a_little`.
     """
 
     def share(self, command: CaptureCommand) -> None:
-        """A prompt was stored; have others find it, soon. Called on the capture thread."""
+        """Queue a stored prompt for sharing. Called on the capture thread."""
         ...
 
     def fetch(self, command: FetchCommand) -> None:
-        """Bring a donor, soon; the report says when it is stored, or why it is not."""
+        """Queue a donor for fetching; the report says when it is stored, or why it is not."""
         ...
 
     def wait_a_little(self) -> None:
-        """Give way to work in progress: the engine has nothing else to do."""
+        """Yield to work in progress: the engine has nothing else to do."""
         ...
 
     def take_report(self) -> WorkerReport:
@@ -30,7 +30,7 @@ class DonorExchange(Protocol):
         ...
 
     def clear(self) -> None:
-        """Share nothing any more, now or later: what was shared may be wrong."""
+        """Stop sharing for good: what was shared may be wrong."""
         ...
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""Putting a load's spans in place: donor K/V into the request's own blocks, K re-rotated.
+"""Puts a load's spans in place: donor K/V into the request's own blocks, K re-rotated.
 
 A load is begun, placed and finished. Beginning leases the donors, starts the first copies from
-the host and has checksums computed on threads; placing puts layers into the request's blocks, all
-at once or each before it is needed; finishing waits for the checksums. A load that was not
-finished does not count.
+the host and computes checksums on threads; placing puts layers into the request's blocks, all
+at once or each before it is needed; finishing waits for the checksums. An unfinished load does
+not count.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.span_batch import CopyBatch, CopyRuns
 
 _STAGED_BYTES = 512 << 20
-"""About as much of the device's memory a load takes beside the cache."""
+"""Roughly how much device memory a load takes in addition to the cache."""
 
 
 class SpanLoad:
-    """One command's copies on their way. One thread calls it; closing it again changes nothing."""
+    """One command's copies in progress. One thread calls it; closing is idempotent."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class SpanLoad:
 
     @torch.inference_mode()
     def place(self, layer: int) -> None:
-        """Have `layer`, and those before it, put in place on the current stream.
+        """Put `layer`, and those before it, in place on the current stream.
 
         Always the stream that the load was begun on.
         """
@@ -67,7 +67,7 @@ class SpanLoad:
 
     @torch.inference_mode()
     def place_all(self) -> None:
-        """Have all layers put in place on the current stream."""
+        """Put all layers in place on the current stream."""
         self._load.place_all()
         reach(FaultPoint.COPY)
         self._placed = True
@@ -82,7 +82,7 @@ class SpanLoad:
         return arrived and all(checking.done for checking in self._checks.values())
 
     def finish(self) -> int:
-        """Wait for the checksums and let go of the donors; returns the tokens copied.
+        """Wait for the checksums and release the donors; returns the tokens copied.
 
         Raises
         ------
@@ -104,7 +104,7 @@ class SpanLoad:
         return self.tokens
 
     def close(self) -> None:
-        """Let go of the donors, once the device has read them."""
+        """Release the donors once the device has read them."""
         if self._closed:
             return
         self._closed = True
@@ -130,7 +130,7 @@ class SpanLoader:
         *,
         rank: tuple[int, int] = (0, 1),
     ) -> None:
-        """`rank`, of how many: which of the model's K/V heads this worker holds."""
+        """`rank`, and of how many: decides which of the model's K/V heads this worker holds."""
         self._access = access
         self._rank = rank
         self._donors = donors
@@ -145,13 +145,13 @@ class SpanLoader:
     def begin(self, command: LoadCommand) -> SpanLoad:
         """Lease a command's donors, start the first copies and the checks; nothing waits.
 
-        Tokens are compared once more with the donor that is really here: between
-        planning and loading, an id may have come to mean something else.
+        Tokens are compared once more with the donor actually stored: between
+        planning and loading, its id may have been reassigned.
 
         Raises
         ------
         DonorLostError
-            Naming the donor that is gone or does not hold what was planned; nothing is held then.
+            Naming the donor that is gone or does not hold what was planned; no lease is kept.
         """
         IN_FLIGHT.sweep()
         drift = self._drift(command.depth_table)
@@ -189,13 +189,13 @@ class SpanLoader:
             self._table,
             drift=drift,
             stream=self._stream,
-            # Without a bus there is nothing to be gained by a copy in between.
+            # Without a bus, an intermediate copy gains nothing.
             direct_share=DIRECT_SHARE if self._stream is not None else ALL_DIRECT,
             most_layers=chunk_layers(layer_bytes=layer_bytes, staged_bytes=_STAGED_BYTES),
         )
 
     def _drift(self, path: str) -> DepthDrift | None:
-        """The table of depth drift at `path`, this rank's heads of it; none for no path."""
+        """This rank's heads of the depth-drift table at `path`; None without a path."""
         if not path:
             return None
         if path not in self._drifts:

@@ -1,8 +1,8 @@
-"""Carrying loads out on one rank: copy the spans, ask the policy, compute the holes.
+"""Carries out loads on one rank: copy the spans, ask the policy, compute the holes.
 
 Every load is answered, whatever happens: the engine waits for it. It is answered when its copy
-has ended, because until then something writes into its blocks. A load that fails on any
-rank fails on all, its blocks are reported before any step counted on them, and the engine
+has ended, because until then the copy writes into its blocks. A load that fails on any
+rank fails on all, its blocks are reported before any step relies on them, and the engine
 computes those tokens exactly.
 """
 
@@ -28,8 +28,8 @@ logger = logging.getLogger("semblend.adapter")
 
 _BUSY_SHARE = 4
 _BUSY_TOKENS = 2048
-"""While others decode, a step computes no more of loads than this, nor than its share of what
-a step may compute: their next tokens wait for it."""
+"""While other requests decode, a step computes at most this many tokens of loads, and at most
+its share of the step's tokens: the decoding requests wait for it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +40,7 @@ class _Load:
     command: LoadCommand
     """What was ordered; after a policy has chosen, what is left to do."""
     computed: bool = False
-    """Whether its turn to compute has come, well or not."""
+    """Whether its turn to compute has come, successful or not."""
     failure: LoadFailure | None = None
 
 
@@ -71,7 +71,7 @@ class WorkerLoads:
         return len(self._loads)
 
     def step(self, commands: Sequence[LoadCommand], report: WorkerReport, *, idle: bool) -> None:
-        """Start this step's loads and go on with those under way. Never raises."""
+        """Start this step's loads and continue those in progress. Never raises."""
         for command in commands:
             self._loads.append(_Load(copy=self._copies.begin(command), command=command))
         if not self._loads:
@@ -90,7 +90,7 @@ class WorkerLoads:
             self._give_up(error, report)
 
     def cancel(self, reason: str) -> None:
-        """The donors are no longer what they were: loads that are under way fail."""
+        """The donors are no longer valid: loads in progress fail."""
         for load in self._loads:
             load.copy.cancelled = reason
 
@@ -104,12 +104,12 @@ class WorkerLoads:
         return bad
 
     def take_received(self) -> set[str]:
-        """Requests whose loads have ended since the last call, well or not."""
+        """Requests whose loads have ended since the last call, successful or not."""
         received, self._received = self._received, set()
         return received
 
     def close(self) -> None:
-        """Wait for the copies under way."""
+        """Wait for the copies in progress."""
         self._copies.close()
 
     # -- in order ----------------------------------------------------------------------
@@ -128,7 +128,7 @@ class WorkerLoads:
             load.close()
 
     def _anything_to_do(self) -> bool:
-        """Whether an idle step can go on with any load, as far as this rank knows."""
+        """Whether an idle step can continue any load, as far as this rank knows."""
         return any(
             load.copy.ended.done() or (not load.computed and load.copy.placed is not None)
             for load in self._loads
@@ -137,9 +137,9 @@ class WorkerLoads:
     def _states(self, *, idle: bool) -> tuple[list[_Load], list[_Load]]:
         """Loads whose copies have ended on every rank, and those whose turn to compute it is.
 
-        A pass may be queued behind copies that are still under way, which hides the one behind
-        the other. In a busy step it would make others wait for the bus, so there a load is due
-        when its copy has ended, and no more of them than the step has room for.
+        A pass may be queued after copies that are still in progress, which overlaps the two. In a
+        busy step that would make other requests wait for the bus, so there a load is due only
+        when its copy has ended, and only as many loads as the step has room for.
         """
         count = len(self._loads)
         flags = self._ranks.all_true(
@@ -172,7 +172,7 @@ class WorkerLoads:
         self._fill_holes([load for load in good if load.failure is None])
 
     def _probe(self, load: _Load, plan: Plan, report: WorkerReport) -> None:
-        """Ask a load's policy, and make what it adds part of the load."""
+        """Ask a load's policy and add what it chooses to the load."""
         nested, probes = self._nested, list[LoadProbe]()
         if nested is None:
             raise DonorError("no model to ask")  # the spans would not have been copied
@@ -214,7 +214,7 @@ class WorkerLoads:
     # -- answering ---------------------------------------------------------------------
 
     def _together(self, loads: list[_Load], attempt: Callable[[_Load], None]) -> list[_Load]:
-        """Attempt something with each load; those with which all ranks succeeded.
+        """Attempt something with each load; returns those with which all ranks succeeded.
 
         A pass has collectives and is run by all ranks or by none, so everything that may fail
         on one of them is agreed on first.
@@ -234,7 +234,7 @@ class WorkerLoads:
         return [load for load, good in zip(loads, fine, strict=True) if good]
 
     def _answer(self, loads: list[_Load], report: WorkerReport) -> None:
-        """Say how loads ended whose copies have, checked once more: they may have just failed."""
+        """Report loads whose copies have ended, after one more check: they may have just failed."""
         good = [load for load in loads if load.failure is None]
         self._together(good, lambda load: load.copy.check())
         for load in loads:
@@ -243,14 +243,14 @@ class WorkerLoads:
                 report.loaded[request_id] += 1
                 report.load_ms += load.copy.copy_ms
             else:
-                # Nobody else has these blocks, and no step counted on them yet.
+                # No other request has these blocks, and no step relies on them yet.
                 self._bad_blocks.update(load.command.claimed_blocks(self._access.block_size))
                 report.failed[request_id] = load.failure
             self._received.add(request_id)
         self._loads = [load for load in self._loads if load not in loads]
 
     def _give_up(self, error: Exception, report: WorkerReport) -> None:
-        """Something broke that is no load's own fault: all fail whose copies have ended."""
+        """Something outside the loads broke: all whose copies have ended fail."""
         for load in self._loads:
             load.computed, load.failure = True, load.failure or _failure(error)
         for load in [load for load in self._loads if load.copy.ended.done()]:

@@ -1,10 +1,10 @@
-"""Copies of donors' K/V that go on beside the engine's steps.
+"""Copies of donor K/V that run beside the engine's steps.
 
-The engine does not schedule a request before its load has ended, so a copy needs no place
-in a step. On a GPU a thread makes it, on a stream of its own: it starts behind everything
+The engine does not schedule a request before its load has ended, so a copy need not run
+in a step. On a GPU a thread makes it, on its own stream: it starts after everything
 the engine has launched so far, which may still use the blocks' former contents. It is placed
-when all of it is queued there, so that a pass can be queued behind it, and it has ended when
-the host knows that every byte arrived and was sound. On a CPU, where a thread would take the
+when all of it is queued there, and a pass can then be queued after it. It has ended when
+the host knows that every byte arrived intact. On a CPU, where a thread would take the
 step's own cores, it is made at once.
 """
 
@@ -38,7 +38,7 @@ class InFlight:
     ended: Future[float] = field(default_factory=Future)
     """Milliseconds the copy took, or what it raised."""
     placed: Any = None
-    """A CUDA event behind the copies, once all are queued; None before, and on a CPU."""
+    """A CUDA event after the copies, once all are queued; None before, and on a CPU."""
     cancelled: str = ""
 
     def check(self) -> None:
@@ -50,19 +50,19 @@ class InFlight:
 
     @property
     def copy_ms(self) -> float:
-        """How long the copy took; 0 while it goes on, or if it failed."""
+        """How long the copy took; 0 while it runs, or if it failed."""
         if not self.ended.done() or self.ended.exception():
             return 0.0
         return self.ended.result()
 
     def wait_on_stream(self) -> None:
-        """Have the current stream go on behind the copies."""
+        """Make the current stream wait for the copies."""
         if self.placed is not None:
             torch.cuda.current_stream().wait_event(self.placed)
 
 
 class LoadsInFlight:
-    """Starts copies; whoever starts one follows it through what it is given."""
+    """Starts copies; the caller follows each through the object it gets back."""
 
     def __init__(self, copy: Copy, *, device: torch.device, threads: int) -> None:
         self._copy = copy
@@ -76,7 +76,7 @@ class LoadsInFlight:
         )
 
     def begin(self, command: LoadCommand) -> InFlight:
-        """Start a copy. Never raises: what goes wrong is said when it has ended."""
+        """Start a copy. Never raises: errors are reported when it has ended."""
         load = InFlight(command=command)
         if self._executor is None:
             self._make(load)
@@ -85,7 +85,7 @@ class LoadsInFlight:
         return load
 
     def wait_a_little(self) -> None:
-        """Give way to copies under way: there is nothing else to do."""
+        """Yield to copies in progress: there is nothing else to do."""
         self._changed.wait(IDLE_WAIT_S)
         self._changed.clear()
 
@@ -112,9 +112,9 @@ class LoadsInFlight:
             failure = error
         try:
             if self._device.type == "cuda":
-                # Also what was queued before it failed writes into the request's blocks.
+                # What was queued before the failure also writes into the request's blocks.
                 torch.cuda.current_stream(self._device).synchronize()
-            IN_FLIGHT.sweep()  # the donors are no longer read: let others take their memory
+            IN_FLIGHT.sweep()  # the donors are no longer read: release their memory
         except BaseException as error:
             failure = failure or error
         if failure is None:
@@ -130,7 +130,7 @@ class LoadsInFlight:
         self._changed.set()
 
     def _launched(self) -> Any:
-        """An event behind everything launched on the current stream so far; None on a CPU."""
+        """An event after everything launched on the current stream so far; None on a CPU."""
         if self._device.type != "cuda":
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -138,7 +138,7 @@ class LoadsInFlight:
         return event
 
     def _use_device(self) -> None:
-        """A thread starts out on device 0, whichever its worker's is."""
+        """A thread starts on device 0, whichever device its worker uses."""
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
             self._streams.stream = torch.cuda.Stream(  # type: ignore[no-untyped-call]

@@ -1,9 +1,8 @@
-"""The start-up proof that the cache lies as its strides say.
+"""The start-up proof that the cache's layout matches its strides.
 
-K/V is put into a scratch block by the kernel that copies spans and read back both through the
-places the backend was seen to write to and by that kernel, every layer and number of it. Where
-that is not what was put there, strides are not used. The kernel is compiled by this, before
-a request waits for it.
+The kernel that copies spans writes K/V into a scratch block. It is read back, every layer and
+number, both from where the backend was seen to write and by that kernel. If the two differ from
+what was written, strides are not used. This also compiles the kernel before a request needs it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from semblend.kv.transfer import SpanCopy, copy_spans
 logger = logging.getLogger("semblend.adapter")
 
 _PARTS = (1, 4)
-"""Of a stored segment one in so many tokens is copied: all of it, or a little."""
+"""One in this many tokens of a stored segment is copied: all of it, or a little."""
 
 
 def prove_pool(access: KvAccess, table: RotaryTable) -> None:

@@ -1,4 +1,4 @@
-"""What an engine offers the worker's side of its adapter: single things; it decides nothing.
+"""What an engine offers the worker side of its adapter: single actions, never decisions.
 
 The side is called in this order (see :class:`~semblend.integration.worker.side.WorkerSide`):
 `attach` once the K/V cache exists, `bind` once the model does, then in every step
@@ -31,9 +31,9 @@ class KvAccess(Protocol):
     dtype: torch.dtype
     device: torch.device
     scratch_block: int
-    """A block that holds nothing while the engine starts: proofs are made in it."""
+    """A block that is empty while the engine starts: proofs use it."""
     pool: PagedKv | None
-    """The cache by strides; None where only the backend knows its way about it."""
+    """The cache described by strides; None where only the backend knows the layout."""
 
     @property
     def destination(self) -> Destination:
@@ -47,7 +47,7 @@ class KvAccess(Protocol):
 
     @property
     def head_shape(self) -> tuple[int, int]:
-        """K/V heads of this rank, and numbers a head."""
+        """K/V heads of this rank, and numbers per head."""
         ...
 
     @property
@@ -77,18 +77,18 @@ class KvAccess(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """Somebody looks at queries while a pass runs."""
+    """Observes queries while a pass runs."""
 
     layers: Sequence[int]
     see: Callable[[int, torch.Tensor], None]
-    """Told a layer and its queries, [tokens, heads * head_dim], once they were attended with."""
+    """Called with a layer and its queries, [tokens, heads * head_dim], after their attention."""
 
 
 class Passes(Protocol):
     """The engine's own model over virtual sequences, beside the engine's steps."""
 
     def serving(self) -> None:
-        """A step of the engine begins: whatever it prepares at start is ready."""
+        """A step of the engine begins: what the engine prepares at start-up is ready."""
         ...
 
     def run(self, sequences: Sequence[VirtualSequence], *, watch: Watch | None = None) -> int:
@@ -100,9 +100,9 @@ class Passes(Protocol):
         ...
 
     def logits(self, sequence: VirtualSequence, *, last: int) -> torch.Tensor | None:
-        """Compute a sequence; log-probabilities behind its last tokens, [last, vocabulary].
+        """Compute a sequence; log-probabilities after its last tokens, [last, vocabulary].
 
-        On the host, float32. None if none are asked for, or on a rank that gathers none.
+        On the host, float32. None if none are requested, or on a rank that gathers none.
         """
         ...
 
@@ -115,12 +115,12 @@ class Ranks(Protocol):
         ...
 
     def summed(self, values: torch.Tensor) -> torch.Tensor:
-        """A tensor on the host, added up over the ranks in place."""
+        """A tensor on the host, summed over the ranks in place."""
         ...
 
 
 class OneRank:
-    """The ranks of an engine that has one."""
+    """The ranks of an engine that has only one."""
 
     def all_true(self, flags: Sequence[bool]) -> list[bool]:
         """Which of the flags are true."""

@@ -1,6 +1,6 @@
-"""Asking a dynamic policy in a worker: the tail runs over the spans in a nested pass.
+"""Asks a dynamic policy in a worker: the tail runs over the spans in a nested pass.
 
-The pass computes the holes, too, so what it wrote stands where the policy adds nothing.
+The pass also computes the holes, so its results stand where the policy adds nothing.
 Where it does, everything from the first added token on is computed again.
 """
 
@@ -22,11 +22,11 @@ from semblend.planning.policies.base import Scores, policy_from_spec
 from semblend.planning.recompute import probed
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]
-"""Adds a tensor up over the ranks: each has its own heads, and all must choose alike."""
+"""Sums a tensor over the ranks: each has its own heads, and all must choose the same."""
 
 
 class LoadProbe:
-    """One load whose policy looks before it chooses. Laying it out may fail; then nothing ran."""
+    """One load with a probing policy. Constructing it may fail; then nothing has run."""
 
     def __init__(self, command: LoadCommand, plan: Plan, access: KvAccess) -> None:
         self._command = command
@@ -52,7 +52,7 @@ class LoadProbe:
         return replace(command, copies=plan.copies, holes=self._left_to_compute(plan), refine=None)
 
     def _left_to_compute(self, plan: Plan) -> tuple[Hole, ...]:
-        """Holes and tail behind the first token that the policy added; all if no pass ran yet.
+        """Holes and tail from the first token that the policy added; all if no pass has run yet.
 
         The engine computes the prompt's last token itself.
         """

@@ -26,14 +26,14 @@ from semblend.kv.segments import Segment, SegmentKey
 logger = logging.getLogger("semblend.adapter")
 
 QUEUED = 64
-"""Donors that may wait to be shared; more are not."""
+"""Donors that may wait to be shared; any more are not shared."""
 _TICK_S = 1.0
 _IDLE_WAIT_S = 0.005
 _LAST_WAIT_S = 30.0
 
 
 class SegmentExchange:
-    """Two threads: what a request waits for never stands behind what is shared."""
+    """Two threads: a fetch that a request waits for never queues after sharing."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class SegmentExchange:
     # -- the adapter's calls ---------------------------------------------------------
 
     def share(self, command: CaptureCommand) -> None:
-        """Share a stored prompt, soon; one too many is not shared."""
+        """Queue a stored prompt for sharing; skip it if the queue is full."""
         with self._changed:
             if not self._closed:
                 try:
@@ -79,13 +79,13 @@ class SegmentExchange:
             self._report.withdrawn.add(command.donor_id)
 
     def fetch(self, command: FetchCommand) -> None:
-        """Bring a donor, soon."""
+        """Queue a donor for fetching."""
         with self._changed:
             self._busy += 1
         self._fetches.put(command)
 
     def wait_a_little(self) -> None:
-        """Give way to the threads while the engine has nothing else to do."""
+        """Yield to the threads while the engine has nothing else to do."""
         with self._changed:
             if self._busy:
                 self._changed.wait(timeout=_IDLE_WAIT_S)
@@ -97,7 +97,7 @@ class SegmentExchange:
         return report
 
     def clear(self) -> None:
-        """Withdraw everything; share and fetch nothing any more. Waits for what is under way."""
+        """Withdraw everything and stop sharing and fetching. Waits for work in progress."""
         with self._changed:
             if self._closed:
                 return
@@ -139,7 +139,7 @@ class SegmentExchange:
         try:
             self._share(command)
         except BaseException as error:
-            # A donor that is not shared is no harm to any request, and the next one shall be.
+            # A donor that is not shared harms no request; continue with the next one.
             logger.warning("SemBlend did not share %s: %s", command.donor_id, error)
             return False
         return True
@@ -178,7 +178,7 @@ class SegmentExchange:
                     self._report.capture_bytes[donor_id] = brought
                     self._report.capture_ms[donor_id] = (time.perf_counter() - started) * 1e3
             except BaseException as error:
-                # Whoever waits for it is computed as if there were no fleet.
+                # Requests that wait for it are computed as if there were no fleet.
                 logger.info("SemBlend did not fetch %s: %s", donor_id, error)
                 self._donors.drop(donor_id)
                 with self._changed:
@@ -190,7 +190,7 @@ class SegmentExchange:
                     self._changed.notify_all()
 
     def _fetch(self, command: FetchCommand) -> int:
-        """Store one donor of another machine; returns the bytes that came."""
+        """Store one donor from another machine; returns the bytes received."""
         if self._closed:
             raise StorageError("nothing is fetched any more")
         keys = rank_keys(command.share_key, *self._rank)

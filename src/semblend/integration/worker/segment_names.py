@@ -1,4 +1,4 @@
-"""What one rank's shared objects are called: known to the scheduler, which fetches none itself."""
+"""The names of one rank's shared objects; the scheduler knows them but fetches none itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prompt's K/V out of a paged cache, as the segments it is stored in."""
+"""Reads a prompt's K/V from a paged cache as the segments it is stored in."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class SegmentReader:
     def __init__(self, access: KvAccess, segment_tokens: int) -> None:
         self._access = access
         self._segment_tokens = segment_tokens
-        # Nothing moves: a single row is enough, as wide as a head so that reads are wide.
+        # Nothing moves: a single row is enough, as wide as a head to keep reads wide.
         pairs = max(1, access.head_dim // 2)
         self._rows = RotaryTable(cos=torch.ones(1, pairs), sin=torch.zeros(1, pairs)).to(
             access.device
         )
 
     def read(self, block_ids: tuple[int, ...], start: int, end: int) -> list[torch.Tensor]:
-        """K/V of positions [start, end) cut into segments, the last shorter if need be.
+        """K/V of positions [start, end) cut into segments, the last shorter if necessary.
 
         Each is contiguous, [layers, 2, tokens, kv_heads, head_dim], on the cache's device.
         """
@@ -46,7 +46,7 @@ class SegmentReader:
     def _gathered(
         self, pool: PagedKv, block_ids: tuple[int, ...], start: int, end: int, size: int
     ) -> list[torch.Tensor]:
-        """Segments of `size` tokens, which [start, end) is a whole number of."""
+        """Segments of `size` tokens; [start, end) must be a whole number of them."""
         access, tokens = self._access, end - start
         shape = (tokens // size, access.layer_count, 2, size, *access.head_shape)
         segments = torch.empty(shape, dtype=access.dtype, device=access.device)

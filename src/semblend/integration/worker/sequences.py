@@ -1,9 +1,9 @@
-"""Holes as virtual sequences, cut into forwards that fit what the engine has room for.
+"""Holes as virtual sequences, cut into forwards that fit the engine's buffers.
 
-Attention backends plan into buffers made for so many sequences, and compiled code,
-workspaces and LoRA kernels are made for so many tokens. The pieces are run in the order of the
-list: as each layer writes its K/V before attention reads, a hole sees all earlier ones, those of
-its own forward and those of the forwards before.
+Attention backends plan into buffers with a fixed number of sequences; compiled code,
+workspaces and LoRA kernels have a fixed number of tokens. The pieces run in list order. Each
+layer writes its K/V before attention reads it, so a hole sees all earlier ones, both in its own
+forward and in earlier forwards.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class VirtualSequence:
     blocks: BlockTable
     """The prompt's blocks, int32 [blocks]; sequences of one prompt share it."""
     shift: int = 0
-    """Added to positions: a proof puts a token where no prompt has brought it."""
+    """Added to positions: a proof puts a token at a position that no prompt has reached."""
 
     def __len__(self) -> int:
         return self.end - self.start
 
     def cut(self, first: int) -> tuple[VirtualSequence, VirtualSequence]:
-        """The first so many query tokens, and the others."""
+        """The first query tokens up to a count, and the others."""
         middle = self.start + first
         return replace(self, end=middle), replace(self, start=middle)
 
 
 def block_table(block_ids: Sequence[int]) -> BlockTable:
-    """A request's blocks as passes take them; made once for all sequences of one prompt."""
+    """A request's blocks in the form passes take; made once for all sequences of one prompt."""
     return np.asarray(block_ids, dtype=np.int32)
 
 
@@ -59,10 +59,10 @@ class PassLimits:
     tokens: int
 
     def forwards(self, sequences: Sequence[VirtualSequence]) -> list[list[VirtualSequence]]:
-        """The sequences in as many forwards as they need, in the order they came in.
+        """The sequences in as many forwards as they need, in the order given.
 
-        Filled from the end, so that the last forward is the fullest: a sequence whose last
-        tokens somebody watches stays together there as far as one forward goes.
+        Filled from the end, so the last forward is the fullest: a sequence whose last
+        tokens are observed stays whole there as far as one forward allows.
         """
         forwards: list[list[VirtualSequence]] = []
         current: list[VirtualSequence] = []

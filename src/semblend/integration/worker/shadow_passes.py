@@ -1,4 +1,4 @@
-"""Shadow sampling, a worker's part: the same first output tokens over reused and over cold K/V."""
+"""The worker's part of shadow sampling: the same first output tokens over reused and cold K/V."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ logger = logging.getLogger("semblend.adapter")
 
 
 class ShadowPasses:
-    """Computes samples in nested passes; remembers what reuse made of them meanwhile.
+    """Computes samples in nested passes; keeps their distributions over reused K/V meanwhile.
 
     All ranks run the same passes in the same order. Logits are gathered where the engine
-    gathers them; a rank that has none has no say.
+    gathers them; a rank without logits reports nothing.
     """
 
     def __init__(self, nested: Passes) -> None:

@@ -1,6 +1,6 @@
-"""An adapter beside its engine's model: donors, and the order of things in a step.
+"""An adapter beside its engine's model: donors, and the order of actions in a step.
 
-Captures and loads both come behind the step's forward. See `loads` for what becomes of a load.
+Captures and loads both follow the step's forward. `loads` describes what happens to a load.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger("semblend.adapter")
 
 _WEIGHTS_CHANGED = "the weights changed"
 _GPU_LOAD_THREADS = 1
-"""Copies share one bus, so loads come one after another."""
+"""Copies share one bus, so loads run one after another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,19 +39,19 @@ class WorkerSetup:
     loads: bool
     """Whether donor K/V is kept and loaded at all."""
     nested: bool
-    """Whether holes are computed in passes of our own, so that the model is needed."""
+    """Whether holes are computed in our own passes, which need the model."""
     step_tokens: int
     """Tokens one step of the engine computes at most."""
     max_positions: int
-    """Longest prompt the engine takes."""
+    """Longest prompt the engine accepts."""
     room: DonorRoom = field(default_factory=DonorRoom)
     load_threads: int | None = None
-    """Threads that copy donor K/V; None is one on a GPU and none on a CPU."""
+    """Threads that copy donor K/V; None means one on a GPU and none on a CPU."""
     faults: str = ""
 
 
 ExchangeMaker = Callable[[WorkerDonors, KvAccess], DonorExchange | None]
-"""Makes what shares this rank's donors with other machines, if they are shared."""
+"""Builds the exchange of this rank's donors with other machines, if they are shared."""
 
 
 def _alone(_: WorkerDonors, __: KvAccess) -> None:
@@ -64,7 +64,7 @@ class WorkerSide:
     def __init__(self, setup: WorkerSetup, *, make_exchange: ExchangeMaker = _alone) -> None:
         self._setup = setup
         self._make_exchange = make_exchange
-        plant(setup.faults)  # a worker may have a process of its own
+        plant(setup.faults)  # a worker may run in its own process
         self._held: set[str] = set()
         self._report = WorkerReport()
         self._weights: WeightWatch | None = None
@@ -153,10 +153,10 @@ class WorkerSide:
     # -- between steps -------------------------------------------------------------------
 
     def weights_changed(self, how: str) -> None:
-        """Let go of everything that was computed with other weights than now. Never raises."""
+        """Drop everything that was computed with other weights. Never raises."""
         self._weights_epoch += 1
         logger.warning("SemBlend: the weights changed (%s); all donors are dropped", how)
-        self._weights = None  # nothing is kept any more; there may be no memory to look at
+        self._weights = None  # nothing more is kept; there may be no memory to look at
         if self.loads is not None:
             self.loads.cancel(_WEIGHTS_CHANGED)
         if self.exchange is not None:
@@ -169,7 +169,7 @@ class WorkerSide:
             self.donors.clear()
 
     def before_unmapping(self) -> None:
-        """The K/V cache is about to lose its memory: nobody uses it when this returns."""
+        """The K/V cache is about to lose its memory: nothing uses it once this returns."""
         if self.loads is not None:
             self.loads.wait()
         if self.captures is not None:
@@ -218,7 +218,7 @@ class WorkerSide:
         self._held.update(meta.held)
         self._look_at_weights(meta)
         if meta.idle and self._held and self.captures is not None:
-            # The engine steps on until the blocks are freed; spinning would starve the copy.
+            # The engine keeps stepping until the blocks are freed; spinning would starve the copy.
             self.captures.wait_a_little(self._held)
         elif meta.idle and self.exchange is not None:
             self.exchange.wait_a_little()
@@ -268,7 +268,7 @@ class WorkerSide:
         return set() if self.loads is None else self.loads.take_bad_blocks()
 
     def take_received(self) -> set[str]:
-        """Requests whose loads have ended, well or not."""
+        """Requests whose loads have ended, successful or not."""
         return set() if self.loads is None else self.loads.take_received()
 
     def take_freed(self) -> set[str]:
@@ -296,7 +296,7 @@ class WorkerSide:
         return None if report.is_empty else report
 
     def close(self) -> None:
-        """Stop the threads and let go of the donors."""
+        """Stop the threads and release the donors."""
         if self.loads is not None:
             self.loads.close()
         if self.captures is not None:

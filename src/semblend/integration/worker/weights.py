@@ -1,8 +1,8 @@
-"""Noticing that a running engine's weights have changed.
+"""Detects that a running engine's weights have changed.
 
-An adapter hears of its engine's own methods that change weights. Whatever else has the model in
-its hands (an extension, a function sent to the workers) is noticed by what it leaves
-behind: a few bytes of every parameter are compared before donors are used or made.
+An adapter intercepts its engine's own methods that change weights. Any other change (by an
+extension, or a function sent to the workers) is detected in the parameters: a few bytes of each
+are compared before donors are used or made.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 _SAMPLED_BYTES = 64
-"""Of each parameter. The smallest step of a training run changes a few per cent of all numbers of
-a model, so that among the thousands looked at some have changed."""
+"""Per parameter. Even the smallest step of a training run changes a few per cent of all numbers of
+a model, so some of the thousands compared have changed."""
 
 
 class WeightWatch:
@@ -28,14 +28,14 @@ class WeightWatch:
         self._expected = self._taken()
         self._stream: Any = None
         if self._expected.device.type == "cuda":
-            # Not the engine's: looking does not wait for the step in flight.
+            # Not the engine's stream: the comparison does not wait for the step in flight.
             self._stream = torch.cuda.Stream(  # type: ignore[no-untyped-call]
                 self._expected.device
             )
 
     @torch.inference_mode()
     def changed(self) -> bool:
-        """Whether some parameter lies elsewhere or looks different."""
+        """Whether some parameter has moved or differs."""
         if self._where() != self._places:
             return True
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():

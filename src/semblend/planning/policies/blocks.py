@@ -25,7 +25,7 @@ def best_blocks(
     """The blocks of `spans` with the highest total score, of at most `budget` tokens together.
 
     Blocks taken already cost nothing and win nothing. The order among equals is that of
-    position, so that a larger budget always adds to a smaller one's choice.
+    position, so a larger budget always adds to a smaller one's choice.
     """
     open_ = np.ones(len(request.tokens), dtype=np.bool_)
     for run in request.taken:

@@ -35,7 +35,7 @@ class Both(RecomputePolicy):
 
     @cached_property
     def spec(self) -> str:
-        """The sum; a sum on the right keeps its name, so that it reads back as it is."""
+        """The sum; a sum on the right keeps its name, so it reads back unchanged."""
         right = self.second._call() if isinstance(self.second, Both) else self.second.spec
         return f"{self.first.spec} + {right}"
 

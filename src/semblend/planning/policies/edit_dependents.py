@@ -29,9 +29,9 @@ ATTENTION_BLOCK = 16
 @register_policy("edit_dependents")
 @dataclass(frozen=True, slots=True)
 class EditDependents(RecomputePolicy):
-    """Behind every edit: the rest of its sentence and `margin` tokens more.
+    """After every edit: the rest of its sentence and `margin` tokens more.
 
-    `sentences` counts how many sentence ends are passed; 0 goes on to the end of the
+    `sentences` counts how many sentence ends are passed; 0 continues to the end of the
     paragraph. Where no boundary is known within `limit` tokens, the limit is the end. With a
     `referring` share, blocks that attend most to edited places (whatever the distance) are
     recomputed too. Moved spans are left to other policies: combine with `span_head`.
@@ -73,7 +73,7 @@ class EditDependents(RecomputePolicy):
         return runs
 
     def probed_runs(self, request: RecomputeRequest, probe: Probe) -> list[Hole]:
-        """The blocks behind edits whose tokens attend to edited places."""
+        """The blocks after edits whose tokens attend to edited places."""
         spans = [span for span in request.spans if span.kind is SpanKind.BEHIND_EDIT]
         budget = self.referring * reusable_tokens(request.spans)
         if not spans or budget < 1:

@@ -1,4 +1,4 @@
-"""Recompute what stands behind an edit, whole: the cautious default without a certificate."""
+"""Recompute what follows an edit, whole: the cautious default without a certificate."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from semblend.planning.policies.base import RecomputePolicy, RecomputeRequest, r
 @register_policy("edit_safe")
 @dataclass(frozen=True, slots=True)
 class EditSafe(RecomputePolicy):
-    """Whole spans behind an edit; the first `head` tokens of moved ones.
+    """Whole spans after an edit; the first `head` tokens of moved ones.
 
-    Behind an edit no fixed head is a guarantee: with g tokens between the changed word
+    After an edit no fixed head is a guarantee: with g tokens between the changed word
     and what refers to it, recomputing fewer than g bought nothing (docs/concepts.md).
     """
 

@@ -30,7 +30,7 @@ class QueryAttention(RecomputePolicy):
     """`ratio` of the reusable tokens, in blocks the tail's queries attend to most.
 
     The tail runs once over the borrowed K/V; the best blocks are recomputed and the tail
-    runs again. `among` says which spans compete: all, those behind edits, or those that are
+    runs again. `among` says which spans compete: all, those after edits, or those that are
     displaced; where there are none of them, no probe is run. Query-aware choice is the idea
     of A3, ProphetKV and InfoFlow KV (arXiv 2511.17560, 2602.02579, 2603.05353).
     """
@@ -78,7 +78,7 @@ def is_displaced(span: Span) -> bool:
     """Whether other text than an instruction stood before the span, or stands there now.
 
     A document that follows another instruction saw nearly what it sees now, and so did what
-    comes behind an edit in it. A passage from elsewhere did not, wherever it begins.
+    comes after an edit in it. A passage from elsewhere did not, wherever it begins.
     """
     if abs(span.target_start - span.donor_start) > NEAR_TOKENS:
         return True

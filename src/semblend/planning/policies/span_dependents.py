@@ -24,10 +24,10 @@ class SpanDependents(RecomputePolicy):
     """From every span's start to `sentences` sure sentence ends, and `margin` tokens more.
 
     Whether text depends on what changed before it is not seen in token ids, so it matters little
-    whether a span moved or stands behind an edit: it is recomputed up to where sentences end in
+    whether a span moved or follows an edit: it is recomputed up to where sentences end in
     every reading (`planning/sure_ends.py`), at most `limit` tokens. A moved span that opens a
-    paragraph or a turn, behind a whole sentence in the donor as here, is recomputed `margin`
-    tokens into it; one that opens behind an empty line and no whole sentence (a table, code), at
+    paragraph or a turn, after a whole sentence in the donor as here, is recomputed `margin`
+    tokens into it; one that opens after an empty line and no whole sentence (a table, code), at
     most `lines` tokens.
     """
 
