@@ -181,14 +181,18 @@ class Settings(BaseModel):
     nats_url: str = Field(
         "",
         description=(
-            "NATS server with JetStream to which donors are announced, for example "
-            "nats://nats:4222. Empty announces none. Needs SEMBLEND_NAMESPACE_SECRET."
+            "NATS server to which donors are announced, for example nats://nats:4222. Empty "
+            "announces none. With SEMBLEND_NAMESPACE_SECRET events go to a fleet's log, which "
+            "needs JetStream; without it to the plain subject, for whoever listens."
         ),
     )
     nats_subject: str = Field(
         "semantic-kv-events",
         min_length=1,
-        description="Subject below which a worker's events are published.",
+        description=(
+            "Subject of events: itself without SEMBLEND_NAMESPACE_SECRET, below it (worker, rank) "
+            "with it."
+        ),
     )
     worker_id: str = Field(
         "",
