@@ -88,3 +88,35 @@ def test_with_a_secret_nothing_is_said_in_plain(nats_server, listener):
         assert announcer.publisher.wait()
         announcer.close()
     assert listener.heard == []
+
+
+def test_a_server_without_a_secret_serves_and_shares_nothing(nats_server, listener, tmp_path):
+    from semblend.engine.api import GenerationRequest, SamplingParams
+    from semblend.engine.engine import EmbeddedEngine
+    from semblend.integration.embedded.fleet import FleetMember
+
+    settings = Settings(
+        embedder=EmbedderKind.NONE,
+        allow_uncertified=True,
+        nats_url=nats_server.url,
+        transport=f"folder:{tmp_path / 'store'}",
+    )
+    engine = EmbeddedEngine.load("models/semblend-reference-27m", settings=settings)
+    member = FleetMember(engine, settings)
+    try:
+        assert (member.exporter, member.importer) == (None, None)
+        request = GenerationRequest(
+            request_id="1",
+            tokens=prompt(1, 300) % engine.model.vocab_size,
+            namespace=engine.namespace(tenant="acme", template="rag-v1"),
+            sampling=SamplingParams(max_tokens=1),
+        )
+        member.submit(request).result()
+        until(lambda: "donor_registered" in listener.kinds(), "the listener")
+    finally:
+        member.close()
+        engine.close()
+    registered = json.loads(listener.heard[listener.kinds().index("donor_registered")])["data"]
+    extra = registered["namespace"]["extra"]
+    assert (extra["tenant_key"], extra["template"]) == ("acme", "rag-v1")
+    assert not (tmp_path / "store").exists()
