@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # One thread a worker: two workers on two cores, and results that do not depend on the machine.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: install wheel demo test lint types unit test-pythons soak soak-short reliability sbom fuzz attack audit docs reference test-fleet test-vllm test-sglang clean
+.PHONY: install wheel demo test check lint types unit test-pythons soak soak-short reliability sbom fuzz attack audit docs reference test-fleet test-vllm test-sglang clean
 
 install: $(VENV)/.dev
 
@@ -18,11 +18,13 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "no Python to make $(VENV) with" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
-# dist/semblend-VERSION-py3-none-any.whl: all that a machine without this clone needs.
+# dist/semblend-VERSION-py3-none-any.whl: all that a machine without this clone needs. Beside it
+# semblend_vllm_connector-VERSION-py3-none-any.whl, the connector's second name.
 wheel: $(BIN)/python
-	@rm -f dist/semblend-*.whl
-	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
-	@ls dist/semblend-*.whl
+	@rm -f dist/semblend-*.whl dist/semblend_vllm_connector-*.whl
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist \
+	    . ./packaging/semblend-vllm-connector
+	@ls dist/semblend-*.whl dist/semblend_vllm_connector-*.whl
 
 # What the engine, the server and the demo need. torch first and pinned: asked for by
 # another package, pip would take the newest build.
@@ -42,6 +44,9 @@ demo: $(VENV)/.engine
 
 # Everything, each engine for real on the CPU: about half an hour on two cores when new.
 test: lint types unit test-pythons soak-short test-vllm test-sglang test-fleet
+
+# What needs no other engine, before a change is sent.
+check: lint types unit
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -27,7 +27,7 @@ def test_the_wheel_carries_every_certificate_and_no_other_folder(installed_wheel
     inside = {name for name in names if name.startswith("semblend/certificates/")}
     assert inside == {f"semblend/certificates/{path.name}" for path in SHIPPED.iterdir()}
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
-    assert tops == {"semblend", "sembench", "semblend_vllm_connector"}
+    assert tops == {"semblend", "sembench"}
 
 
 def test_the_repository_holds_one_copy_of_the_certificates():

@@ -33,11 +33,15 @@ class InstalledWheel:
         return {**ours, "HOME": str(home), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
+CONNECTOR = ROOT / "packaging" / "semblend-vllm-connector"
+
+
 def build_wheel(folder: Path, *, source: Path = ROOT) -> Path:
-    """What `make wheel` builds."""
+    """What `make wheel` builds of the project in `source`."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
     subprocess.run([*command, "--wheel-dir", folder, source], check=True, timeout=300)
-    (wheel,) = folder.glob("semblend-*.whl")
+    name = "semblend_vllm_connector" if source == CONNECTOR else "semblend"
+    (wheel,) = folder.glob(f"{name}-*.whl")
     return wheel
 
 

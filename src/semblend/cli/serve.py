@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from contextlib import ExitStack
 from enum import StrEnum
@@ -17,7 +18,8 @@ from semblend.cli.flags import values_of, with_flags
 from semblend.cli.serve_config import read_config, settings_given
 from semblend.core.errors import MissingExtraError, SemBlendError
 from semblend.core.json_text import parse_json
-from semblend.core.settings import Settings
+from semblend.core.settings import EmbedderKind, Settings, variable
+from semblend.core.unheeded import unheeded
 from semblend.engine.options import EngineOptions
 from semblend.serve.options import ServeOptions
 
@@ -61,7 +63,7 @@ def serve(
         overrides["allow_uncertified"] = allow_uncertified
     console = Console(stderr=True)
     try:
-        settings = Settings.from_env(**overrides)
+        settings = _settings(overrides, console)
         options = ServeOptions(
             **values_of(ServeOptions, given),
             model_name=model_name or _name_of(model),
@@ -75,6 +77,15 @@ def serve(
     except SemBlendError as error:
         console.print(f"semblend serve: {error}", style="red", highlight=False, markup=False)
         raise typer.Exit(2) from error
+
+
+def _settings(given: dict[str, Any], console: Console) -> Settings:
+    """What variables and flags say, less what the server does not do: it finds donors by tokens."""
+    settings = Settings.from_env(**given)
+    stated = {variable(name): str(value) for name, value in given.items()}
+    if said := unheeded({**os.environ, **stated}, here="semblend serve"):
+        console.print(said, style="yellow", highlight=False, markup=False)
+    return settings.model_copy(update={"embedder": EmbedderKind.NONE, "fuzzy_chunks": False})
 
 
 def _run(

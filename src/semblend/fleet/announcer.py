@@ -67,6 +67,7 @@ class DonorAnnouncer:
         embed: Callable[[TokenArray], Sequence[float]] | None = None,
         blocks: BlockNames | None = None,
         options: PublisherOptions | None = None,
+        plain: bool = False,
     ) -> None:
         """Begin to announce.
 
@@ -80,7 +81,10 @@ class DonorAnnouncer:
         blocks
             Names the engine's blocks of a donor that is the engine's own cache, as its K/V
             events do; they are published for whoever follows those and has the secret.
+        plain
+            Name tenant and template as they are configured: nobody has a secret to hash them with.
         """
+        self._plain = plain_namespace(namespace) if plain and namespace is not None else None
         self._library = library
         self._secret = secret
         self._sampling = check_sampling(sampling)
@@ -157,8 +161,11 @@ class DonorAnnouncer:
             if isinstance(namespace, Namespace):
                 keys = FleetKeys.of(namespace, self._secret)
                 parts = published_namespace(namespace, self._secret)
+                if self._plain is not None:
+                    parts = plain_namespace(namespace)
             else:
                 keys = FleetKeys.of_root(namespace)
+                parts = self._plain or {}
         except SemBlendError:
             return None  # An incomplete namespace matches nothing.
         names: Sequence[int] = ()
@@ -199,6 +206,17 @@ def public_parts(namespace: Namespace) -> dict[str, Any]:
 
 def published_namespace(namespace: Namespace, secret: bytes) -> dict[str, Any]:
     """The namespace as other routers read it; tenants under a keyed name, salts not at all."""
+    extra = {"tenant_key": tenant_key(namespace.tenant or "none", secret)}
+    return {**_routing_parts(namespace), "extra": extra}
+
+
+def plain_namespace(namespace: Namespace) -> dict[str, Any]:
+    """The same for a fleet without a secret: tenant and template as configured, no salts."""
+    extra = {"tenant_key": namespace.tenant or "none", "template": namespace.template or "none"}
+    return {**_routing_parts(namespace), "extra": extra}
+
+
+def _routing_parts(namespace: Namespace) -> dict[str, Any]:
     return {
         "model": namespace.model,
         "tokenizer": namespace.tokenizer,
@@ -206,5 +224,4 @@ def published_namespace(namespace: Namespace, secret: bytes) -> dict[str, Any]:
         "block_size": namespace.block_size,
         "lora": namespace.adapter,
         "quant": namespace.quantization,
-        "extra": {"tenant_key": tenant_key(namespace.tenant or "none", secret)},
     }

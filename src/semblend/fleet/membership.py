@@ -6,7 +6,9 @@ calls :func:`join`.
 
 from __future__ import annotations
 
+import logging
 import os
+import secrets
 import socket
 import threading
 from typing import Any
@@ -18,7 +20,11 @@ from semblend.fleet.announcer import BlockNames, DonorAnnouncer, HeldDonor
 from semblend.fleet.keys import fleet_secret
 from semblend.fleet.publish.jetstream import JetStreamSink
 from semblend.fleet.publish.nats_link import LogOptions
+from semblend.fleet.publish.plain import PlainSink
+from semblend.fleet.publish.sink import EventSink
 from semblend.pipeline import SemBlendPipeline
+
+logger = logging.getLogger("semblend.fleet")
 
 
 class PipelineLibrary:
@@ -62,6 +68,28 @@ def worker_name(settings: Settings) -> str:
     return settings.worker_id or f"{socket.gethostname()}-{os.getpid()}"
 
 
+def open_sink(
+    options: LogOptions, settings: Settings, *, worker_id: str, dp_rank: int = 0
+) -> tuple[EventSink, bytes]:
+    """Where a worker's events go, and the secret that its fingerprints are made with.
+
+    Raises
+    ------
+    SettingsError
+        If a secret is given and is too short to be one.
+    """
+    if settings.namespace_secret:
+        secret = fleet_secret(settings.namespace_secret)
+        return JetStreamSink(options, worker_id=worker_id, dp_rank=dp_rank), secret
+    logger.warning(
+        "SEMBLEND_NAMESPACE_SECRET is not set: events go to the plain subject %s, with tenant and "
+        "template as configured; the fleet's log, gateways and SEMBLEND_TRANSPORT need the secret "
+        "and are off (docs/fleet.md)",
+        options.subject,
+    )
+    return PlainSink(options), secrets.token_bytes(32)
+
+
 def join(
     pipeline: SemBlendPipeline,
     settings: Settings,
@@ -71,6 +99,8 @@ def join(
     blocks: BlockNames | None = None,
 ) -> DonorAnnouncer | None:
     """Announce a pipeline's donors, if SEMBLEND_NATS_URL says where.
+
+    With a secret they go to the fleet's log; without one to the plain subject, for listeners.
 
     `blocks` names a donor's blocks where donors are the engine's own cache.
 
@@ -83,12 +113,14 @@ def join(
         return None
     worker_id = worker_name(settings)
     options = LogOptions(url=settings.nats_url, subject=settings.nats_subject)
+    sink, secret = open_sink(options, settings, worker_id=worker_id, dp_rank=dp_rank)
     return DonorAnnouncer(
         PipelineLibrary(pipeline),
-        JetStreamSink(options, worker_id=worker_id, dp_rank=dp_rank),
+        sink,
         worker_id=worker_id,
         dp_rank=dp_rank,
-        secret=fleet_secret(settings.namespace_secret),
+        secret=secret,
+        plain=not settings.namespace_secret,
         namespace=namespace,
         sampling=settings.fleet_sampling,
         blocks=blocks,

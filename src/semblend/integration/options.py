@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from semblend.core.errors import SettingsError
 from semblend.core.json_text import parse_json
 from semblend.core.settings import EmbedderKind, Settings
+from semblend.core.unheeded import unheeded
 from semblend.integration.audit import FILES, MAX_BYTES
 from semblend.integration.modes import ReuseMode
 from semblend.integration.option_values import checked_options
@@ -129,6 +130,8 @@ class AdapterOptions(BaseModel):
 class VariableOptions(AdapterOptions):
     """Options in a variable, whose name is their source."""
 
+    ENGINE: ClassVar[str]
+    """The engine's name, for messages."""
     PREFIX: ClassVar[str]
     """Variables that begin so are the adapter's own, and no settings."""
 
@@ -163,5 +166,12 @@ class VariableOptions(AdapterOptions):
             if not name.startswith(self.PREFIX)
         }
         return Settings.from_env(
-            others, **self.overrides(embedder=EmbedderKind.NONE, strict_prefix_boundary=True)
+            others,
+            **self.overrides(
+                embedder=EmbedderKind.NONE, fuzzy_chunks=False, strict_prefix_boundary=True
+            ),
         )
+
+    def unheeded(self, environ: Mapping[str, str] | None = None) -> str:
+        """Which settings were given and do nothing here; empty if none."""
+        return unheeded(self.environment(environ), here=self.ENGINE)

@@ -251,3 +251,14 @@ def test_nested_and_staged_agree_on_the_same_plan(make_engine):
     outside = climb_in_process(engine, TARGET)
     assert outside.semblend["ladder"]["reused_tokens"] == inside.semblend["reused_tokens"]
     assert outside.tokens == inside.tokens
+
+
+def test_a_setting_of_meaning_warns_once_where_donors_are_found_by_tokens(
+    make_engine, caplog, monkeypatch
+):
+    monkeypatch.setenv("SEMBLEND_EMBEDDER", "minilm")
+    with caplog.at_level("WARNING", logger="vllm.semblend"):
+        make_engine("llama", mode="segmented_experimental", min_prompt_tokens=70)
+    (line,) = [line for line in caplog.messages if "no effect here" in line]
+    assert "SEMBLEND_EMBEDDER" in line
+    assert "provider: semblend" in line

@@ -16,10 +16,8 @@ from semblend.engine.handle import RequestHandle
 from semblend.fleet.announcer import DonorAnnouncer
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.follower import LogFollower
-from semblend.fleet.keys import fleet_secret
-from semblend.fleet.membership import worker_name
+from semblend.fleet.membership import open_sink, worker_name
 from semblend.fleet.placement.cost import FleetCost
-from semblend.fleet.publish.jetstream import JetStreamSink
 from semblend.fleet.publish.nats_link import LogOptions
 from semblend.fleet.publish.publisher import PublisherOptions
 from semblend.fleet.transport.exporting import DonorExporter
@@ -56,22 +54,23 @@ class FleetMember:
         """
         self.engine = engine
         self.worker_id = worker_name(settings)
-        secret = fleet_secret(settings.namespace_secret)
         options = LogOptions(url=settings.nats_url, subject=settings.nats_subject)
+        sink, secret = open_sink(options, settings, worker_id=self.worker_id)
         self.importer: DonorImporter | None = None
         self.exporter: DonorExporter | None = None
         self._leaving = ExitStack()
         self.announcer = DonorAnnouncer(
             engine.donors,
-            JetStreamSink(options, worker_id=self.worker_id),
+            sink,
             worker_id=self.worker_id,
             secret=secret,
             namespace=engine.namespace(),
             sampling=settings.fleet_sampling,
             options=publisher,
+            plain=not settings.namespace_secret,
         )
         self._leaving.callback(self.announcer.close)
-        if settings.transport:
+        if settings.transport and settings.namespace_secret:
             self._share(settings, options, secret, cost or measured_cost(engine, settings))
         _log("joined", worker=self.worker_id, transport=settings.transport.partition(":")[0])
 

@@ -13,6 +13,7 @@ VARIABLE = "SEMBLEND_SGLANG_CONFIG"
 class BackendOptions(VariableOptions):
     """What one backend was asked to do."""
 
+    ENGINE = "SGLang"
     SOURCE = PREFIX = VARIABLE
 
     mode: Mode = Field(

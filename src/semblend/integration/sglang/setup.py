@@ -112,6 +112,8 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
         model=str(runner.model_config.model_path),
     )
     logger.log(running.level, "%s", running)
+    if unheeded := options.unheeded():
+        logger.warning("SemBlend: %s", unheeded)
     return SchedulerSide(
         options=options,
         provider=provider,

@@ -71,6 +71,8 @@ class SemBlendKvConnectorScheduler(_SchedulerBase):  # type: ignore[misc, valid-
         options = ConnectorOptions.from_env()
         setup = SchedulerSetup.of(llm_args, options)
         logger.log(setup.running.level, "%s", setup.running)
+        if unheeded := options.unheeded():
+            logger.warning("SemBlend: %s", unheeded)
         self.side = SchedulerSide(setup, link_of(llm_args))
         self.announcer = announce(self.side)
         self.desk_server: DeskServer | None = None

@@ -25,6 +25,7 @@ FORWARDED = "TRTLLM_SEMBLEND_ENVIRONMENT"
 class ConnectorOptions(VariableOptions):
     """What one connector was asked to do."""
 
+    ENGINE = "TensorRT-LLM"
     SOURCE = VARIABLE
     PREFIX = _PREFIX
 

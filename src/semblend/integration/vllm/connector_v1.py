@@ -94,6 +94,8 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
                 rewrite=self.rewrite_plan,
             )
             logger.log(setup.running.level, "%s", setup.running)
+            if unheeded := options.unheeded():
+                logger.warning("SemBlend: %s", unheeded)
         else:
             self.worker_side = WorkerSide(
                 worker_port.worker_setup(vllm_config, options), make_exchange=self.fleet.exchange

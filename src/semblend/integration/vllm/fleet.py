@@ -32,7 +32,8 @@ class FleetMember:
         """Donors of other machines, where they are shared."""
         self._config = vllm_config
         self._settings = options.settings()
-        transport = bool(self._settings.nats_url and self._settings.transport)
+        stated = self._settings
+        transport = bool(stated.nats_url and stated.transport and stated.namespace_secret)
         self._shares = transport and options.mode.loads
         self._leaving = ExitStack()
 

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from semblend.core.errors import SettingsError
 from semblend.core.settings import EmbedderKind, Settings, variable
+from semblend.core.unheeded import unheeded
 from semblend.integration.modes import (
     CapturePolicy,
     Execution,
@@ -51,7 +52,10 @@ class ConnectorOptions(AdapterOptions):
         description="Which requests may be given donor K/V: all, or those that opt_in.",
     )
     min_similarity: float | None = Field(
-        None, ge=0.0, le=1.0, description="Overrides SEMBLEND_MIN_SIMILARITY."
+        None,
+        ge=0.0,
+        le=1.0,
+        description="Overrides SEMBLEND_MIN_SIMILARITY, for provider semblend.",
     )
     embedder_type: EmbedderKind | None = Field(
         None, description="Overrides SEMBLEND_EMBEDDER, for provider semblend."
@@ -128,6 +132,7 @@ class ConnectorOptions(AdapterOptions):
         overrides = self.overrides(
             min_similarity=self.min_similarity,
             embedder=self.embedder_type if by_meaning else EmbedderKind.NONE,
+            fuzzy_chunks=None if by_meaning else False,
         )
         environ = os.environ if environ is None else environ
         if self.nested and variable("strict_prefix_boundary") not in environ:
@@ -136,6 +141,17 @@ class ConnectorOptions(AdapterOptions):
             # of tokens that donors have. Staged ladders and exact prefixes need whole blocks.
             overrides["strict_prefix_boundary"] = False
         return Settings.from_env(environ, **overrides)
+
+    def unheeded(self, environ: Mapping[str, str] | None = None) -> str:
+        """Which settings and keys were given and do nothing under these options; empty if none."""
+        if self.provider is Provider.SEMBLEND:
+            return ""
+        keys = ("min_similarity", "embedder_type")
+        return unheeded(
+            os.environ if environ is None else environ,
+            here="vLLM with provider local",
+            keys=[f"{self.SOURCE}.{key}" for key in keys if getattr(self, key) is not None],
+        )
 
 
 def options_table_markdown() -> str:

@@ -1,0 +1,45 @@
+"""Events on one plain subject of core NATS: whoever listens hears them, and nobody keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from semblend.fleet.events.codec import encode
+from semblend.fleet.events.model import Event, Heartbeat
+from semblend.fleet.publish.nats_link import LogOptions, NatsLink
+
+
+class PlainSink:
+    """A worker's way to listeners of the subject itself. Needs neither JetStream nor a secret."""
+
+    def __init__(self, options: LogOptions) -> None:
+        self._options = options
+        self._link = NatsLink(options)
+
+    def last_position(self, worker_id: str, dp_rank: int) -> tuple[int, int]:
+        """Nothing is kept, so every life is the first."""
+        return 0, 0
+
+    def send(self, events: Sequence[Event]) -> None:
+        """Publish; returns once the server has them."""
+        payloads = [encode(event) for event in events]
+        self._link.call(self._send(payloads), self._options.timeout_s * 2)
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        """Nobody who listens here knows heartbeats."""
+
+    def compact(self, reset: Event) -> None:
+        """There is no log."""
+
+    def asked_to_resync(self) -> bool:
+        """Nobody can ask."""
+        return False
+
+    def close(self) -> None:
+        self._link.close()
+
+    async def _send(self, payloads: list[bytes]) -> None:
+        connection = await self._link.connection()
+        for payload in payloads:
+            await connection.publish(self._options.subject, payload)
+        await connection.flush(timeout=2)

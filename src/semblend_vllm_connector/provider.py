@@ -1,0 +1,7 @@
+"""Older name of what finds donors."""
+
+from __future__ import annotations
+
+from semblend.core.moved import moved
+
+__getattr__ = moved(__name__, "semblend.integration.modes", "semblend.pipeline")

@@ -1,0 +1,7 @@
+"""Older name of what finds donors: one pipeline for every provider."""
+
+from __future__ import annotations
+
+from semblend.core.moved import moved
+
+__getattr__ = moved(__name__, "semblend.pipeline")
