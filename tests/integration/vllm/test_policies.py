@@ -26,7 +26,9 @@ def test_a_policy_runs_or_is_declined_by_name(make_engine, spec):
     answer = engine.run(TARGET, hints={"policy": spec, "capture": False})
     said, full = answer.semblend, policy_from_spec(spec).spec
     if full == "all" or UNSUPPORTED.search(full):
-        assert said["reason"] == ("policy_declined" if full == "all" else "unsupported")
+        # Random tokens have no sentence ends: what runs up to one is over any budget.
+        over = full == "all" or "budget(span_dependents" in full
+        assert said["reason"] == ("policy_declined" if over else "unsupported")
         assert full in said["detail"]
         assert said["reused_tokens"] == answer.cached_tokens == 0
         return

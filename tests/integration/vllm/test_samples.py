@@ -50,10 +50,12 @@ def test_few_samples_are_loaded_each_for_itself(engine):
     assert output.kv_transfer_params["semblend"]["reused_tokens"] > 400
     loads = engine.scheduler_connector.loads
     assert [load.reused_tokens for load in loads] == [420, 420]
-    assert [load.start for load in loads] == [0, 0]
+    # Planned in one step or, where the first plan took the step's ration, one after the other.
+    assert loads[0].start == 0
+    assert loads[1].start in (0, 96)
     blocks = engine.scheduler_connector.blocks
     first, second = (blocks[load.request_id] for load in loads)
-    assert not set(first) & set(second)
+    assert not set(first[loads[1].start // 32 :]) & set(second[loads[1].start // 32 :])
     # Once a load has ended its exact head is everybody's.
     sampled(engine, 2)
     assert [load.start for load in loads[2:]] == [96, 96]
