@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -107,17 +107,8 @@ def _row(turn: Turn, reply: Reply, reuse: Reuse, prompt: TokenArray, text: str) 
     computed = None
     if reply.prompt_tokens is not None and reply.cached_tokens is not None:
         computed = reply.prompt_tokens - reply.cached_tokens
-    return TurnRow(
-        turn_id=turn.turn_id,
-        conversation=turn.conversation,
-        branch=turn.branch,
-        position=turn.position,
-        kind=turn.kind.value,
-        prompt_tokens=found.prompt_tokens,
-        prefix_tokens=found.prefix_tokens,
-        oracle_tokens=found.oracle_tokens,
-        planned_tokens=found.planned_tokens,
-        plan_ms=found.plan_ms,
+    return replace(
+        TurnRow.of(turn, found),
         engine_prompt_tokens=reply.prompt_tokens,
         exact_tokens=reply.exact_tokens,
         reused_tokens=reply.reused_tokens,

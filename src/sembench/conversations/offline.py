@@ -21,18 +21,6 @@ def offline_turns(
         for turn in scripted_turns(story):
             text, said = prompt_of(turn), turn.answer.decoded
             prompt = tokenizer.encode(text)
-            found = reuse.measure(turn.turn_id, prompt, text)
-            yield TurnRow(
-                turn_id=turn.turn_id,
-                conversation=turn.conversation,
-                branch=turn.branch,
-                position=turn.position,
-                kind=turn.kind.value,
-                prompt_tokens=found.prompt_tokens,
-                prefix_tokens=found.prefix_tokens,
-                oracle_tokens=found.oracle_tokens,
-                planned_tokens=found.planned_tokens,
-                plan_ms=found.plan_ms,
-            )
+            yield TurnRow.of(turn, reuse.measure(turn.turn_id, prompt, text))
             answer = tokenizer.encode(said)
             reuse.remember(turn.turn_id, np.concatenate([prompt, answer]), text + said)

@@ -8,6 +8,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from sembench.conversations.measuring import Reusable
+from sembench.conversations.messages import Turn
 from sembench.errors import ResultError
 
 TURNS_VERSION = "sembench.turns.v1"
@@ -45,6 +47,22 @@ class TurnRow:
     answer_recall: float | None = None
     """Against the answer the prompt holds; None where nothing is asked that can be checked."""
     error: str | None = None
+
+    @classmethod
+    def of(cls, turn: Turn, found: Reusable) -> Self:
+        """A turn before any engine has answered it."""
+        return cls(
+            turn_id=turn.turn_id,
+            conversation=turn.conversation,
+            branch=turn.branch,
+            position=turn.position,
+            kind=turn.kind.value,
+            prompt_tokens=found.prompt_tokens,
+            prefix_tokens=found.prefix_tokens,
+            oracle_tokens=found.oracle_tokens,
+            planned_tokens=found.planned_tokens,
+            plan_ms=found.plan_ms,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The row in a result file."""
