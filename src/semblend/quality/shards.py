@@ -1,4 +1,4 @@
-"""Measuring cells, in this process or in several: a small model keeps a GPU busy only so.
+"""Measuring cells, in this process or in several.
 
 All files of a seed lie in one folder. A run that was stopped goes on where it was, in as many
 processes as one likes.
@@ -7,26 +7,18 @@ processes as one likes.
 from __future__ import annotations
 
 import json
-import multiprocessing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from semblend.core.errors import StorageError
-from semblend.engine.model import load_model
-from semblend.kv.depth_drift import read_table
 from semblend.planning.policies.base import policy_from_spec
 from semblend.quality.curves import curves
 from semblend.quality.items import to_item
 from semblend.quality.lab import Lab
+from semblend.quality.processes import lab_of_process, run_processes
 from semblend.quality.suite import Cell, Progress, Records, read_records, run_cells
 
-POLL_SECONDS = 1.0
 CURVE_ITEMS = 24
-SHARD_TOKENS = 131_072
-"""Slots of each process's pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,35 +79,22 @@ def measure_in_processes(job: Job, progress: Callable[[int, int], None]) -> None
         If a process failed. What the others measured is kept.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
-    context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_shard, args=(job, at)) for at in range(job.processes)]
-    for worker in workers:
-        worker.start()
-    waiting = list(workers)
-    while waiting:
-        waiting[0].join(POLL_SECONDS)
-        waiting = [worker for worker in waiting if worker.exitcode is None]
-        progress(sum(_lines(path) for path in record_files(job.folder)), job.records)
-    failed = [at for at, worker in enumerate(workers) if worker.exitcode]
-    if failed:
-        raise StorageError(
-            f"processes {failed} of {job.processes} failed; their own messages are above, "
-            f"what was measured is in {job.folder}"
-        )
+    run_processes(
+        _shard,
+        job,
+        processes=job.processes,
+        kept=job.folder,
+        waiting=lambda: progress(
+            sum(_lines(path) for path in record_files(job.folder)), job.records
+        ),
+    )
 
 
 def _shard(job: Job, shard: int) -> None:
     """One process's part of a job."""
-    torch.set_num_threads(1)
-    # float32 must mean the same on every device, or a certificate would not carry over.
-    torch.backends.cuda.matmul.allow_tf32 = False
-    model = load_model(job.model, device=job.device, dtype=job.dtype)
-    drift = read_table(job.drift) if job.drift is not None and job.shifts_depth else None
-    lab = Lab(model, capacity_tokens=SHARD_TOKENS, drift=drift)
-    try:
+    drift = job.drift if job.shifts_depth else None
+    with lab_of_process(job.model, device=job.device, dtype=job.dtype, drift=drift) as lab:
         _measure(lab, job, shard=shard, progress=lambda workload, done, total: None)
-    finally:
-        lab.close()
 
 
 def _measure(lab: Lab, job: Job, *, shard: int, progress: Progress) -> None:

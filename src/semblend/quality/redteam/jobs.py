@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from semblend.core.errors import StorageError
-from semblend.engine.model import load_model
-from semblend.kv.depth_drift import read_table
 from semblend.planning.policies.base import policy_from_spec
 from semblend.quality.lab import Lab
+from semblend.quality.processes import lab_of_process, run_processes
 from semblend.quality.redteam.attempts import Attempt, add_attempts, read_attempts
 from semblend.quality.redteam.engines import LabEngine
 from semblend.quality.redteam.findings import Findings, findings_of
 from semblend.quality.redteam.regressions import regressions
 from semblend.quality.redteam.search import Search
-from semblend.quality.shards import SHARD_TOKENS
 
-POLL_SECONDS = 1.0
 MOST_TRIES = 40
 """Tries for every item that is wanted: a model that answers hardly anything would never end."""
 SEED_OF_PROCESS = 7919
@@ -83,31 +76,15 @@ def attack_in_processes(job: RedTeamJob, tell: Tell = lambda job: None) -> None:
     StorageError
         If a process failed. What the others tried is kept.
     """
-    context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_process, args=(job, at)) for at in range(job.processes)]
-    for worker in workers:
-        worker.start()
-    waiting = list(workers)
-    while waiting:
-        waiting[0].join(POLL_SECONDS)
-        waiting = [worker for worker in waiting if worker.exitcode is None]
-        tell(job)
-    failed = [at for at, worker in enumerate(workers) if worker.exitcode]
-    if failed:
-        raise StorageError(f"processes {failed} of {job.processes} failed; attempts: {job.folder}")
+    run_processes(
+        _process, job, processes=job.processes, kept=job.folder, waiting=lambda: tell(job)
+    )
 
 
 def _process(job: RedTeamJob, at: int) -> None:
-    torch.set_num_threads(1)
-    torch.backends.cuda.matmul.allow_tf32 = False  # float32 means the same on every device
-    model = load_model(job.model, device=job.device, dtype=job.dtype)
-    shifts = policy_from_spec(job.policy).shifts_depth
-    drift = read_table(job.drift) if job.drift is not None and shifts else None
-    lab = Lab(model, capacity_tokens=SHARD_TOKENS, drift=drift)
-    try:
+    drift = job.drift if policy_from_spec(job.policy).shifts_depth else None
+    with lab_of_process(job.model, device=job.device, dtype=job.dtype, drift=drift) as lab:
         _search(lab, job, at, lambda job: None)
-    finally:
-        lab.close()
 
 
 def _search(lab: Lab, job: RedTeamJob, at: int, tell: Tell) -> None:
