@@ -98,7 +98,8 @@ def _one(operation: Any, mode: Any, examples: int, seed: int) -> tuple[int, list
             case.call_and_validate(checks=_MODES[mode])
             return
         _let_in(case.body, reads=reads)
-        while not _leave_out(case.body, case.call_and_validate(checks=_MODES[mode])):
+        left_out: set[str] = set()
+        while _leave_out(case.body, case.call_and_validate(checks=_MODES[mode]), left_out):
             count += 1
 
     try:
@@ -130,17 +131,22 @@ def _let_in(body: dict[str, Any], *, reads: bool) -> None:
             message["content"] += DOCUMENT + message["content"]
 
 
-def _leave_out(body: dict[str, Any], reply: Any) -> bool:
-    """Take the field that a refusal names out of the body; True if there is none to take."""
+def _leave_out(body: dict[str, Any], reply: Any, left_out: set[str]) -> bool:
+    """Take the field that a refusal names out of the body; False if there is none to take.
+
+    A prompt is replaced instead. A second refusal of it is about something else in the body
+    (tools that make it too long, say), so each field goes once.
+    """
     named = (reply.json()["error"]["param"] or "") if reply.status_code == 400 else ""
     field = re.split(r"[.\[]", named)[0]
-    if body.pop(field, None) is None:
-        return True
+    if field in left_out or body.pop(field, None) is None:
+        return False
+    left_out.add(field)
     if field == "prompt":
         body["prompt"] = DOCUMENT
     elif field == "messages":
         body["messages"] = [{"role": "user", "content": DOCUMENT}]
-    return False
+    return True
 
 
 def _whole(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import traceback
 from datetime import UTC, datetime
 from typing import Any
@@ -47,9 +48,19 @@ def log(
     logger.log(level, event, extra={"fields": fields})
 
 
+class StderrHandler(logging.Handler):
+    """Writes to whatever `sys.stderr` is now: a stream kept from the start may be closed by then."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
+
+
 def configure(level: str = "INFO") -> None:
     """Send everything under `semblend` and `uvicorn.error` to stderr as JSON lines."""
-    handler = logging.StreamHandler()
+    handler = StderrHandler()
     handler.setFormatter(JsonFormatter())
     for name in ("semblend", "uvicorn.error"):
         target = logging.getLogger(name)
