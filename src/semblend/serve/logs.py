@@ -49,11 +49,12 @@ def log(
 
 
 class StderrHandler(logging.Handler):
-    """Writes to whatever `sys.stderr` is now: a stream kept from the start may be closed by then."""
+    """Writes to the current `sys.stderr`: one kept from the start may have been closed since."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            print(self.format(record), file=sys.stderr, flush=True)
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
         except Exception:
             self.handleError(record)
 
