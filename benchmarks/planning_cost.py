@@ -42,6 +42,16 @@ def miss(writer: Writer, tokens: int) -> Workload:
     return Workload(name=f"miss, {tokens} tokens", donors=(), target=writer.text(tokens))
 
 
+def repeated(writer: Writer, period: int, tokens: int) -> Workload:
+    """Text that repeats itself: it matches itself at every multiple of its period."""
+    text = np.tile(writer.text(period), tokens // period)
+    return Workload(
+        name=f"period of {period}, {tokens} tokens",
+        donors=(np.concatenate((writer.text(60), text)),),
+        target=np.concatenate((writer.text(100), text)),
+    )
+
+
 CASES: tuple[tuple[Callable[[Writer], Workload], str, float], ...] = (
     (lambda w: new_instruction(w, 2_000), "none", 0.8),
     (lambda w: new_instruction(w, 8_000), "none", 1.0),
@@ -50,6 +60,8 @@ CASES: tuple[tuple[Callable[[Writer], Workload], str, float], ...] = (
     (lambda w: composition(w, 10, 3_200), "none", 2.5),
     (lambda w: word_edits(w, 0.01, 32_000), "none", 8.0),
     (lambda w: miss(w, 32_000), "none", 2.5),
+    (lambda w: repeated(w, 1, 32_000), "none", 30.0),
+    (lambda w: repeated(w, 64, 32_000), "none", 50.0),
 )
 """What is planned, under which policy, and the most milliseconds it may take."""
 

@@ -15,6 +15,7 @@ from semblend.discovery.fingerprints import (
     GRAM_TOKENS,
     GUARANTEED_RUN_TOKENS,
     WINDOW_GRAMS,
+    HashArray,
     IndexArray,
     fingerprints,
 )
@@ -63,6 +64,9 @@ def find_runs(
 ) -> ChunkRuns:
     """All maximal runs of at least 32 tokens that stored chunks share with `tokens`.
 
+    Text that repeats itself matches at every multiple of its period. Where that makes more runs
+    than `most_runs`, enough of them to cover the same tokens are returned, not all.
+
     Parameters
     ----------
     tokens
@@ -74,7 +78,7 @@ def find_runs(
     read_chunk
         Tokens of a chunk; asked only where a run outgrows the fingerprints' reach.
     """
-    hashes, positions = fingerprints(tokens, seed)
+    hashes, positions = _thinned(*fingerprints(tokens, seed), tokens.size)
     index, places = table.find(hashes)
     chunk, offset = arena.owners(places)
     keep = allowed(chunk)
@@ -92,7 +96,25 @@ def find_runs(
         length=lengths[chunk[order]],
     )
     runs, cut = _identical(tokens, lines, arena)
+    if len(runs) > most_runs(tokens.size):
+        return _covering(tokens, runs, read_chunk)
     return _extended(tokens, runs, cut, read_chunk) if cut.any() else runs
+
+
+def _thinned(hashes: HashArray, positions: IndexArray, tokens: int) -> tuple[HashArray, IndexArray]:
+    """At most one fingerprint of a value per window, where they stand too close.
+
+    Ordinary text has one in nine tokens. Text with a period below a window ties in every window
+    and has up to one a token, of few values; each would be looked up and compared.
+    """
+    if hashes.size <= tokens // 4:
+        return hashes, positions
+    order = np.argsort(hashes, kind="stable")
+    value, window = hashes[order], positions[order] // WINDOW_GRAMS
+    first = np.ones(order.size, dtype=bool)
+    first[1:] = (value[1:] != value[:-1]) | (window[1:] != window[:-1])
+    kept = np.sort(order[first])
+    return hashes[kept], positions[kept]
 
 
 def _line(chunk: IndexArray, shift: IndexArray) -> IndexArray:
@@ -183,6 +205,43 @@ def _extended(
             end[i] = _extend_right(tokens, text, int(end[i]), shift)
         before, reach = line, int(end[i])
     return ChunkRuns(runs.chunk[kept], runs.shift[kept], start[kept], end[kept], hits=runs.hits)
+
+
+def most_runs(tokens: int) -> int:
+    """More runs than edited versions of a prompt leave; each costs Python time from here on."""
+    return 256 + tokens // 64
+
+
+def _covering(
+    tokens: TokenArray, runs: ChunkRuns, read_chunk: Callable[[int], TokenArray]
+) -> ChunkRuns:
+    """Runs that together cover what all of them do, each to its ends, from left to right.
+
+    The next run is the last that starts inside what is covered so far, because it reaches
+    furthest; where none goes on, the first behind it.
+    """
+    order = np.argsort(runs.start, kind="stable")
+    starts = runs.start[order]
+    taken: list[tuple[int, int, int, int]] = []
+    number, text = -1, tokens
+    reach, before = -1, -1
+    while len(taken) < most_runs(tokens.size):
+        at = max(int(np.searchsorted(starts, reach, side="right")) - 1, before)
+        if at <= before or runs.end[order[at]] <= reach:
+            at += 1
+        if at >= order.size:
+            break
+        before, run = at, order[at]
+        if runs.end[run] <= reach:
+            continue
+        chunk, shift = int(runs.chunk[run]), int(runs.shift[run])
+        if chunk != number:
+            number, text = chunk, read_chunk(chunk)
+        start = _extend_left(tokens, text, int(runs.start[run]), shift)
+        reach = _extend_right(tokens, text, int(runs.end[run]), shift)
+        taken.append((chunk, shift, start, reach))
+    chunks, shifts, begins, ends = np.array(taken, dtype=np.int64).T
+    return ChunkRuns(chunks, shifts, begins, ends, hits=runs.hits)
 
 
 def _extend_right(tokens: TokenArray, text: TokenArray, at: int, shift: int) -> int:
