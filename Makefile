@@ -66,7 +66,7 @@ test-pythons: $(VENV)/.dev
 # Mooncake. Dynamo brings pytest plugins that ignore every file with an engine in its name.
 test-fleet: $(VENV)/.dev
 	@bash scripts/fleet_env.sh
-	$(TEST_ENV) FLEET_TESTS=required .venv-fleet/bin/python -m pytest \
+	$(TEST_ENV) FLEET_TESTS=required .venv-fleet/bin/python -m pytest -n 2 --dist loadfile \
 	    -p no:vllm_tests -p no:sglang_tests -p no:trtllm_tests -p no:triton_tests tests/fleet
 
 # Real engines on the CPU, each in an environment of its own.
@@ -90,7 +90,7 @@ VLLM_STEPS := $(VLLM_FAILING) $(addprefix tests/integration/vllm/,\
 test-sglang:
 	@echo "the SGLang environment (a few minutes when new)"
 	@bash scripts/sglang_env.sh $(PYTHON)
-	.venv-sglang/bin/python -m pytest tests/integration/sglang
+	OMP_NUM_THREADS=1 .venv-sglang/bin/python -m pytest -n 2 --dist loadfile tests/integration/sglang
 
 # The real server under mixed tenants, hang-ups and faults, its answers held to cold.
 MINUTES ?= 20
