@@ -10,6 +10,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # One thread a worker: two workers on two cores, and results that do not depend on the machine.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
+# A file's tests share an engine, so a file stays in one process. tests/conftest.py says which start first.
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
+
 .PHONY: install wheel demo test check lint types unit test-pythons soak soak-short reliability sbom fuzz attack audit docs reference test-fleet test-vllm test-sglang clean
 
 install: $(VENV)/.dev
@@ -56,7 +59,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/fleet
+	$(TEST_ENV) $(BIN)/python -m pytest $(TWO) --ignore tests/fleet
 
 # The light ones on the oldest and the newest Python there is.
 test-pythons: $(VENV)/.dev
@@ -66,7 +69,7 @@ test-pythons: $(VENV)/.dev
 # Mooncake. Dynamo brings pytest plugins that ignore every file with an engine in its name.
 test-fleet: $(VENV)/.dev
 	@bash scripts/fleet_env.sh
-	$(TEST_ENV) FLEET_TESTS=required .venv-fleet/bin/python -m pytest -n 2 --dist loadfile \
+	$(TEST_ENV) FLEET_TESTS=required .venv-fleet/bin/python -m pytest $(TWO) \
 	    -p no:vllm_tests -p no:sglang_tests -p no:trtllm_tests -p no:triton_tests tests/fleet
 
 # Real engines on the CPU, each in an environment of its own.
@@ -79,7 +82,7 @@ test-vllm:
 	TEST_VLLM_RUNNER=v2 TEST_VLLM_SCHEDULING=sync $(VLLM_TEST) $(VLLM_FAILING)
 
 # An engine a process, a thread an engine: twice as fast as one engine with two threads.
-VLLM_TEST := OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest -n 2 --dist loadfile
+VLLM_TEST := OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest $(TWO)
 
 # The V2 runner and asynchronous scheduling are vLLM's defaults on GPUs. What steps do with loads
 # is tried under all four combinations, on a CPU: V2's kernels run in Triton's interpreter.
@@ -90,7 +93,7 @@ VLLM_STEPS := $(VLLM_FAILING) $(addprefix tests/integration/vllm/,\
 test-sglang:
 	@echo "the SGLang environment (a few minutes when new)"
 	@bash scripts/sglang_env.sh $(PYTHON)
-	OMP_NUM_THREADS=1 .venv-sglang/bin/python -m pytest -n 2 --dist loadfile tests/integration/sglang
+	OMP_NUM_THREADS=1 .venv-sglang/bin/python -m pytest $(TWO) tests/integration/sglang
 
 # The real server under mixed tenants, hang-ups and faults, its answers held to cold.
 MINUTES ?= 20

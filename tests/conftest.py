@@ -1,6 +1,8 @@
-"""Property tests have no deadline: a busy machine is no failure. The wheel is built once."""
+"""Property tests have no deadline, long files start first, and the wheel is built once."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -9,6 +11,23 @@ from tests.wheel import InstalledWheel, build_wheel, install_wheel
 
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
+
+
+LONG_FILES = (
+    "tests/fuzz/test_api.py",
+    "tests/integration/vllm/test_server.py",
+    "tests/integration/vllm/test_sembench.py",
+    "tests/integration/vllm/test_refusals.py",
+    "tests/integration/vllm/test_certified.py",
+    "tests/integration/vllm/test_fuzz.py",
+)
+"""Minutes each. Started last, one of them would keep one process busy and the others idle."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    long = {Path(config.rootpath, path) for path in LONG_FILES}
+    items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.fixture(scope="session")
