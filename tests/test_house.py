@@ -168,7 +168,7 @@ FILE = re.compile(
 
 
 def is_there(dotted):
-    """Whether a module, or a name in one, is there: `engine.support`, `kv.rotary.RotarySpec`."""
+    """Whether a module, or a name in one, is there: `engine.support`, `kv.layout.by_slot`."""
     place = SOURCE / "semblend"
     for part, *rest in (dotted.split(".")[at:] for at in range(dotted.count(".") + 1)):
         if (place / part).is_dir():

@@ -13,7 +13,7 @@ from semblend.core.settings import Settings
 from semblend.integration.certificates import uncertified_standing
 from semblend.integration.sglang.kv_pool import KvPool, SlotCopy
 from semblend.kv.depth_drift import DepthDrift
-from semblend.kv.rotary import RotaryTable
+from semblend.kv.rotary_table import RotaryTable
 from tests.integration.models import REFERENCE
 
 LAYERS, HEADS, DIM = 3, 4, 8

@@ -6,9 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
-
-from semblend.core.errors import UnsupportedRotaryError
 from semblend.kv.rotary import (
     Pairing,
     RotarySpec,
@@ -16,6 +13,9 @@ from semblend.kv.rotary import (
     self_test,
     self_test_rotation,
 )
+from transformers import AutoModelForCausalLM
+
+from semblend.core.errors import UnsupportedRotaryError
 from tests.kv.models import FAMILIES, GPTJ, POSITIONS, Family, apply_rotary, rotary_module
 
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
