@@ -127,6 +127,11 @@ def rewrite_plans(host: Any, how: str) -> None:
     host.side._passes._nested.limits = replace(limits, tokens=wanted)
 
 
+def rewrite_with(host: Any, function: Any) -> None:
+    """What every plan passes through; None leaves it as it is."""
+    host.side.provider.planner._rewrite = function
+
+
 def one_hole_a_pass(host: Any, wanted: bool) -> None:
     from dataclasses import replace
 
