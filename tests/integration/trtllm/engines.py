@@ -104,7 +104,7 @@ class Engine:
 
     @property
     def ledger(self) -> Any:
-        return self.scheduler.side.provider.pipeline.ledger
+        return self.scheduler.side.planner.pipeline.ledger
 
     def records(self, name: str | None = None) -> list[dict[str, Any]]:
         """The audit stream so far."""

@@ -28,7 +28,7 @@ from semblend.integration.scheduler.planner import Planner
 from semblend.integration.scheduler.port import EngineRequest
 from semblend.integration.scheduler.request import Request, Stage
 from semblend.integration.scheduler.setup import SchedulerSetup
-from semblend.integration.scheduler.staged import StagedClaims
+from semblend.integration.scheduler.staged import Rungs
 from semblend.integration.stats import Stats
 
 NOTHING = 0
@@ -52,7 +52,7 @@ class Claims:
         planner: Planner,
         audit: AuditStream,
         stats: Stats,
-        staged: StagedClaims,
+        staged: Rungs,
         remote: RemoteDonors | None,
         objection: Callable[[Request[Any]], str | None],
     ) -> None:
