@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from semblend.core.errors import CapacityError
 from semblend.core.faults import planted
 from semblend.integration.trtllm.worker_side import LoadFailedError, TrtWorkerSide
 from semblend.integration.worker.captures import CaptureThread
+from semblend.kv.segments import Segment, SegmentKey
 from tests.integration.models import joined, random_tokens
 from tests.integration.trtllm.engines import BLOCK, cold
 
@@ -227,3 +231,63 @@ def test_the_same_prompt_is_kept_once(make):
     for _ in range(3):
         engine.run(FIRST)
     assert len(engine.records("donor_registered")) == 1
+
+
+def test_a_lookup_that_breaks_behind_its_offer_loads_and_counts_nothing(make, monkeypatch):
+    engine = prepared(make)
+    side = engine.scheduler.side
+    with monkeypatch.context() as broken:
+        broken.setattr(side, "_looked_up", lambda *_: 1 / 0)
+        request = engine.run(SECOND)
+    assert request.generated == cold("llama", SECOND).generated
+    assert not engine.records("plan_dispatched")
+    assert engine.ledger.totals().tokens["materialised"] == 0
+    assert not side.relied_on
+    assert not side.room.budget._pins
+
+
+def test_an_offer_that_is_never_allocated_keeps_no_donor(make):
+    engine = prepared(make)
+    request = engine.executor.submit(SECOND)
+    request.added = True
+    scheduler, side = engine.scheduler, engine.scheduler.side
+    assert scheduler.get_num_new_matched_tokens(request, 0) == (LOADED, False)
+    scheduler.build_connector_meta(SimpleNamespace(new_requests=[], cached_requests=[]))
+    assert not scheduler.request_finished(request, [])
+    assert not side.shared.requests
+    assert not side.room.budget._pins
+    assert engine.ledger.totals().reasons["cancelled"] == 1
+
+
+def test_an_offer_that_is_taken_too_late_stops_the_step(make):
+    """Its claim is gone and the engine counts on it: nothing is answered on what is not there."""
+    engine = prepared(make)
+    side = engine.scheduler.side
+    build, orders = side.build_meta, SimpleNamespace(new_requests=[], cached_requests=[])
+    allocated = side.allocated
+
+    def late(request, block_ids):
+        build(orders)
+        allocated(request, block_ids)
+
+    side.allocated = late
+    engine.executor.submit(SECOND)
+    with pytest.raises(LoadFailedError):
+        engine.executor.step()
+    side.settle()
+    assert not side.relied_on
+    assert engine.ledger.totals().tokens["materialised"] == 0
+
+
+def test_no_rank_makes_room_by_itself(make):
+    """A donor that an offer relies on may be anyone's least recently used."""
+    engine = make(options={"host_donor_bytes": 1 << 20})
+    engine.run(FIRST)
+    (tier,) = engine.workers[0].side.parts.donors.tiers.memory
+    room = tier.capacity_bytes - tier.used_bytes
+    kv = torch.zeros(1, 2, room // 8 + 1, 1, 1)
+    tokens = np.arange(kv.shape[2], dtype=np.int32)
+    (key,) = SegmentKey.chain(b"n" * 16, tokens, [0, len(tokens)])
+    with pytest.raises(CapacityError):
+        tier.put(Segment(key=key, kv=kv))
+    assert len(engine.workers[0].side.parts.donors) == 1

@@ -287,10 +287,10 @@ class SchedulerSide(Generic[EngineHandle]):
 
         What the ranks still answer to the old name is about slots that are gone.
         """
+        arrival = self._port.arrival(native)
         before = self.requests.pop(request_id)
         self._withdraw(before)
         self.take_back(request_id)
-        arrival = self._port.arrival(native)
         self.requests[arrival.request_id] = Request(arrival, before.account)
 
     def fill(self, orders: StepOrders, step: Step) -> None:

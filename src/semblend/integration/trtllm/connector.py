@@ -23,7 +23,6 @@ import weakref
 from typing import Any
 
 from semblend.core.distribution import require_this_distribution
-from semblend.core.errors import SemBlendError
 from semblend.integration.ladder_socket import DeskServer
 from semblend.integration.scheduler.planner import PlanRewriter
 from semblend.integration.trtllm import upstream
@@ -156,7 +155,7 @@ class SemBlendKvConnectorWorker(_WorkerBase):  # type: ignore[misc, valid-type]
                 kv_cache_tensor, block_size=self._facts.block_size or 0, head_dim=spec.head_dim
             )
             self.side.register(view, RotaryTable.from_spec(spec), rank=upstream.rank())
-        except (SemBlendError, ZeroDivisionError, AttributeError, TypeError) as error:
+        except Exception as error:
             self._refuse(f"{type(error).__name__}: {error}")
             return
         if self._link is not None:

@@ -35,7 +35,7 @@ class Salt:
 class TrtRequest:
     """One of TensorRT-LLM's requests, and what the engine has for it."""
 
-    __slots__ = ("block_ids", "has_ended", "name", "offered", "parks", "request")
+    __slots__ = ("block_ids", "has_ended", "name", "offered", "ordered", "parks", "request")
 
     def __init__(self, request: Any, name: str) -> None:
         self.request = request
@@ -44,6 +44,8 @@ class TrtRequest:
         """The prompt's blocks, once they are allocated."""
         self.offered = 0
         """Tokens the engine was told that it need not compute."""
+        self.ordered = False
+        """Whether their load was ordered."""
         self.parks = False
         """Whether it waits for its load, instead of the step."""
         self.has_ended = False

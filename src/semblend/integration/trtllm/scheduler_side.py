@@ -92,16 +92,22 @@ class TrtSchedulerSide:
 
     def matched_tokens(self, request: UpstreamRequest, computed_tokens: int) -> tuple[int, bool]:
         """Tokens supplied behind `computed_tokens`, and whether the request waits for them."""
-        with self._lock, beside("look for donors"):
-            self._settle()
-            handle = self._asked(request)
-            self.shared.matched_tokens(handle, computed_tokens)
-            known = self.shared.requests.get(handle.name)
-            if known is not None:
+        with self._lock:
+            try:
+                self._settle()
+                handle = self._asked(request)
+                self.shared.matched_tokens(handle, computed_tokens)
+                known = self.shared.requests.get(handle.name)
+                if known is None:
+                    return NOTHING
                 handle.offered = self._offered(known, computed_tokens)
                 self._looked_up(known)
                 return handle.offered, handle.parks
-        return NOTHING
+            except Exception as error:
+                logger.warning("SemBlend lookup failed; computed cold", exc_info=True)
+                self.audit.event("lookup_error", detail=repr(error))
+                self._take_no_offer(int(request.request_id), type(error).__name__)
+                return NOTHING
 
     def allocated(self, request: UpstreamRequest, block_ids: list[int]) -> None:
         """The blocks of a request are known."""
@@ -111,11 +117,11 @@ class TrtSchedulerSide:
                 return
             handle.request = request  # the engine's own object, not the one C++ asked with
             handle.block_ids = tuple(int(block) for block in block_ids)
-            known = self.shared.requests[handle.name]
-            plan = self._dispatched(known) if handle.offered else None
+            plan = self._dispatched(self.shared.requests[handle.name]) if handle.offered else None
             self.shared.allocated(handle.name, lambda: handle.block_ids, handle.offered)
             if plan is not None:
-                self._say_dispatched(handle, plan)
+                with beside("say what was dispatched"):
+                    self._say_dispatched(handle, plan)
 
     def build_meta(self, scheduled: SchedulerOutput) -> ConnectorMeta:
         """This step's orders to every rank."""
@@ -139,17 +145,22 @@ class TrtSchedulerSide:
             handle = self._live.pop(int(request.request_id), None)
             if handle is None:
                 return False
-            known = self.shared.requests[handle.name]
-            if known.stage is Stage.CLAIMED:
-                known.account.failed(DeclineReason.CANCELLED, "ended before it was loaded")
-                self._let_go(handle.name)
-            if self.shared.take_back(handle.name):
-                self._answered(handle.name, "cancelled before it was loaded")
+            if handle.offered and not handle.ordered:
+                account = self.shared.requests[handle.name].account
+                account.failed(DeclineReason.CANCELLED, "ended before it was loaded")
+            self._take_back(handle)
             if handle.name in self.relied_on:  # its ranks answer behind its end: that settles it
                 handle.has_ended = True
             else:
                 self._end(handle)
             return self.shared.is_capturing(handle.name)
+
+    def _take_back(self, handle: TrtRequest) -> None:
+        """A request is gone, or asked about anew: what no rank was told of is cancelled."""
+        if not handle.ordered:
+            self._let_go(handle.name)
+        elif self.shared.take_back(handle.name):
+            self._answered(handle.name, "cancelled before it was loaded")
 
     def _end(self, handle: TrtRequest) -> None:
         held, _ = self.shared.ended(handle, handle.block_ids)
@@ -167,10 +178,7 @@ class TrtSchedulerSide:
             name = name_of(number, next(self._attempts))
         handle = TrtRequest(request, name)
         if before is not None:  # its allocation was destroyed: it starts anew
-            if self.shared.requests[before.name].stage is Stage.CLAIMED:
-                self._let_go(before.name)
-            if self.shared.take_back(before.name):
-                self._answered(before.name, "cancelled before it was loaded")
+            self._take_back(before)
             self.shared.start_over(before.name, handle)
             self._port.forget(before.name)
         else:
@@ -178,6 +186,16 @@ class TrtSchedulerSide:
         if name in self.shared.requests:
             self._live[number] = handle
         return handle
+
+    def _take_no_offer(self, number: int, why: str) -> None:
+        """The engine is told that nothing is supplied: nothing may be loaded either."""
+        handle = self._live.get(number)
+        known = None if handle is None else self.shared.requests.get(handle.name)
+        if handle is not None and known is not None:
+            handle.offered = 0
+            self._let_go(handle.name)
+            known.withdraw()
+            known.decline(DeclineReason.INTERNAL_ERROR, why)
 
     def _offered(self, request: Request[TrtRequest], computed_tokens: int) -> int:
         """Tokens of a claim that this engine can take; what it is told cannot be taken back."""
@@ -212,7 +230,7 @@ class TrtSchedulerSide:
             "lookup",
             request.request_id,
             **evidence(request.plan, why),
-            kind="ladder_rung" if request.ladder_id is not None else "exact_prefix",
+            kind="ladder_rung" if request.ladder_id is not None else self.shared.setup.mode.value,
             num_new_matched_tokens=request.handle.offered,
             num_computed_tokens=request.exact_tokens,
             prompt_tokens=len(request.tokens),
@@ -220,6 +238,7 @@ class TrtSchedulerSide:
 
     def _dispatched(self, request: Request[TrtRequest]) -> SemanticKvPlan | None:
         """The load about to be ordered; one that breaks an invariant fails on purpose."""
+        request.handle.ordered = True
         if request.ladder_id is not None:
             self.ladders.dispatched(request.ladder_id)
         try:
@@ -234,8 +253,8 @@ class TrtSchedulerSide:
                 layers=self._link.layers,
                 request_local=request.ladder_id is not None,
             )
-        except SemBlendError as error:
-            logger.warning("SemBlend refuses its own plan: %s", error)
+        except Exception:
+            logger.warning("SemBlend refuses its own plan", exc_info=True)
             request.withdraw()
             return None
 

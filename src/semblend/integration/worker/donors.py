@@ -62,7 +62,9 @@ def make_tiers(room: DonorRoom, rank: int, *, ranks: int = 1, token_bytes: int =
     disk = None
     if room.disk_bytes and room.folder is not None:
         disk = DiskTier(room.folder / f"rank{rank}", capacity_bytes=room.disk_bytes)
-    capacity = donor_bytes(room.host_bytes, ranks=ranks, memory=HostMemory.read())
+    # Where the scheduler counts the bytes, no rank may come to another answer than the others.
+    memory = HostMemory.read() if room.evicts else None
+    capacity = donor_bytes(room.host_bytes, ranks=ranks, memory=memory)
     arena = None
     if token_bytes and torch.cuda.is_available():
         arena = PinnedArena(capacity, segment_bytes=SEGMENT_TOKENS * token_bytes)
