@@ -110,10 +110,7 @@ def test_every_module_says_what_it_is_for():
         assert len(docstring or "") > 10, name
 
 
-FOR_TESTS_ALONE = {
-    "options_table_markdown": "what tests compare the tables in docs with",
-    "_CLASSES": "what the type checker compares with the engine's interface",
-}
+FOR_TESTS_ALONE = {"options_table": "what tests compare the tables in docs with"}
 
 
 def top_level_names(tree):

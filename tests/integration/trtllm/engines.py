@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from semblend.integration.trtllm.ladder_client import LadderAnswer, LadderLLM
+from semblend.integration.desk_climb import LadderAnswer
+from semblend.integration.trtllm.ladder_client import LadderLLM
 from semblend.integration.trtllm.options import VARIABLE
 from tests.integration.models import folder_of, plain_model
 from tests.integration.trtllm.executor import Executor, SimulatedLLM

@@ -595,3 +595,15 @@ def test_sembench_reads_the_audit_stream(make):
     assert summary.materialized_tokens == 192
     assert summary.rope_corrections == 0
     assert summary.load_advertisements == 1
+
+
+def test_what_was_saved_is_read_from_the_audit_stream(make):
+    engine = make()
+    document = random_tokens(200, seed=1)
+    for tail in (2, 3):
+        engine.run(joined(document, random_tokens(20, seed=tail)))
+        engine.executor.blocks.forget_cached()
+    engine.scheduler.side.audit.flush()
+    asked = ["report", str(engine.audit_path), "--prefill-us-per-token", "10", "--json"]
+    found = json.loads(CliRunner().invoke(app, asked).stdout)
+    assert (found["total"]["requests"], found["total"]["reused_tokens"]) == (2, 192)

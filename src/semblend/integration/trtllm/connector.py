@@ -27,12 +27,7 @@ from semblend.integration.ladder_socket import DeskServer
 from semblend.integration.scheduler.planner import PlanRewriter
 from semblend.integration.trtllm import upstream
 from semblend.integration.trtllm.engine_facts import EngineFacts
-from semblend.integration.trtllm.interfaces import (
-    ConnectorScheduler,
-    ConnectorWorker,
-    SchedulerOutput,
-    UpstreamRequest,
-)
+from semblend.integration.trtllm.interfaces import SchedulerOutput, UpstreamRequest
 from semblend.integration.trtllm.metadata import ConnectorMeta
 from semblend.integration.trtllm.options import ConnectorOptions
 from semblend.integration.trtllm.pool_view import PoolView
@@ -208,20 +203,6 @@ class SemBlendKvConnectorWorker(_WorkerBase):  # type: ignore[misc, valid-type]
             self._link.refused((reason,))
 
 
-_CLASSES: tuple[type[ConnectorScheduler], type[ConnectorWorker]] = (
-    SemBlendKvConnectorScheduler,
-    SemBlendKvConnectorWorker,
-)
-"""The two as the interface they must have; the type checker compares them."""
-
-
 def local_desks() -> tuple[TrtSchedulerSide, ...]:
     """Desks of the engines in this process, for ladder clients that run beside them."""
     return tuple(_desks)
-
-
-__all__ = [
-    "SemBlendKvConnectorScheduler",
-    "SemBlendKvConnectorWorker",
-    "local_desks",
-]

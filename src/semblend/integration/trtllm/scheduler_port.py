@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from semblend.core.tokens import TokenArray, as_token_array
 from semblend.integration.isolation import by_salt
 from semblend.integration.ladder import split_salt
 from semblend.integration.ladder_desk import Ladders
-from semblend.integration.scheduler.port import Loan
+from semblend.integration.scheduler.port import Loan, PlainRequest
 from semblend.integration.scheduler.request import Arrival, Request
 from semblend.integration.trtllm import namespaces
 from semblend.integration.trtllm.interfaces import RequestData, UpstreamRequest
@@ -32,7 +31,7 @@ class Salt:
     """Whether the engine tells the number alone."""
 
 
-class TrtRequest:
+class TrtRequest(PlainRequest):
     """One of TensorRT-LLM's requests, and what the engine has for it."""
 
     __slots__ = ("block_ids", "has_ended", "name", "offered", "ordered", "parks", "request")
@@ -53,34 +52,6 @@ class TrtRequest:
     def make_private(self, first_approximate_token: int) -> None:
         """Not possible here: what is loaded is published as exact K/V under the salt."""
         raise PlanError(f"request {self.name}: approximate K/V for an ordinary request")
-
-    def undo_private(self) -> None:
-        """Nothing was made private."""
-
-    def keep_private(self) -> None:
-        """A ladder's salt is private, and nothing else is loaded for one."""
-
-    def tell_cached(self, *, exact_tokens: int, reused_tokens: int) -> None:
-        """TensorRT-LLM takes no correction of what it counts as cached."""
-
-    def samples(self, live: Iterable[Any]) -> int:
-        """Samples of a prompt are requests of their own."""
-        return 1
-
-    def hints(self) -> dict[str, Any]:
-        """Requests carry nothing for a connector."""
-        return {}
-
-    ended_normally = False
-    """Not known; no sample of an answer is computed again here."""
-
-    @property
-    def output_tokens(self) -> Sequence[int]:
-        """Not looked at."""
-        return ()
-
-    def free_blocks(self) -> None:
-        """The engine frees them itself, when every rank has named the request."""
 
     def finishes_prompt(self, prompt_tokens: int, data: RequestData) -> bool:
         """Whether the step that `data` belongs to computes the prompt's last token.
