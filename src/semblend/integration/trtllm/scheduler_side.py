@@ -193,7 +193,7 @@ class TrtSchedulerSide:
         known = None if handle is None else self.shared.requests.get(handle.name)
         if handle is not None and known is not None:
             handle.offered = 0
-            self._let_go(handle.name)
+            self._take_back(handle)
             known.withdraw()
             known.decline(DeclineReason.INTERNAL_ERROR, why)
 
