@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 
@@ -122,9 +122,10 @@ def rewrite_plans(host: Any, how: str) -> None:
         return all_holes(original(*args, **options))
 
     provider.match = original if how == "as_they_are" else matched
-    limits = host.side._passes._nested.limits
-    wanted = 1 if how == "holes_of_one_token" else host.memory.setdefault("tokens", limits.tokens)
-    host.side._passes._nested.limits = replace(limits, tokens=wanted)
+    passes = host.side._passes
+    tokens = host.memory.setdefault("tokens", passes.limits.tokens)
+    wanted = 1 if how == "holes_of_one_token" else tokens
+    passes.limits = replace(passes.limits, tokens=wanted)
 
 
 def rewrite_with(host: Any, function: Any) -> None:
@@ -135,8 +136,8 @@ def rewrite_with(host: Any, function: Any) -> None:
 def one_hole_a_pass(host: Any, wanted: bool) -> None:
     from dataclasses import replace
 
-    nested = host.side._passes._nested
-    nested.limits = replace(nested.limits, many_holes=not wanted)
+    passes = host.side._passes
+    passes.limits = replace(passes.limits, together=not wanted)
 
 
 def clear_failures(host: Any, failures: int = 0) -> None:
@@ -249,8 +250,6 @@ def set_policy(host: Any, spec: str) -> None:
 
 def count_plans(host: Any) -> None:
     """Count plans made and matches asked for, from now on."""
-    from unittest.mock import Mock
-
     side = host.side
     host.memory["plans"] = side.provider.match = Mock(wraps=side.provider.match)
     host.memory["matches"] = side.offered = Mock(wraps=side.offered)
@@ -291,19 +290,19 @@ def failures(host: Any) -> int:
 
 def hide_queries(host: Any) -> None:
     """Attention layers whose hooks are never called."""
-    target = "semblend.integration.sglang.tail_probe._Watch.queries"
-    host.patches.enter_context(patch(target, lambda *_: None))
+    target = "semblend.integration.sglang.nested_pass.watch_queries"
+    host.patches.enter_context(patch(target, lambda *_, **__: Mock()))
 
 
 def shares_passes(host: Any) -> bool:
-    return bool(host.side._passes._nested.limits.many_holes)
+    return bool(host.side._passes.limits.together)
 
 
 def proof(host: Any) -> bool:
     """Try once more whether holes share a pass."""
     from semblend.integration.sglang.pass_proof import proven
 
-    return proven(host.runner, host.cache, host.side._passes._nested)
+    return proven(host.runner, host.cache, host.side._passes.limits).together
 
 
 def attend_first(host: Any) -> None:

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from semblend.integration.sglang.kv_pool import KvPool, SlotCopy
+from semblend.integration.sglang.kv_pool import KvPool
 from semblend.kv.rotary_spec import RotarySpec
 from semblend.kv.rotary_table import RotaryTable
+from semblend.kv.transfer import SpanCopy
 
 LAYERS, SLOTS, HEADS, WIDTH = 3, 256, 2, 32
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -38,6 +39,16 @@ def make_pool(device: str, dtype: torch.dtype):
     return KvPool(runner, table), runner, table
 
 
+def span(pool: KvPool, source: torch.Tensor, target: torch.Tensor, *, starts: tuple[int, int]):
+    return SpanCopy(
+        source=pool.slots,
+        source_slots=source.cpu().numpy(),
+        target_slots=target.cpu().numpy(),
+        source_start=starts[0],
+        target_start=starts[1],
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("device", DEVICES)
 def test_copies_rotate_keys_and_leave_values(device, dtype):
@@ -48,8 +59,8 @@ def test_copies_rotate_keys_and_leave_values(device, dtype):
     values = [layer.clone() for layer in runner.token_to_kv_pool.v_buffer]
     source = torch.randperm(100, device=device)[:60]
     target = 100 + torch.randperm(100, device=device)[:60]
-    moved = SlotCopy(source=source[:40], target=target[:40], donor_start=7, target_start=300)
-    still = SlotCopy(source=source[40:], target=target[40:], donor_start=90, target_start=90)
+    moved = span(pool, source[:40], target[:40], starts=(7, 300))
+    still = span(pool, source[40:], target[40:], starts=(90, 90))
     assert pool.copy([moved, still]) == 60
     pool.wait_for_copies()
     offsets = torch.arange(40, device=device)
@@ -78,7 +89,7 @@ def test_copies_wait_for_the_forward_that_writes_the_donor():
         for layer in range(LAYERS):
             runner.token_to_kv_pool.v_buffer[layer].copy_(ones)
     slots = torch.arange(32, device="cuda")
-    pool.copy([SlotCopy(source=slots, target=slots + 100, donor_start=5, target_start=5)])
+    pool.copy([span(pool, slots, slots + 100, starts=(5, 5))])
     pool.wait_for_copies()
     for layer in range(LAYERS):
         assert torch.equal(runner.token_to_kv_pool.v_buffer[layer][100:132], ones[:32])

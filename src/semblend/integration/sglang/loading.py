@@ -19,10 +19,11 @@ from semblend.core.errors import CapacityError, DonorError
 from semblend.core.faults import FaultPoint, fault_point
 from semblend.core.plan import Plan, Span
 from semblend.core.tokens import TokenArray
-from semblend.integration.sglang.kv_pool import KvPool, SlotCopy
+from semblend.integration.sglang.kv_pool import KvPool
 from semblend.integration.sglang.provider import DonorRecord, SemBlendProvider
 from semblend.integration.sglang.request_state import PrivateLoad
 from semblend.kv.depth_drift import DepthDrift
+from semblend.kv.transfer import SpanCopy
 from semblend.planning.depth import drift_for
 from semblend.planning.policies.base import policy_from_spec
 
@@ -142,19 +143,23 @@ class SpanLoader:
             raise DonorLostError([span.donor_id], f"{span.donor_id} holds other tokens")
 
     def _copy(self, plan: Plan, sources: dict[str, torch.Tensor], slots: torch.Tensor) -> None:
-        start, policy = plan.exact_tokens, policy_from_spec(plan.policy)
-        copied = self._pool.copy(
-            [
-                SlotCopy(
-                    source=sources[span.donor_id][span.donor_start : span.donor_end],
-                    target=slots[span.target_start - start : span.target_end - start],
-                    donor_start=span.donor_start,
-                    target_start=span.target_start,
-                )
-                for span in plan.copies
-            ],
-            drift_for(policy, self._drift),
-        )
+        start, parts = plan.exact_tokens, [*sources.values(), slots]
+        edges = np.cumsum([len(part) for part in parts])[:-1]
+        # Plans are checked on the host: all slots are brought there at once.
+        *donors, own = np.split(torch.cat(parts).cpu().numpy(), edges)
+        theirs = dict(zip(sources, donors, strict=True))
+        copies = [
+            SpanCopy(
+                source=self._pool.slots,
+                source_slots=theirs[span.donor_id][span.donor_start : span.donor_end],
+                target_slots=own[span.target_start - start : span.target_end - start],
+                source_start=span.donor_start,
+                target_start=span.target_start,
+            )
+            for span in plan.copies
+        ]
+        drift = drift_for(policy_from_spec(plan.policy), self._drift)
+        copied = self._pool.copy(copies, drift)
         if copied != plan.reused_tokens:
             raise DonorError(f"{plan.reused_tokens} tokens planned, {copied} copied")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from semblend.integration.model_cost import cost_model
@@ -16,7 +15,6 @@ from semblend.integration.sglang.forward_hook import attach, is_installed
 from semblend.integration.sglang.kv_pool import KvPool
 from semblend.integration.sglang.loading import SpanLoader
 from semblend.integration.sglang.log_lines import BackendLog, logger
-from semblend.integration.sglang.nested_pass import NestedPass, PassLimits
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.pass_proof import proven
 from semblend.integration.sglang.passes import RegionPasses
@@ -29,7 +27,7 @@ from semblend.integration.sglang.support import (
     engine_refusals,
     resolved,
 )
-from semblend.integration.sglang.tail_probe import PolicyProbe
+from semblend.integration.worker.sequences import PassLimits
 from semblend.kv.depth_drift import read_table
 
 _UNCHUNKED_PASS = 8192
@@ -95,15 +93,10 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
         table = standing.depth_table
         drift = None if table is None else read_table(table)
         loader = SpanLoader(cache, pool, provider, drift)
-        limits = PassLimits(
-            sequences=int(runner.max_running_requests),
-            tokens=budget,
-            many_holes=False,
-        )
-        shared = proven(runner, cache, NestedPass(runner, limits))
-        nested = NestedPass(runner, replace(limits, many_holes=shared))
-        probe = PolicyProbe(runner, pool=pool, nested=nested, loader=loader)
-        passes = RegionPasses(runner, pool=pool, nested=nested, probe=probe)
+        # The engine's input buffers have this many rows: more would crash it.
+        limits = PassLimits(sequences=int(runner.max_running_requests), tokens=budget)
+        limits = proven(runner, cache, limits)
+        passes = RegionPasses(runner, pool=pool, limits=limits, loader=loader)
     running = RunningMode.of(
         options.mode,
         given="mode" in options.model_fields_set,
