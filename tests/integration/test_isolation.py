@@ -9,7 +9,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from semblend.core.namespace import Namespace, salt_part
-from semblend.integration.isolation import UNSALTED, by_salt
+from semblend.integration.isolation import UNSALTED, by_extra_key, by_salt
 from semblend.integration.ladder import new_salt, split_salt
 from semblend.integration.sglang import namespaces as sglang
 from semblend.integration.trtllm import namespaces as trtllm
@@ -105,18 +105,18 @@ def test_a_key_and_a_salt_never_run_into_each_other(
     one: tuple[str, str], other: tuple[str, str]
 ) -> None:
     assume(one != other)
-    assert sglang.isolation_of(*one) != sglang.isolation_of(*other)
+    assert by_extra_key(*one) != by_extra_key(*other)
 
 
 def test_salts_are_names_that_reveal_nothing_and_no_salt_is_one_of_them() -> None:
     assert by_salt(None) == UNSALTED
     assert by_salt(UNSALTED) != UNSALTED
-    assert "secret" not in by_salt("secret") + sglang.isolation_of("secret", "secret")
+    assert "secret" not in by_salt("secret") + by_extra_key("secret", "secret")
 
 
 def test_half_a_surrogate_pair_is_a_salt_like_any_other() -> None:
     assert by_salt("\ud800") != by_salt("\ud801")
-    assert sglang.isolation_of("\ud800", None) != sglang.isolation_of("\ud801", None)
+    assert by_extra_key("\ud800", None) != by_extra_key("\ud801", None)
 
 
 @pytest.mark.parametrize("layout", ["segments:x", "trtllm:x", "slots:x", "layers,2,pages"], ids=str)

@@ -14,12 +14,12 @@ from semblend.core.errors import SettingsError
 from semblend.core.namespace import Namespace
 from semblend.core.plan import Hole
 from semblend.core.settings import Settings
+from semblend.integration.isolation import by_extra_key
 from semblend.integration.option_values import options_table
+from semblend.integration.provider import SemBlendProvider
 from semblend.integration.sglang.launcher import prepare
-from semblend.integration.sglang.namespaces import isolation_of
 from semblend.integration.sglang.options import VARIABLE, BackendOptions
 from semblend.integration.sglang.passes import in_turn
-from semblend.integration.sglang.provider import SemBlendProvider
 from semblend.integration.sglang.versions import judge
 from semblend.integration.worker.sequences import PassLimits, VirtualSequence, block_table
 
@@ -94,7 +94,7 @@ def test_the_providers_donors_stay_in_their_namespace():
     for extra_key, cache_salt in ((None, None), ("x", None), (None, "s"), ("s", "x"), ("xs", "")):
         assert not provider.match(prompt, extra_key=extra_key, cache_salt=cache_salt).spans
     assert provider.match(prompt, extra_key="x", cache_salt="s").spans
-    assert isolation_of("x", "s") != isolation_of("xs", None)
+    assert by_extra_key("x", "s") != by_extra_key("xs", None)
 
 
 def test_the_provider_tells_of_donors_by_meaning_when_given_text():

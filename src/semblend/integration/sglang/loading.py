@@ -19,8 +19,8 @@ from semblend.core.errors import CapacityError, DonorError
 from semblend.core.faults import FaultPoint, fault_point
 from semblend.core.plan import Plan, Span
 from semblend.core.tokens import TokenArray
+from semblend.integration.provider import DonorRecord, SemBlendProvider
 from semblend.integration.sglang.kv_pool import KvPool
-from semblend.integration.sglang.provider import DonorRecord, SemBlendProvider
 from semblend.integration.sglang.request_state import PrivateLoad
 from semblend.kv.depth_drift import DepthDrift
 from semblend.kv.transfer import SpanCopy

@@ -44,8 +44,6 @@ class Row:
     tokens: TokenArray
     """What the scheduler last matched: the prompt and, after a retraction, what was generated."""
     load: PrivateLoad | None = None
-    generation: int = 0
-    """The planner's, when the plan was made."""
     losses: int = 0
     """Times a donor turned out to be gone."""
     donated: bool = False

@@ -22,18 +22,22 @@ from semblend.core.errors import CapacityError, DonorError
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.core.tokens import as_token_array
+from semblend.integration.donor_queue import DonorQueue, Offer
 from semblend.integration.gauges import pipeline_gauges
+from semblend.integration.modes import CapturePolicy
 from semblend.integration.probing import pass_tokens
+from semblend.integration.prometheus import PrometheusStats
+from semblend.integration.provider import DonorRecord, SemBlendProvider
+from semblend.integration.scheduler.capture_choice import QUEUE_FULL, skip_reason
 from semblend.integration.scheduler.orders import LoadFailure
 from semblend.integration.scheduler.request import Stage
-from semblend.integration.scheduler.settlement import Settlements
+from semblend.integration.scheduler.settlement import Settlements, beside
+from semblend.integration.scheduler.setup import CaptureRules
 from semblend.integration.sglang import namespaces
-from semblend.integration.sglang.donor_queue import DonorQueue, Offer
 from semblend.integration.sglang.loading import DonorLostError, SpanLoader
 from semblend.integration.sglang.log_lines import BackendLog, logger
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.passes import RegionPasses
-from semblend.integration.sglang.provider import DonorRecord, SemBlendProvider
 from semblend.integration.sglang.request_state import (
     State,
     known_state,
@@ -41,12 +45,14 @@ from semblend.integration.sglang.request_state import (
     released,
     state_of,
 )
-from semblend.integration.sglang.stats import BackendStats
 from semblend.planning.certificates import Standing
 
 if TYPE_CHECKING:
     import torch
 
+_ADVERTISED = "semantic_span_load_advertised"
+_WAITING = 256
+"""Prompts that may be in line to become donors."""
 _REPLANS = 8
 """Waiting requests planned again between two forwards because the set of donors changed."""
 _RETRIES = 2
@@ -62,7 +68,7 @@ class SchedulerSide:
         options: BackendOptions,
         provider: SemBlendProvider,
         log: BackendLog,
-        stats: BackendStats,
+        stats: PrometheusStats,
         loader: SpanLoader | None,
         passes: RegionPasses | None,
         hole_budget: int,
@@ -78,6 +84,11 @@ class SchedulerSide:
         """Whether the forward hook has run in this process: without it nothing is loaded."""
         self._donors = DonorQueue(provider, self._registered, self._evicted)
         self._options = options
+        self._capture = CaptureRules(
+            policy=CapturePolicy.ALL if options.register_donors else CapturePolicy.NONE,
+            queue=_WAITING,
+            min_prompt_tokens=provider.pipeline.settings.min_prompt_tokens,
+        )
         self._loader = loader
         self._passes = passes
         self._hole_budget = hole_budget
@@ -140,7 +151,8 @@ class SchedulerSide:
         first = state.reuse is None
         state.make_claim(plan)
         if first:
-            self.log.advertised(state.request_id, plan)
+            standing = self._options.mode.standing
+            self.log.advertised(_ADVERTISED, state.request_id, plan, standing=standing)
         node = result.last_device_node
         return result._replace(
             last_host_node=node,
@@ -158,7 +170,7 @@ class SchedulerSide:
         if len(row.tokens) != len(key.token_ids):
             row.tokens = as_token_array(key.token_ids)
         first = state.plan is None and not state.account.is_settled
-        row.generation = self.provider.generation
+        generation = self.provider.generation
         plan = self.provider.match(
             row.tokens,
             extra_key=request.extra_key,
@@ -167,7 +179,7 @@ class SchedulerSide:
             hole_budget=self._hole_budget,
         )
         state.account.claimed(plan)
-        state.planned(plan, made_for)
+        state.planned(plan, made_for, generation=generation)
         self.stats.time("lookup", time.perf_counter() - started)
         if first:
             self.log.looked_up(state.request_id, plan)
@@ -179,7 +191,7 @@ class SchedulerSide:
         A long queue is matched at every step, and donors come with every step: without a
         ration, planning would be quadratic in the queue.
         """
-        if state.handle.generation == self.provider.generation:
+        if state.generation == self.provider.generation:
             return False
         if plan.executable and all(map(self.provider.donor, plan.donor_ids)):
             return False
@@ -236,7 +248,9 @@ class SchedulerSide:
         state.admitted()
         state.tainted = True
         self._pending[state.request_id] = holes
-        self.log.loaded(state.request_id, plan)
+        self.log.materialising(
+            state.request_id, donor_id=",".join(plan.donor_ids), tokens=plan.reused_tokens
+        )
         self.stats.time("load", time.perf_counter() - started)
         return plan.end - plan.exact_tokens, request.last_node
 
@@ -306,32 +320,32 @@ class SchedulerSide:
 
     def checkpointed(self, request: Any, row: torch.Tensor) -> None:
         """The tree holds the request's K/V in these slots; its prompt becomes a donor."""
-        try:
+        with beside("keep a prompt"):
             self._donate(request, row)
-        except Exception as error:
-            logger.warning("SemBlend did not keep %s: %s", request.rid, error, exc_info=True)
 
     def _donate(self, request: Any, row: torch.Tensor) -> None:
         state = known_state(request)
         prompt = request.origin_input_ids
-        if state is None or state.handle.donated or state.tainted:
-            return
-        if state.arrival.refusal is not None or state.arrival.wants_capture is False:
-            return
         whole = self.provider.whole_pages(len(prompt))
-        if not self._options.register_donors or not 0 < whole <= len(row):
+        if state is None or not 0 < whole <= len(row):
             return
-        state.handle.donated = self._donors.offer(
-            Offer(
+        skip = skip_reason(state, self._capture, pending=self._donors.waiting)
+        if skip == QUEUE_FULL:  # it is asked for again when the request ends
+            self.stats.count("donors_skipped")
+        elif not state.decide_capture():
+            return
+        elif skip is not None:
+            self.log.event("donor_registration_skipped", state.request_id, reason=skip)
+        else:
+            state.handle.donated = True
+            offer = Offer(
                 tokens=prompt,
                 request_id=state.request_id,
                 extra_key=request.extra_key,
                 cache_salt=request.cache_salt,
                 last_slot=row[whole - 1].clone(),  # rows are used again
             )
-        )
-        if not state.handle.donated:
-            self.stats.count("donors_skipped")
+            self._donors.offer(offer)
 
     def freed(self, slots: Sequence[torch.Tensor]) -> None:
         """The tree has let go of slots, and with them of donors."""
@@ -362,21 +376,18 @@ class SchedulerSide:
         if state is None:
             return
         self._pending.pop(state.request_id, None)
-        try:
-            if request.finished():
-                self.settlements.ended(state)
-                state.ended()
-                self._show()
-                namespace = self.provider.namespace_of(request.extra_key, request.cache_salt)
-                self.log.settled(
-                    state.account.settlement,
-                    namespace=namespaces.shown(namespace),
-                    tenant=namespace.tenant,
-                )
-            else:
+        with beside("settle a request"):
+            if not request.finished():
                 released(state)
-        except Exception as error:
-            logger.warning("SemBlend could not settle %s: %s", request.rid, error, exc_info=True)
+                return
+            self.settlements.ended(state)
+            state.ended()
+            self._show()
+            self.log.settled(
+                state.account.settlement,
+                namespace=namespaces.shown(state.namespace),
+                tenant=state.namespace.tenant,
+            )
 
     def _show(self) -> None:
         """Bring the gauges up to date."""

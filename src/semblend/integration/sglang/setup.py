@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from semblend.integration.model_cost import cost_model
 from semblend.integration.probing import can_probe
+from semblend.integration.provider import SemBlendProvider
 from semblend.integration.refusals import Refusal, UnsupportedEngineError
 from semblend.integration.running_mode import RunningMode
 from semblend.integration.scheduler.setup import may_load, standing_for
@@ -18,11 +20,10 @@ from semblend.integration.sglang.log_lines import BackendLog, logger
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.pass_proof import proven
 from semblend.integration.sglang.passes import RegionPasses
-from semblend.integration.sglang.provider import SemBlendProvider
 from semblend.integration.sglang.radix_cache import SemBlendRadixCache
 from semblend.integration.sglang.rotary import table_from_model
 from semblend.integration.sglang.scheduler_side import SchedulerSide
-from semblend.integration.sglang.stats import BackendStats
+from semblend.integration.sglang.stats import backend_stats
 from semblend.integration.sglang.support import (
     engine_refusals,
     resolved,
@@ -57,13 +58,13 @@ def build_cache(context: Any) -> SemBlendRadixCache:
             raise UnsupportedEngineError(refusals)
     from sglang.srt.mem_cache.registry import create_unified_radix_cache
 
-    cache = create_unified_radix_cache(context, cache_class=SemBlendRadixCache)
-    cache.semblend = _side(context, cache, options)
-    attach(context.tp_worker, cache.semblend)
+    made = partial(SemBlendRadixCache, make_side=partial(_side, context, options))
+    cache = create_unified_radix_cache(context, cache_class=made)
+    attach(context.tp_worker, cache.side)
     return cache  # type: ignore[no-any-return]
 
 
-def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> SchedulerSide:
+def _side(context: Any, options: BackendOptions, cache: SemBlendRadixCache) -> SchedulerSide:
     runner = context.tp_worker.model_runner
     settings = options.settings()
     namespace = namespaces.engine_namespace(context, options, settings)
@@ -111,9 +112,9 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
         options=options,
         provider=provider,
         log=BackendLog(options),
-        stats=BackendStats(
+        stats=backend_stats(
             export=bool(context.params.enable_metrics),
-            labels={"model_name": str(namespace.model)},
+            model=str(namespace.model),
             mode=options.mode.value,
         ),
         loader=loader,

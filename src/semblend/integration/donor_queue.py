@@ -1,12 +1,14 @@
-"""Donors come and go beside the scheduler: fingerprinting long prompts takes milliseconds.
+"""Donors in an engine's own prefix tree come and go beside its scheduler.
 
-One thread takes, in order, what the scheduler saw: prompts that the tree now holds, and
-slots that the tree has let go of. A tree drops leaves first, so the slot of a donor's last
-token is freed before any other of its slots: with it, the donor is gone.
+Fingerprinting long prompts takes milliseconds, so one thread takes, in order, what the scheduler
+saw: prompts that the tree now holds, and slots that the tree has let go of. A tree drops leaves
+first, so the slot of a donor's last token is freed before any other of its slots: with it, the
+donor is gone.
 """
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -16,10 +18,9 @@ import torch
 
 from semblend.core.faults import FaultPoint, reach
 from semblend.core.tokens import TokenIds
-from semblend.integration.sglang.log_lines import logger
-from semblend.integration.sglang.provider import DonorRecord, SemBlendProvider
+from semblend.integration.provider import DonorRecord, SemBlendProvider
 
-_WAITING = 256
+logger = logging.getLogger("semblend.adapter")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,7 +40,7 @@ Freed = Sequence[torch.Tensor]
 
 
 class DonorQueue:
-    """A queue and its thread. Offers beyond a limit are refused; what was freed never is."""
+    """A queue and its thread."""
 
     def __init__(
         self,
@@ -56,12 +57,9 @@ class DonorQueue:
         """Slot of a donor's last token to the donor."""
         threading.Thread(target=self._work, name="semblend-donors", daemon=True).start()
 
-    def offer(self, offer: Offer) -> bool:
-        """Put a prompt in line; False if the line is full. Never waits."""
-        if self._inbox.qsize() >= _WAITING:
-            return False
+    def offer(self, offer: Offer) -> None:
+        """Put a prompt in line. Never waits."""
         self._inbox.put(offer)
-        return True
 
     @property
     def waiting(self) -> int:
