@@ -22,9 +22,10 @@ True
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from semblend.core.errors import InvalidTokensError
+from semblend.core.errors import DonorError, InvalidTokensError
 from semblend.core.namespace import Namespace
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
@@ -50,6 +51,14 @@ class DonorRecord:
     """From position 0, whole pages of the engine's cache."""
     extra_key: str | None
     cache_salt: str | None
+
+
+class DonorsLostError(DonorError):
+    """Donors that a plan relies on are no longer in the engine's cache, or hold something else."""
+
+    def __init__(self, donor_ids: Sequence[str], message: str) -> None:
+        super().__init__(message)
+        self.donor_ids = tuple(donor_ids)
 
 
 class SemBlendProvider:
@@ -166,6 +175,20 @@ class SemBlendProvider:
             scheduler's loop.
         """
         namespace = self.namespace_of(extra_key, cache_salt)
+        return self.plan(
+            tokens, namespace, exact_tokens=exact_tokens, hole_budget=hole_budget, text=text
+        )
+
+    def plan(
+        self,
+        tokens: TokenIds,
+        namespace: Namespace,
+        *,
+        exact_tokens: int,
+        hole_budget: int | None = None,
+        text: str | None = None,
+    ) -> Plan:
+        """The same for a prompt whose namespace is known."""
         plan = self.planner.plan(tokens, namespace, exact_tokens=exact_tokens, text=text)
         if plan.executable and hole_budget is not None:
             cut = within_hole_budget(plan, hole_budget, page_size=self._page_size)

@@ -9,7 +9,6 @@ a load never narrows what the scheduler counted on when it admitted others.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,21 +18,13 @@ from semblend.core.errors import CapacityError, DonorError
 from semblend.core.faults import FaultPoint, fault_point
 from semblend.core.plan import Plan, Span
 from semblend.core.tokens import TokenArray
-from semblend.integration.provider import DonorRecord, SemBlendProvider
+from semblend.integration.provider import DonorRecord, DonorsLostError, SemBlendProvider
 from semblend.integration.sglang.kv_pool import KvPool
 from semblend.integration.sglang.request_state import PrivateLoad
 from semblend.kv.depth_drift import DepthDrift
 from semblend.kv.transfer import SpanCopy
 from semblend.planning.depth import drift_for
 from semblend.planning.policies.base import policy_from_spec
-
-
-class DonorLostError(DonorError):
-    """Donors that a plan relies on are no longer in the tree, or hold something else."""
-
-    def __init__(self, donor_ids: Sequence[str], message: str) -> None:
-        super().__init__(message)
-        self.donor_ids = tuple(donor_ids)
 
 
 class SpanLoader:
@@ -57,7 +48,7 @@ class SpanLoader:
 
         Raises
         ------
-        DonorLostError
+        DonorsLostError
             Naming the donors that are gone.
         CapacityError
             If the pool has no room left.
@@ -112,7 +103,7 @@ class SpanLoader:
             else:
                 found[donor_id] = slots
         if lost:
-            raise DonorLostError(lost, f"no longer in the tree: {', '.join(lost)}")
+            raise DonorsLostError(lost, f"no longer in the tree: {', '.join(lost)}")
         for span in plan.copies:
             self._check_tokens(span, tokens)
         return found
@@ -140,7 +131,7 @@ class SpanLoader:
         if theirs is None or not np.array_equal(
             theirs, tokens[span.target_start : span.target_end]
         ):
-            raise DonorLostError([span.donor_id], f"{span.donor_id} holds other tokens")
+            raise DonorsLostError([span.donor_id], f"{span.donor_id} holds other tokens")
 
     def _copy(self, plan: Plan, sources: dict[str, torch.Tensor], slots: torch.Tensor) -> None:
         start, parts = plan.exact_tokens, [*sources.values(), slots]

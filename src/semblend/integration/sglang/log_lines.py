@@ -13,6 +13,8 @@ from semblend.core.plan import Plan
 from semblend.integration.audit import AuditStream
 from semblend.integration.sglang.options import BackendOptions
 
+ENGINE = "sglang"
+"""Its name in records."""
 logger = logging.getLogger("semblend.sglang")
 
 
@@ -20,7 +22,7 @@ class BackendLog(AuditStream):
     """Says what happened, once, in both forms."""
 
     def __init__(self, options: BackendOptions) -> None:
-        super().__init__(engine="sglang", logger=logger, **options.audit)
+        super().__init__(engine=ENGINE, logger=logger, **options.audit)
 
     def donor_registered(
         self, request_id: str, *, donor_id: str, namespace: str, tokens: int, blocks: int = 0

@@ -12,6 +12,7 @@ from typing import Any
 from semblend.core.namespace import NONE, Namespace
 from semblend.core.settings import Settings
 from semblend.integration import isolation, model_identity
+from semblend.integration.sglang.log_lines import ENGINE
 from semblend.integration.sglang.options import BackendOptions
 
 
@@ -51,4 +52,4 @@ def of_request(engine: Namespace, extra_key: str | None, cache_salt: str | None)
 
 def shown(namespace: Namespace) -> str:
     """The short name of a namespace in audit records."""
-    return model_identity.shown("sglang", namespace)
+    return model_identity.shown(ENGINE, namespace)

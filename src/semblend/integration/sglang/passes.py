@@ -32,7 +32,6 @@ from semblend.integration.sglang.request_state import (
     State,
     computed_exactly,
     loads_of,
-    not_carried_out,
 )
 from semblend.integration.worker.port import OneRank
 from semblend.integration.worker.probing import LoadProbe
@@ -74,7 +73,7 @@ class RegionPasses:
                     log.placed(state.request_id, load.plan)
             else:
                 detail = f"{load.plan.policy} recomputes every reusable token"
-                not_carried_out(state, log, DeclineReason.POLICY_DECLINED, detail)
+                settlements.declined(state, DeclineReason.POLICY_DECLINED, detail)
                 computed_exactly(state)
         for request, state in loaded.values():
             correct_cached_tokens(request, state, reused=True)

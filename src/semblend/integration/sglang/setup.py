@@ -120,7 +120,6 @@ def _side(context: Any, options: BackendOptions, cache: SemBlendRadixCache) -> S
         loader=loader,
         passes=passes,
         hole_budget=options.max_hole_tokens_per_step or budget,
-        certified=standing.certificate is not None,
         standing=standing,
     )
 
