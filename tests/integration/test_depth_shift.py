@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -12,8 +10,9 @@ from transformers import AutoConfig
 from semblend.core.errors import SerialisationError
 from semblend.core.settings import Settings
 from semblend.integration.certificates import uncertified_standing
-from semblend.integration.sglang.kv_pool import KvPool
+from semblend.integration.worker.pool_copies import PoolCopies
 from semblend.kv.depth_drift import DepthDrift
+from semblend.kv.paged_kv import PagedKv
 from semblend.kv.rotary import RotaryTable
 from semblend.kv.transfer import SpanCopy
 from tests.integration.models import REFERENCE
@@ -32,13 +31,12 @@ def rotary():
     return RotaryTable(cos=angles.cos(), sin=angles.sin())
 
 
-def test_sglangs_pool_shifts_what_moved_and_leaves_the_donor_alone():
+def test_copies_in_a_pool_shift_what_moved_and_leaves_the_donor_alone():
     keys, values = ([torch.randn(200, HEADS, DIM) for _ in range(LAYERS)] for _ in range(2))
     donor = [(k[:50].clone(), v[:50].clone()) for k, v in zip(keys, values, strict=True)]
-    runner = SimpleNamespace(token_to_kv_pool=SimpleNamespace(k_buffer=keys, v_buffer=values))
-    pool, rows = KvPool(runner, rotary()), np.arange(50)
+    pool, rows = PoolCopies(PagedKv.of_slots(keys, values), rotary()), np.arange(50)
     copy = SpanCopy(
-        source=pool.slots,
+        source=pool.pool,
         source_slots=rows,
         target_slots=rows + 100,
         source_start=20,

@@ -9,14 +9,16 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from semblend.core.namespace import Namespace, salt_part
+from semblend.core.settings import Settings
 from semblend.integration.isolation import UNSALTED, by_extra_key, by_salt
 from semblend.integration.ladder import new_salt, split_salt
-from semblend.integration.sglang import namespaces as sglang
+from semblend.integration.provider import SemBlendProvider
 from semblend.integration.trtllm import namespaces as trtllm
 from semblend.integration.vllm import namespaces as vllm
 from semblend.serve.gateway.placing import _salt_part
 
 ENGINE = Namespace.of(model="m")
+SGLANG = SemBlendProvider(ENGINE, Settings(embedder="none"))
 EDGES = (" ", "\t", "\n", "\0", "\u00a0", "\u200b", "|", ".")
 
 
@@ -46,11 +48,11 @@ def vllm_name(salt: str | None) -> bytes:
 
 
 def sglang_name(salt: str | None) -> bytes:
-    return sglang.of_request(ENGINE, None, salt).key()
+    return SGLANG.namespace_of(None, salt).key()
 
 
 def sglang_key_name(key: str | None) -> bytes:
-    return sglang.of_request(ENGINE, key, None).key()
+    return SGLANG.namespace_of(key, None).key()
 
 
 def trtllm_name(salt: str | None) -> bytes:

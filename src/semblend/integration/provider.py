@@ -110,7 +110,11 @@ class SemBlendProvider:
 
     def whole_pages(self, tokens: int) -> int:
         """How many of a prompt's tokens the engine's cache can hold: those of whole pages."""
-        return tokens // self._page_size * self._page_size
+        return self.pages(tokens) * self._page_size
+
+    def pages(self, tokens: int) -> int:
+        """How many whole pages that is."""
+        return tokens // self._page_size
 
     def register_donor(
         self,
@@ -144,7 +148,7 @@ class SemBlendProvider:
             request_id=request_id,
             tokens=array,
             namespace=self.namespace_of(extra_key, cache_salt),
-            blocks=whole // self._page_size,
+            blocks=self.pages(whole),
         )
         if not self.planner.offer(offer):
             return None

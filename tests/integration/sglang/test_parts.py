@@ -19,9 +19,13 @@ from semblend.integration.option_values import options_table
 from semblend.integration.provider import SemBlendProvider
 from semblend.integration.sglang.launcher import prepare
 from semblend.integration.sglang.options import VARIABLE, BackendOptions
-from semblend.integration.sglang.passes import in_turn
 from semblend.integration.sglang.versions import judge
-from semblend.integration.worker.sequences import PassLimits, VirtualSequence, block_table
+from semblend.integration.worker.sequences import (
+    PassLimits,
+    VirtualSequence,
+    block_table,
+    in_turn,
+)
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = list(range(1000, 1500))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from semblend.integration.sglang.kv_pool import KvPool
+from semblend.integration.worker.pool_copies import PoolCopies
 from semblend.kv.rotary_spec import RotarySpec
 from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.transfer import SpanCopy
@@ -23,6 +24,7 @@ def make_pool(device: str, dtype: torch.dtype):
     values = [torch.randn(shape, device=device).to(dtype) for _ in range(LAYERS)]
     runner = SimpleNamespace(
         token_to_kv_pool=SimpleNamespace(k_buffer=keys, v_buffer=values),
+        req_to_token_pool=None,
         forward_stream=torch.cuda.Stream() if device == "cuda" else None,
     )
     spec = RotarySpec.from_config(
@@ -36,12 +38,15 @@ def make_pool(device: str, dtype: torch.dtype):
         )
     )
     table = RotaryTable.from_spec(spec)
-    return KvPool(runner, table), runner, table
+    pool = KvPool(runner)
+    return PoolCopies(pool.slots, table, stream=pool.stream), runner, table
 
 
-def span(pool: KvPool, source: torch.Tensor, target: torch.Tensor, *, starts: tuple[int, int]):
+def span(
+    copies: PoolCopies, source: torch.Tensor, target: torch.Tensor, *, starts: tuple[int, int]
+):
     return SpanCopy(
-        source=pool.slots,
+        source=copies.pool,
         source_slots=source.cpu().numpy(),
         target_slots=target.cpu().numpy(),
         source_start=starts[0],
@@ -62,7 +67,7 @@ def test_copies_rotate_keys_and_leave_values(device, dtype):
     moved = span(pool, source[:40], target[:40], starts=(7, 300))
     still = span(pool, source[40:], target[40:], starts=(90, 90))
     assert pool.copy([moved, still]) == 60
-    pool.wait_for_copies()
+    pool.wait()
     offsets = torch.arange(40, device=device)
     for layer in range(LAYERS):
         buffer = runner.token_to_kv_pool
@@ -90,6 +95,6 @@ def test_copies_wait_for_the_forward_that_writes_the_donor():
             runner.token_to_kv_pool.v_buffer[layer].copy_(ones)
     slots = torch.arange(32, device="cuda")
     pool.copy([span(pool, slots, slots + 100, starts=(5, 5))])
-    pool.wait_for_copies()
+    pool.wait()
     for layer in range(LAYERS):
         assert torch.equal(runner.token_to_kv_pool.v_buffer[layer][100:132], ones[:32])

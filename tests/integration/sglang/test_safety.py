@@ -14,7 +14,7 @@ PACKAGE = "semblend.integration.sglang"
 STAGES = {
     "planning": ("semblend.integration.provider.SemBlendProvider.plan", None, "declined"),
     "reading the request": (f"{PACKAGE}.scheduler_side.state_of", None, None),
-    "comparing tokens": (f"{PACKAGE}.loading.SpanLoader._check_tokens", None, "declined"),
+    "comparing tokens": ("semblend.integration.worker.pool_copies.check_tokens", None, "declined"),
     "rotating": ("semblend.kv.torch_copy._turn", None, "declined"),
     "laying holes out, once": (f"{PACKAGE}.nested_pass.NestedPass._batch_of", 1, "declined"),
 }

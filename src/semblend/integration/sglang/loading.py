@@ -11,36 +11,23 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-import numpy as np
 import torch
 
-from semblend.core.errors import CapacityError, DonorError
+from semblend.core.errors import CapacityError
 from semblend.core.faults import FaultPoint, fault_point
-from semblend.core.plan import Plan, Span
+from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
 from semblend.integration.provider import DonorRecord, DonorsLostError, SemBlendProvider
-from semblend.integration.sglang.kv_pool import KvPool
 from semblend.integration.sglang.request_state import PrivateLoad
-from semblend.kv.depth_drift import DepthDrift
-from semblend.kv.transfer import SpanCopy
-from semblend.planning.depth import drift_for
-from semblend.planning.policies.base import policy_from_spec
+from semblend.integration.worker.pool_copies import DonorSlots, PoolCopies
 
 
 class SpanLoader:
     """Carries plans out in the tree's own pool."""
 
-    def __init__(
-        self,
-        cache: Any,
-        pool: KvPool,
-        provider: SemBlendProvider,
-        drift: DepthDrift | None = None,
-    ) -> None:
-        """`drift` is what policies that shift depths go by."""
-        self._drift = None if drift is None else drift.to(pool.device)
+    def __init__(self, cache: Any, copies: PoolCopies, provider: SemBlendProvider) -> None:
         self._cache = cache
-        self._pool = pool
+        self._copies = copies
         self._provider = provider
 
     def load(self, plan: Plan, tokens: TokenArray) -> PrivateLoad:
@@ -55,10 +42,10 @@ class SpanLoader:
         """
         locks: list[Any] = []
         try:
-            sources = self._resolve(plan, tokens, locks)
+            donors = self._resolve(plan, locks)
             slots = self.take(plan.end - plan.exact_tokens)
             try:
-                self._copy(plan, sources, slots)
+                self._copies.place(plan, tokens, donors, slots)
             except BaseException:
                 self.give_back(slots)
                 raise
@@ -90,26 +77,24 @@ class SpanLoader:
         """Free slots that no request uses."""
         self._cache.token_to_kv_pool_allocator.free(slots)
 
-    def _resolve(self, plan: Plan, tokens: TokenArray, locks: list[Any]) -> dict[str, torch.Tensor]:
-        """Slots of every donor of the plan, [donor tokens], its path locked."""
+    def _resolve(self, plan: Plan, locks: list[Any]) -> dict[str, DonorSlots]:
+        """Every donor of the plan, its path locked."""
         reach: dict[str, int] = {}
         for span in plan.copies:
             reach[span.donor_id] = max(reach.get(span.donor_id, 0), span.donor_end)
         found, lost = {}, []
         for donor_id, end in reach.items():
-            slots = self._slots_of(donor_id, end, locks)
-            if slots is None:
+            donor = self._slots_of(donor_id, end, locks)
+            if donor is None:
                 lost.append(donor_id)
             else:
-                found[donor_id] = slots
+                found[donor_id] = donor
         if lost:
             raise DonorsLostError(lost, f"no longer in the tree: {', '.join(lost)}")
-        for span in plan.copies:
-            self._check_tokens(span, tokens)
         return found
 
     @fault_point(FaultPoint.LEASE)
-    def _slots_of(self, donor_id: str, end: int, locks: list[Any]) -> torch.Tensor | None:
+    def _slots_of(self, donor_id: str, end: int, locks: list[Any]) -> DonorSlots | None:
         donor = self._provider.donor(donor_id)
         if donor is None:
             return None
@@ -122,37 +107,7 @@ class SpanLoader:
         locks.append(self._cache.lock(node))
         root = self._cache.root_node_handle(donor.extra_key)
         path: torch.Tensor = self._cache.tree_core.collect_full_device_indices(node, root)
-        return path[:end]
-
-    def _check_tokens(self, span: Span, tokens: TokenArray) -> None:
-        """Tokens are compared once more with the donor that is really here."""
-        donor = self._provider.donor(span.donor_id)
-        theirs = None if donor is None else donor.tokens[span.donor_start : span.donor_end]
-        if theirs is None or not np.array_equal(
-            theirs, tokens[span.target_start : span.target_end]
-        ):
-            raise DonorsLostError([span.donor_id], f"{span.donor_id} holds other tokens")
-
-    def _copy(self, plan: Plan, sources: dict[str, torch.Tensor], slots: torch.Tensor) -> None:
-        start, parts = plan.exact_tokens, [*sources.values(), slots]
-        edges = np.cumsum([len(part) for part in parts])[:-1]
-        # Plans are checked on the host: all slots are brought there at once.
-        *donors, own = np.split(torch.cat(parts).cpu().numpy(), edges)
-        theirs = dict(zip(sources, donors, strict=True))
-        copies = [
-            SpanCopy(
-                source=self._pool.slots,
-                source_slots=theirs[span.donor_id][span.donor_start : span.donor_end],
-                target_slots=own[span.target_start - start : span.target_end - start],
-                source_start=span.donor_start,
-                target_start=span.target_start,
-            )
-            for span in plan.copies
-        ]
-        drift = drift_for(policy_from_spec(plan.policy), self._drift)
-        copied = self._pool.copy(copies, drift)
-        if copied != plan.reused_tokens:
-            raise DonorError(f"{plan.reused_tokens} tokens planned, {copied} copied")
+        return DonorSlots(tokens=donor.tokens, slots=path[:end])
 
 
 def _lookup(donor: DonorRecord, tokens: int) -> Any:

@@ -12,12 +12,11 @@ from typing import Any
 from semblend.core.namespace import NONE, Namespace
 from semblend.core.settings import Settings
 from semblend.integration import isolation, model_identity
-from semblend.integration.sglang.log_lines import ENGINE
 from semblend.integration.sglang.options import BackendOptions
 
 
 def engine_namespace(context: Any, options: BackendOptions, settings: Settings) -> Namespace:
-    """The parts that are the engine's; requests add theirs with :func:`of_request`.
+    """The parts that are the engine's; requests add their keys to them.
 
     `context` is SGLang's TreeCacheBuildContext.
     """
@@ -43,13 +42,3 @@ def engine_namespace(context: Any, options: BackendOptions, settings: Settings) 
         template=settings.donor_template,
         cache_salt=isolation.UNKEYED,
     )
-
-
-def of_request(engine: Namespace, extra_key: str | None, cache_salt: str | None) -> Namespace:
-    """The namespace of one request under this engine."""
-    return engine.with_parts(cache_salt=isolation.by_extra_key(extra_key, cache_salt))
-
-
-def shown(namespace: Namespace) -> str:
-    """The short name of a namespace in audit records."""
-    return model_identity.shown(ENGINE, namespace)

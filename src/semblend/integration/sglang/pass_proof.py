@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from semblend.core.plan import Hole
-from semblend.core.tokens import TokenArray
 from semblend.integration.sglang.log_lines import logger
 from semblend.integration.sglang.nested_pass import NestedPass, uploaded
-from semblend.integration.worker.pass_proof import OLD, TRIAL_TOKENS, Trial, holes_share_a_pass
-from semblend.integration.worker.sequences import PassLimits, VirtualSequence, block_table
+from semblend.integration.worker.pass_proof import TRIAL_TOKENS, SlotTrial, holes_share_a_pass
+from semblend.integration.worker.sequences import PassLimits, block_table
 
 
 def proven(runner: Any, cache: Any, limits: PassLimits) -> PassLimits:
@@ -36,43 +34,8 @@ def proven(runner: Any, cache: Any, limits: PassLimits) -> PassLimits:
     return replace(limits, together=shared)
 
 
-class _EngineTrial:
-    """The prompt in slots of the engine's pool, under a row of its table."""
-
-    def __init__(
-        self, runner: Any, nested: NestedPass, tokens: TokenArray, row: int, slots: torch.Tensor
-    ) -> None:
-        self._pool = runner.token_to_kv_pool
-        self._nested = nested
-        self._tokens = tokens
-        self._blocks = block_table((row,))
-        self._slots = slots
-
-    def compute(self, *holes: Hole) -> None:
-        tokens, blocks = self._tokens, self._blocks
-        self._nested.run(
-            [
-                VirtualSequence(tokens=tokens, start=hole.start, end=hole.end, blocks=blocks)
-                for hole in holes
-            ]
-        )
-
-    def spoil(self, *holes: Hole) -> None:
-        slots = self._of(holes)
-        for buffer in (*self._pool.k_buffer, *self._pool.v_buffer):
-            buffer[slots] = OLD
-
-    def kv(self, *holes: Hole) -> torch.Tensor:
-        slots = self._of(holes)
-        layers = zip(self._pool.k_buffer, self._pool.v_buffer, strict=True)
-        return torch.stack([torch.stack((k[slots], v[slots])) for k, v in layers]).cpu()
-
-    def _of(self, holes: tuple[Hole, ...]) -> torch.Tensor:
-        return torch.cat([self._slots[hole.start : hole.end] for hole in holes])
-
-
 @contextmanager
-def _trial(runner: Any, cache: Any, limits: PassLimits) -> Iterator[Trial]:
+def _trial(runner: Any, cache: Any, limits: PassLimits) -> Iterator[SlotTrial]:
     """Slots and a row are the engine's own and are given back as they were: nothing runs yet."""
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -106,8 +69,14 @@ def _trial(runner: Any, cache: Any, limits: PassLimits) -> Iterator[Trial]:
     kept = line[: len(slots)].clone()
     try:
         line[: len(slots)] = slots.to(line.dtype)
-        nested = NestedPass(runner, batch, limits)
-        yield _EngineTrial(runner, nested, tokens, row, slots.to(torch.int64))
+        kv = runner.token_to_kv_pool
+        yield SlotTrial(
+            NestedPass(runner, batch, limits),
+            tokens,
+            blocks=block_table((row,)),
+            slots=slots.to(torch.int64),
+            layers=list(zip(kv.k_buffer, kv.v_buffer, strict=True)),
+        )
     finally:
         line[: len(slots)] = kept
         allocator.free(slots)

@@ -8,10 +8,9 @@ the engine's own forward. The last cannot fail apart from the engine itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -33,20 +32,28 @@ from semblend.integration.sglang.request_state import (
     computed_exactly,
     loads_of,
 )
+from semblend.integration.worker.pool_copies import PoolCopies
 from semblend.integration.worker.port import OneRank
 from semblend.integration.worker.probing import LoadProbe
-from semblend.integration.worker.sequences import PassLimits, VirtualSequence, sequences_of
+from semblend.integration.worker.sequences import PassLimits, VirtualSequence, in_turn, sequences_of
 
 
 class RegionPasses:
     """Puts the regions of a scheduled batch in place."""
 
     def __init__(
-        self, runner: Any, *, pool: KvPool, limits: PassLimits, loader: SpanLoader
+        self,
+        runner: Any,
+        *,
+        pool: KvPool,
+        copies: PoolCopies,
+        limits: PassLimits,
+        loader: SpanLoader,
     ) -> None:
         self.limits = limits
         self._runner = runner
         self._pool = pool
+        self._copies = copies
         self._loader = loader
         self._attention = attention_layers(runner.model, pool.layer_count)
 
@@ -56,7 +63,7 @@ class RegionPasses:
         """The batch to run, and whether a pass failed. Never raises."""
         nested = NestedPass(self._runner, batch, self.limits, self._attention)
         try:
-            self._pool.wait_for_copies()
+            self._copies.wait()
             laid_out = [
                 self._sequences(batch, nested, row, state, load)
                 for row, state, load in loads_of(loaded)
@@ -149,12 +156,6 @@ def _command(batch: Any, row: int, state: State, load: PrivateLoad) -> LoadComma
         copies=plan.copies,
         holes=plan.holes,
     )
-
-
-def in_turn(laid_out: Sequence[Sequence[VirtualSequence]]) -> list[VirtualSequence]:
-    """The first of every request, the second, …: what may not share a pass is rarely neighbours."""
-    rounds = zip_longest(*laid_out)
-    return [item for each in rounds for item in each if item is not None]
 
 
 def correct_cached_tokens(request: Any, state: State, *, reused: bool) -> None:

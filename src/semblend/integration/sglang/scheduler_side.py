@@ -20,17 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
-from semblend.integration.donor_queue import DonorQueue, Offer
+from semblend.integration.donor_queue import DonorQueue
 from semblend.integration.gauges import pipeline_gauges
 from semblend.integration.modes import CapturePolicy
 from semblend.integration.prometheus import PrometheusStats
-from semblend.integration.provider import DonorRecord, SemBlendProvider
+from semblend.integration.provider import SemBlendProvider
 from semblend.integration.scheduler.admissions import Admissions
-from semblend.integration.scheduler.capture_choice import QUEUE_FULL, skip_reason
 from semblend.integration.scheduler.request import Stage
 from semblend.integration.scheduler.settlement import Settlements, beside
 from semblend.integration.scheduler.setup import CaptureRules
-from semblend.integration.sglang import namespaces
 from semblend.integration.sglang.loading import SpanLoader
 from semblend.integration.sglang.log_lines import ENGINE, BackendLog, logger
 from semblend.integration.sglang.options import BackendOptions
@@ -77,13 +75,13 @@ class SchedulerSide:
         )
         self.hook_seen = False
         """Whether the forward hook has run in this process: without it nothing is loaded."""
-        self._donors = DonorQueue(provider, self._registered, self._evicted)
-        self._options = options
-        self._capture = CaptureRules(
+        rules = CaptureRules(
             policy=CapturePolicy.ALL if options.register_donors else CapturePolicy.NONE,
             queue=_WAITING,
             min_prompt_tokens=provider.pipeline.settings.min_prompt_tokens,
         )
+        self._donors = DonorQueue(provider, engine=ENGINE, rules=rules, audit=log, stats=stats)
+        self._options = options
         self._loader = loader
         self._passes = passes
         self._standing = standing
@@ -200,42 +198,17 @@ class SchedulerSide:
         whole = self.provider.whole_pages(len(prompt))
         if state is None or not 0 < whole <= len(row):
             return
-        skip = skip_reason(state, self._capture, pending=self._donors.waiting)
-        if skip == QUEUE_FULL:  # it is asked for again when the request ends
-            self.stats.count("donors_skipped")
-        elif not state.decide_capture():
-            return
-        elif skip is not None:
-            self.log.event("donor_registration_skipped", state.request_id, reason=skip)
-        else:
-            state.handle.donated = True
-            offer = Offer(
-                tokens=prompt,
-                request_id=state.request_id,
-                extra_key=request.extra_key,
-                cache_salt=request.cache_salt,
-                last_slot=row[whole - 1].clone(),  # rows are used again
-            )
-            self._donors.offer(offer)
+        state.handle.donated |= self._donors.keep(
+            state,
+            prompt,
+            extra_key=request.extra_key,
+            cache_salt=request.cache_salt,
+            last_slot=row[whole - 1],
+        )
 
     def freed(self, slots: Sequence[torch.Tensor]) -> None:
         """The tree has let go of slots, and with them of donors."""
         self._donors.freed(slots)
-
-    def _registered(self, offer: Offer, record: DonorRecord) -> None:
-        """On the donors' thread: a prompt may be found from now on."""
-        self.stats.count("donors_registered")
-        namespace = self.provider.namespace_of(offer.extra_key, offer.cache_salt)
-        self.log.donor_registered(
-            offer.request_id,
-            donor_id=record.donor_id,
-            namespace=namespaces.shown(namespace),
-            tokens=len(record.tokens),
-        )
-
-    def _evicted(self, donor_id: str) -> None:
-        """On the donors' thread: the tree no longer holds a donor."""
-        self.stats.count("donors_evicted")
 
     def wait_for_donors(self) -> None:
         """Until all that the tree has taken and let go of is known. For tests and benchmarks."""

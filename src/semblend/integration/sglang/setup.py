@@ -28,6 +28,7 @@ from semblend.integration.sglang.support import (
     engine_refusals,
     resolved,
 )
+from semblend.integration.worker.pool_copies import PoolCopies
 from semblend.integration.worker.sequences import PassLimits
 from semblend.kv.depth_drift import read_table
 
@@ -90,14 +91,18 @@ def _side(context: Any, options: BackendOptions, cache: SemBlendRadixCache) -> S
     loads = may_load(options.mode, settings, standing)
     loader, passes = None, None
     if loads:
-        pool = KvPool(runner, table_from_model(runner.model))
-        table = standing.depth_table
-        drift = None if table is None else read_table(table)
-        loader = SpanLoader(cache, pool, provider, drift)
+        pool, table = KvPool(runner), standing.depth_table
+        copies = PoolCopies(
+            pool.slots,
+            table_from_model(runner.model),
+            drift=None if table is None else read_table(table),
+            stream=pool.stream,
+        )
+        loader = SpanLoader(cache, copies, provider)
         # The engine's input buffers have this many rows: more would crash it.
         limits = PassLimits(sequences=int(runner.max_running_requests), tokens=budget)
         limits = proven(runner, cache, limits)
-        passes = RegionPasses(runner, pool=pool, limits=limits, loader=loader)
+        passes = RegionPasses(runner, pool=pool, copies=copies, limits=limits, loader=loader)
     running = RunningMode.of(
         options.mode,
         given="mode" in options.model_fields_set,

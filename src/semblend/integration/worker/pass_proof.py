@@ -8,11 +8,15 @@ are run and their K/V is compared.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
 from semblend.core.plan import Hole
+from semblend.core.tokens import TokenArray
+from semblend.integration.worker.port import Runs
+from semblend.integration.worker.sequences import BlockTable, VirtualSequence
 
 TRIAL_TOKENS = 96
 """How long the prompt is that is tried."""
@@ -23,7 +27,7 @@ _CLOSE_IN_DEPTH = 0.3
 """The same behind the first layer that looked: depth makes more of rounding."""
 _ROUNDING = 1e-2
 """The same, of the K/V itself: kernels add up in another order where a batch is larger."""
-OLD = 4.0
+_OLD = 4.0
 """What stands in slots that are to be computed: larger than the K/V of any model."""
 
 
@@ -41,6 +45,59 @@ class Trial(Protocol):
     def kv(self, *holes: Hole) -> torch.Tensor:
         """The K/V of these, [layers, ...]."""
         ...
+
+
+class SlotTrial:
+    """The prompt in slots of an engine's pool."""
+
+    def __init__(
+        self,
+        nested: Runs,
+        tokens: TokenArray,
+        *,
+        blocks: BlockTable,
+        slots: torch.Tensor,
+        layers: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    ) -> None:
+        """Try a pass.
+
+        Parameters
+        ----------
+        slots
+            Where the prompt's K/V is, int64 [tokens].
+        layers
+            K and V of the pool, [slots, ...] each.
+        """
+        self._nested = nested
+        self._tokens = tokens
+        self._blocks = blocks
+        self._slots = slots
+        self._layers = layers
+
+    def compute(self, *holes: Hole) -> None:
+        """One pass over these."""
+        tokens, blocks = self._tokens, self._blocks
+        self._nested.run(
+            [
+                VirtualSequence(tokens=tokens, start=hole.start, end=hole.end, blocks=blocks)
+                for hole in holes
+            ]
+        )
+
+    def spoil(self, *holes: Hole) -> None:
+        """Overwrite the K/V of these."""
+        slots = self._of(holes)
+        for layer in self._layers:
+            for buffer in layer:
+                buffer[slots] = _OLD
+
+    def kv(self, *holes: Hole) -> torch.Tensor:
+        """The K/V of these, [layers, 2, ...], on the host."""
+        slots = self._of(holes)
+        return torch.stack([torch.stack((k[slots], v[slots])) for k, v in self._layers]).cpu()
+
+    def _of(self, holes: tuple[Hole, ...]) -> torch.Tensor:
+        return torch.cat([self._slots[hole.start : hole.end] for hole in holes])
 
 
 def holes_share_a_pass(trial: Trial) -> bool:

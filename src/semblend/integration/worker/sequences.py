@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
@@ -99,3 +100,9 @@ def sequences_of(command: LoadCommand, holes: Sequence[Hole]) -> list[VirtualSeq
         VirtualSequence(tokens=command.tokens, start=hole.start, end=hole.end, blocks=blocks)
         for hole in holes
     ]
+
+
+def in_turn(prompts: Sequence[Sequence[VirtualSequence]]) -> list[VirtualSequence]:
+    """The first sequence of every prompt, the second, …: those of one prompt lie far apart."""
+    rounds = zip_longest(*prompts)
+    return [item for each in rounds for item in each if item is not None]
