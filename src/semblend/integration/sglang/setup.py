@@ -9,6 +9,7 @@ from semblend.integration.model_cost import cost_model
 from semblend.integration.probing import can_probe
 from semblend.integration.provider import SemBlendProvider
 from semblend.integration.refusals import Refusal, UnsupportedEngineError
+from semblend.integration.rotary import proven_table
 from semblend.integration.running_mode import RunningMode
 from semblend.integration.scheduler.setup import may_load, standing_for
 from semblend.integration.sentence_ends import boundaries_of
@@ -21,7 +22,6 @@ from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.pass_proof import proven
 from semblend.integration.sglang.passes import RegionPasses
 from semblend.integration.sglang.radix_cache import SemBlendRadixCache
-from semblend.integration.sglang.rotary import table_from_model
 from semblend.integration.sglang.scheduler_side import SchedulerSide
 from semblend.integration.sglang.stats import backend_stats
 from semblend.integration.sglang.support import (
@@ -94,7 +94,7 @@ def _side(context: Any, options: BackendOptions, cache: SemBlendRadixCache) -> S
         pool, table = KvPool(runner), standing.depth_table
         copies = PoolCopies(
             pool.slots,
-            table_from_model(runner.model),
+            proven_table(runner.model),
             drift=None if table is None else read_table(table),
             stream=pool.stream,
         )
