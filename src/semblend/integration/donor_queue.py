@@ -81,12 +81,13 @@ class DonorQueue:
 
         `last_slot`, int [], is where the tree holds the K/V of the last token.
         """
+        if request.is_capture_decided:
+            return False
         skip = skip_reason(request, self._rules, pending=self.waiting)
         if skip == QUEUE_FULL:  # it may be asked for again
             self._stats.count("donors_skipped")
             return False
-        if not request.decide_capture():
-            return False
+        request.decide_capture()
         if skip is not None:
             self._audit.event("donor_registration_skipped", request.request_id, reason=skip)
             return False
