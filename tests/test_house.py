@@ -110,10 +110,7 @@ def test_every_module_says_what_it_is_for():
         assert len(docstring or "") > 10, name
 
 
-FOR_TESTS_ALONE = {
-    "options_table_markdown": "what tests compare the tables in docs with",
-    "_CLASSES": "what the type checker compares with the engine's interface",
-}
+FOR_TESTS_ALONE = {"options_table": "what tests compare the tables in docs with"}
 
 
 def top_level_names(tree):
@@ -168,7 +165,7 @@ FILE = re.compile(
 
 
 def is_there(dotted):
-    """Whether a module, or a name in one, is there: `engine.support`, `kv.rotary.RotarySpec`."""
+    """Whether a module, or a name in one, is there: `engine.support`, `kv.layout.by_slot`."""
     place = SOURCE / "semblend"
     for part, *rest in (dotted.split(".")[at:] for at in range(dotted.count(".") + 1)):
         if (place / part).is_dir():

@@ -29,7 +29,8 @@ import triton  # type: ignore[import-untyped,import-not-found,unused-ignore]
 from semblend.kv import triton_copy
 from semblend.kv.layout import by_slot
 from semblend.kv.paged_kv import PagedKv
-from semblend.kv.rotary import Pairing, RotarySpec, RotaryTable
+from semblend.kv.rotary_spec import Pairing, RotarySpec
+from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.span_batch import flat_batch
 from semblend.kv.transfer import PagedLayout, SpanCopy, copy_spans
 

@@ -29,7 +29,8 @@ from semblend.kv.depth_drift import DepthDrift
 from semblend.kv.layerwise import ALL_DIRECT, DIRECT_SHARE, LayerwiseLoad
 from semblend.kv.paged_kv import PagedKv
 from semblend.kv.pinned_arena import PinnedArena
-from semblend.kv.rotary import Pairing, RotarySpec, RotaryTable
+from semblend.kv.rotary_spec import Pairing, RotarySpec
+from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.span_batch import CopyBatch, CopyRuns
 from semblend.kv.transfer import copy_spans
 

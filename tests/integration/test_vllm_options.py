@@ -12,7 +12,8 @@ import yaml
 from semblend.core.errors import SettingsError
 from semblend.core.settings import EmbedderKind
 from semblend.integration.modes import Mode
-from semblend.integration.vllm.options import ConnectorOptions, options_table_markdown
+from semblend.integration.option_values import options_table
+from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.versions import judge
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +21,9 @@ EXAMPLES = sorted((ROOT / "examples" / "vllm").glob("*.json"))
 
 
 def test_every_key_is_documented_as_it_is():
-    assert options_table_markdown() in (ROOT / "docs" / "vllm.md").read_text(encoding="utf-8")
+    assert options_table(ConnectorOptions) in (ROOT / "docs" / "vllm.md").read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -10,7 +10,8 @@ import torch
 
 from semblend.kv.depth_drift import DepthDrift
 from semblend.kv.paged_kv import PagedKv
-from semblend.kv.rotary import Pairing, RotarySpec, RotaryTable
+from semblend.kv.rotary_spec import Pairing, RotarySpec
+from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.span_batch import CopyBatch, CopyRuns
 from tests.oracles.rotary_float64 import copy_token_by_token, shift_token_by_token
 

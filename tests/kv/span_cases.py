@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from semblend.kv.rotary import Pairing, RotarySpec, RotaryTable
+from semblend.kv.rotary_spec import Pairing, RotarySpec
+from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.transfer import PagedLayout, SpanCopy
 
 LIMITS = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3.2e-2}

@@ -7,8 +7,8 @@ import torch
 
 from semblend.core.errors import SerialisationError
 from semblend.kv.depth_drift import DepthDrift, read_table, table_digest
-from semblend.kv.rotary import RotaryTable
 from semblend.kv.rotary_spec import Pairing
+from semblend.kv.rotary_table import RotaryTable
 
 LAYERS, HEADS, DIM = 3, 2, 8
 

@@ -9,7 +9,8 @@ BLOCKED = """
 import sys
 for name in ("xxhash", "pydantic", "rapidfuzz", "transformers", "triton", "safetensors"):
     sys.modules[name] = None
-import semblend.kv.rotary, semblend.kv.transfer
+import semblend.kv.rotary_self_test, semblend.kv.rotary_spec, semblend.kv.rotary_table
+import semblend.kv.transfer
 from semblend.core.errors import MissingExtraError
 try:
     import semblend.kv.triton_kernels

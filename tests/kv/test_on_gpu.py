@@ -10,7 +10,9 @@ from semblend.kv.layerwise import ALL_DIRECT, LayerwiseLoad
 from semblend.kv.layout import by_slot
 from semblend.kv.paged_kv import PagedKv
 from semblend.kv.pinned_arena import PinnedArena
-from semblend.kv.rotary import Pairing, RotarySpec, RotaryTable, self_test
+from semblend.kv.rotary_self_test import self_test
+from semblend.kv.rotary_spec import Pairing, RotarySpec
+from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.tiers import DiskTier, MemoryTier, TierStack
 from semblend.kv.transfer import SpanCopy, copy_spans
 from tests.kv.layout_cases import contents, layout_case

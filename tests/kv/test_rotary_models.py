@@ -9,13 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from semblend.core.errors import UnsupportedRotaryError
-from semblend.kv.rotary import (
-    Pairing,
-    RotarySpec,
-    RotaryTable,
-    self_test,
-    self_test_rotation,
-)
+from semblend.kv.rotary_self_test import self_test, self_test_rotation
+from semblend.kv.rotary_spec import Pairing, RotarySpec
+from semblend.kv.rotary_table import RotaryTable
 from tests.kv.models import FAMILIES, GPTJ, POSITIONS, Family, apply_rotary, rotary_module
 
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

@@ -8,7 +8,8 @@ import pytest
 from transformers import AutoConfig
 
 from semblend.core.errors import UnsupportedRotaryError
-from semblend.kv.rotary import Pairing, RotaryKind, RotarySpec, RotaryTable
+from semblend.kv.rotary_spec import Pairing, RotaryKind, RotarySpec
+from semblend.kv.rotary_table import RotaryTable
 from tests.kv.models import FAMILIES, LINEAR, LLAMA3, YARN
 
 BASE = {

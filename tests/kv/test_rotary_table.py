@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semblend.core.errors import PlanError, UnsupportedRotaryError
-from semblend.kv.rotary import Pairing, RotarySpec, RotaryTable
+from semblend.kv.rotary_spec import Pairing, RotarySpec
+from semblend.kv.rotary_table import RotaryTable
 from tests.oracles.rotary_float64 import place
 
 ROWS = 600

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from semblend.core.errors import PlanError
 from semblend.kv.layout import by_slot
-from semblend.kv.rotary import Pairing, RotarySpec, RotaryTable
+from semblend.kv.rotary_spec import Pairing, RotarySpec
+from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.transfer import PagedLayout, SpanCopy, copy_spans
 from tests.kv.span_cases import LIMITS, SpanCase, make_case
 from tests.oracles.rotary_float64 import copy_token_by_token

@@ -20,7 +20,7 @@ from semblend.kv.depth_drift import is_shifted
 from semblend.kv.layerwise import layer_chunks
 from semblend.kv.layout import by_slot
 from semblend.kv.paged_kv import PagedKv
-from semblend.kv.rotary import Pairing
+from semblend.kv.rotary_spec import Pairing
 from semblend.kv.span_batch import flat_batch
 from semblend.kv.transfer import copy_spans
 from tests.kv.layout_cases import LayoutCase, contents, layout_case

@@ -23,7 +23,7 @@ from semblend.engine.pool import PagedPool
 from semblend.kv.checking import Checking
 from semblend.kv.depth_drift import DepthDrift
 from semblend.kv.layerwise import LayerwiseLoad
-from semblend.kv.rotary import RotaryTable
+from semblend.kv.rotary_table import RotaryTable
 
 
 class PendingLoad:

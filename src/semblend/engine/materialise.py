@@ -18,7 +18,7 @@ from semblend.kv.depth_drift import DepthDrift
 from semblend.kv.donor_pieces import DonorKv, DonorRun, add_runs, extent
 from semblend.kv.layerwise import Check, LayerwiseLoad
 from semblend.kv.layout import by_slot
-from semblend.kv.rotary import RotaryTable
+from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.span_batch import CopyRuns
 from semblend.kv.transfer import copy_spans
 

@@ -16,7 +16,9 @@ from semblend.engine.batch import SegmentBatch
 from semblend.engine.pool import KvShape
 from semblend.engine.support import check_supported
 from semblend.kv.fingerprint import tokenizer_fingerprint, weights_fingerprint
-from semblend.kv.rotary import RotarySpec, RotaryTable, self_test
+from semblend.kv.rotary_self_test import self_test
+from semblend.kv.rotary_spec import RotarySpec
+from semblend.kv.rotary_table import RotaryTable
 
 if TYPE_CHECKING:
     from semblend.engine.cuda_pass import CudaPasses

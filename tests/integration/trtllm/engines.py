@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from semblend.integration.trtllm.ladder_client import LadderAnswer, LadderLLM
+from semblend.integration.desk_climb import LadderAnswer
+from semblend.integration.trtllm.ladder_client import LadderLLM
 from semblend.integration.trtllm.options import VARIABLE
 from tests.integration.models import folder_of, plain_model
 from tests.integration.trtllm.executor import Executor, SimulatedLLM
@@ -104,7 +105,7 @@ class Engine:
 
     @property
     def ledger(self) -> Any:
-        return self.scheduler.side.provider.pipeline.ledger
+        return self.scheduler.side.planner.pipeline.ledger
 
     def records(self, name: str | None = None) -> list[dict[str, Any]]:
         """The audit stream so far."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from semblend.core.plan import Plan, Span, SpanKind
-from semblend.integration.trtllm.metadata import CaptureCommand, ConnectorMeta, LoadCommand
+from semblend.core.plan import Span, SpanKind
+from semblend.integration.scheduler.orders import CaptureCommand, LoadCommand
+from semblend.integration.trtllm.metadata import ConnectorMeta
 from semblend.integration.trtllm.pool_view import PoolView
-from semblend.integration.trtllm.semantic_plan import dispatched
-from semblend.integration.trtllm.worker_side import WorkerSide
+from semblend.integration.trtllm.worker_side import TrtWorkerSide
 from semblend.kv.rotary_spec import RotarySpec
 from semblend.kv.rotary_table import RotaryTable
 from tests.integration.models import joined, random_tokens
@@ -41,7 +41,7 @@ class Rank:
         inner = HEADS * BLOCK * DIM
         self.pool = torch.randn(64, LAYERS, 2, inner).to(device=device, dtype=dtype)
         self.reports = []
-        self.side = WorkerSide(host_donor_bytes=64 << 20, tell=self.reports.append)
+        self.side = TrtWorkerSide(host_donor_bytes=64 << 20, tell=self.reports.append)
         self.view = PoolView(self.pool, block_size=BLOCK, head_dim=DIM)
         self.side.register(self.view, TABLE)
         self.stream = torch.cuda.Stream() if device == "cuda" else None
@@ -60,14 +60,14 @@ class Rank:
 
     def settle(self) -> None:
         self.side.wait()
+        self.side.finished([], [])
         if self.stream is not None:
             torch.cuda.synchronize()
 
 
 def capture(tokens, blocks, number=1):
     return CaptureCommand(
-        capture_id=number,
-        request_id=number,
+        request_id=str(number),
         donor_id=f"d{number}",
         block_ids=tuple(blocks),
         tokens=tokens,
@@ -75,27 +75,18 @@ def capture(tokens, blocks, number=1):
     )
 
 
-def load(tokens, spans, blocks, *, start, end, asynchronous=False):
-    plan = Plan(namespace="n", prompt_tokens=len(tokens), spans=spans, end=end, exact_tokens=start)
-    return LoadCommand(
-        load_id=9,
-        request_id=9,
+def loading(tokens, spans, blocks, *, start, end, asynchronous=False):
+    command = LoadCommand(
+        request_id="9",
         block_ids=tuple(blocks),
         start=start,
         end=end,
-        spans=spans,
-        tokens=tokens[:end],
-        plan=dispatched(
-            plan,
-            request_id="9",
-            namespace="n",
-            block_ids=blocks,
-            block_size=BLOCK,
-            layers=LAYERS,
-            request_local=True,
-        ),
-        asynchronous=asynchronous,
+        copies=spans,
+        holes=(),
+        tokens=tokens,
     )
+    parked = {"9"} if asynchronous else set()
+    return ConnectorMeta(loads=[command], parked=parked, private={"9"})
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -112,7 +103,7 @@ def test_kv_goes_out_and_comes_back_rotated(device, dtype, asynchronous):
 
     rank.step(ConnectorMeta(captures=[capture(donor, donor_blocks)]), forward)
     rank.settle()
-    assert rank.reports[0].captures == {1: None}
+    assert rank.reports[0].captured == {"d1": 1}
     kept = rank.view.read(donor_blocks, 0, 700)
     # Other requests overwrite the donor's blocks: what was kept must not change.
     rank.pool[:44] = 0
@@ -120,13 +111,9 @@ def test_kv_goes_out_and_comes_back_rotated(device, dtype, asynchronous):
     span = Span(donor_id="d1", donor_start=100, target_start=32, length=320, kind=SpanKind.MOVED)
     blocks = list(range(50, 64)) + list(range(20, 30))
     before = rank.pool.clone()
-    rank.step(
-        ConnectorMeta(
-            loads=[load(target, (span,), blocks, start=32, end=352, asynchronous=asynchronous)]
-        )
-    )
+    rank.step(loading(target, (span,), blocks, start=32, end=352, asynchronous=asynchronous))
     rank.settle()
-    assert rank.reports[1].loads == {9: None}
+    assert rank.reports[1].loaded == {"9": 1}
     found = rank.view.read(blocks, 32, 352)
     source, goal = torch.arange(100, 420), torch.arange(32, 352)
     expected = TABLE.rerotate(kept[:, 0, 100:420].cpu(), source, goal)
@@ -153,9 +140,7 @@ def test_the_next_forward_sees_what_was_loaded(device):
     def forward():
         seen.append(rank.view.read(range(30, 50), 0, 304))
 
-    rank.step(
-        ConnectorMeta(loads=[load(donor, (span,), list(range(30, 50)), start=0, end=304)]), forward
-    )
+    rank.step(loading(donor, (span,), list(range(30, 50)), start=0, end=304), forward)
     rank.settle()
     assert torch.equal(seen[0], expected)
     rank.side.close()

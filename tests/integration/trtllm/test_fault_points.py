@@ -2,7 +2,7 @@
 
 The simulated executor over a real pool and a real model. A donor is kept, then reused by a
 ladder, the only way approximate K/V is loaded here; a fault is planted in one of the two
-phases. Donors lie in the ranks' host memory, so tiers and disks are no boundaries.
+phases. Donors lie in the ranks' host memory, so disks are no boundaries.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from semblend.core.faults import FaultPoint, planted
 from semblend.core.outcomes import DeclineReason, Outcome
-from semblend.integration.trtllm.worker_side import LoadFailedError, WorkerSide
+from semblend.integration.trtllm.worker_side import LoadFailedError, TrtWorkerSide
 from tests.integration.models import joined, random_tokens
 from tests.integration.trtllm.engines import cold
 from tests.integration.trtllm.generations import GENERATIONS
@@ -32,9 +32,6 @@ EXACT = joined(DONOR, random_tokens(30, seed=45))
 _HOST = "donors lie in the ranks' host memory alone"
 _FLEET = "fleet's, as with the embedded engine"
 NO_SUCH_BOUNDARY = {
-    FaultPoint.TIER_READ: _HOST,
-    FaultPoint.TIER_WRITE: _HOST,
-    FaultPoint.CHECKSUM: "K/V that never leaves a rank's memory has none",
     FaultPoint.DISK_READ: _HOST,
     FaultPoint.DISK_FULL: _HOST,
     FaultPoint.SLOW_DISK: _HOST,
@@ -52,7 +49,15 @@ CASES = [
     Case(point=FaultPoint.KILLED_WORKER, phase=KEEPING, reason=DeclineReason.NO_MATCH),
     Case(point=FaultPoint.INDEX_READ, phase=REUSING, reason=DeclineReason.INTERNAL_ERROR),
     Case(point=FaultPoint.PLAN, phase=REUSING, reason=DeclineReason.INTERNAL_ERROR),
-    Case(point=FaultPoint.LEASE, phase=REUSING, reason=FAILED),
+    Case(point=FaultPoint.LEASE, phase=REUSING, reason=DeclineReason.DONOR_GONE),
+    Case(
+        point=FaultPoint.CHECKSUM,
+        phase=REUSING,
+        reason=DeclineReason.DONOR_GONE,
+        times=":1:1",  # the cold request that follows becomes a donor, with checksums of its own
+    ),
+    Case(point=FaultPoint.TIER_READ, phase=REUSING, reason=DeclineReason.DONOR_GONE),
+    Case(point=FaultPoint.TIER_WRITE, phase=KEEPING, reason=DeclineReason.NO_MATCH),
     Case(point=FaultPoint.ALLOCATION, phase=REUSING, reason=FAILED),
     Case(point=FaultPoint.COPY, phase=REUSING, reason=FAILED),
     Case(point=FaultPoint.CLOCK, phase=REUSING, reason=None),
@@ -70,18 +75,18 @@ def assert_whole(engine):
     engine.settle()
     side = engine.scheduler.side
     assert engine.executor.blocks.users == 0, "every block was given back"
-    assert not side.states
-    assert not side._loads
-    assert not side._captures.pending
-    assert not side._captures.budget._pins
-    assert len(side._ladders) == 0
+    assert not side.shared.requests
+    assert not side.relied_on
+    assert not side.shared._captures._pending
+    assert not side.room.budget._pins
+    assert len(side.ladders) == 0
     assert engine.ledger.totals().open_requests == 0
     engine.run(random_tokens(20, seed=49))  # ranks hear of dropped donors with the next step
-    donors = side.provider.pipeline.stats().donors
-    assert donors == len(side._captures.budget)
+    donors = side.planner.pipeline.stats().donors
+    assert donors == len(side.room.budget)
     for worker in engine.workers:
-        assert len(worker.side.donors) == donors
-        assert worker.side.donors.used_bytes == side._captures.budget.used_bytes
+        assert len(worker.side.parts.donors) == donors
+        assert worker.side.parts.donors.tiers.memory[0].used_bytes == side.room.budget.used_bytes
 
 
 @pytest.mark.parametrize("generation", GENERATIONS.values(), ids=lambda one: one.name)
@@ -161,7 +166,7 @@ def test_an_exact_prefix_that_cannot_be_loaded_is_never_answered_wrongly(make, p
     engine.scheduler.side.settle()
     totals = engine.ledger.totals()
     assert totals.tokens[Outcome.MATERIALISED] == 0
-    assert totals.reasons[FAILED] == 1
+    assert totals.reasons[DeclineReason.DONOR_GONE if point == "lease" else FAILED] == 1
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["at_once", "parked"])
@@ -185,7 +190,7 @@ def test_an_answer_that_breaks_something_stops_no_step(make, monkeypatch):
     engine.run(DONOR)
     engine.executor.blocks.forget_cached()
     side = engine.scheduler.side
-    for part, name in ((side._captures, "settle"), (side._captures, "unpin")):
+    for part, name in ((side.shared._captures, "settle"), (side.room, "unpin")):
         with monkeypatch.context() as broken:
             broken.setattr(part, name, lambda *_: 1 / 0)
             request = engine.run(EXACT)
@@ -197,29 +202,31 @@ def test_an_answer_that_breaks_something_stops_no_step(make, monkeypatch):
 def test_a_request_that_is_asked_about_anew_is_settled_once(make, monkeypatch):
     """Its first allocation was destroyed: what was loaded into it is not what is reused."""
     engine = make(options={"async_load_tokens": 64})
-    door, load = threading.Event(), WorkerSide._load
+    door, load = threading.Event(), TrtWorkerSide._copy
 
     def waiting(self, command):
         assert door.wait(30)
         load(self, command)
 
-    monkeypatch.setattr(WorkerSide, "_load", waiting)
+    monkeypatch.setattr(TrtWorkerSide, "_copy", waiting)
     engine.run(DONOR)
     engine.executor.blocks.forget_cached()
     side, before = engine.scheduler.side, engine.ledger.totals()
     request = engine.executor.submit(EXACT)
     engine.executor.step()
-    first = side.states[request.request_id]
-    assert side._loads, "a load is on its way"
+    first = side.shared.requests[str(request.request_id)]
+    assert side.relied_on, "a load is on its way"
     assert side.matched_tokens(request, 0)[0] == first.claim.end
-    assert side.states[request.request_id].account is first.account
+    (second,) = side.shared.requests.values()
+    assert second is not first
+    assert second.account is first.account
     door.set()
     for worker in engine.workers:
         worker.side.wait()
         worker.side.finished([], [])
     side.settle()
     assert not first.account.is_settled, "the ranks' answer is about blocks that are gone"
-    side.request_finished(request, [])
+    side.request_finished(request)
     after = engine.ledger.totals()
     assert after.open_requests == 0
     assert after.tokens[Outcome.MATERIALISED] == before.tokens[Outcome.MATERIALISED]

@@ -42,7 +42,7 @@ def test_donors_are_announced_and_their_tenant_is_in_their_namespace(make, fleet
     engine = make()
     assert asked == [("nats://nats.example:4222", "semantic-kv-events")]
     assert engine.records("contract_event_published")[0]["kind"] == "provider_generation_reset"
-    namespace = engine.scheduler.side.setup.namespace
+    namespace = engine.scheduler.side.setup.scheduler.namespace
     assert (namespace.tenant, namespace.template) == ("acme", "rag-v1")
     engine.run(random_tokens(200, seed=1))
     donor_id = engine.records("donor_registered")[0]["donor_id"]

@@ -80,7 +80,7 @@ def test_a_ladder_publishes_nothing_a_user_could_find(make):
     prompt = joined(random_tokens(32, seed=3), FIRST, random_tokens(9, seed=4))
     answer = climbed(engine, prompt, cache_salt="alice")
     assert answer.report["reused_tokens"] > 0
-    donors = engine.scheduler.side.provider.pipeline.stats().donors
+    donors = engine.scheduler.side.planner.pipeline.stats().donors
     for salt in ("alice", None):
         engine.executor.trace.clear()
         request = engine.run(prompt, cache_salt=salt)
@@ -88,7 +88,7 @@ def test_a_ladder_publishes_nothing_a_user_could_find(make):
         torch.testing.assert_close(
             torch.stack(request.logits), torch.stack(cold("llama", prompt).logits)
         )
-    after = engine.scheduler.side.provider.pipeline.stats().donors
+    after = engine.scheduler.side.planner.pipeline.stats().donors
     assert after == donors + 2, "the two plain requests became donors, the ladder did not"
 
 
@@ -172,7 +172,7 @@ def test_many_ladders_climb_at_once(make):
     for one, many in zip(alone, asyncio.run(together()), strict=True):
         assert many.report["reused_tokens"] == one.report["reused_tokens"] > 200
         assert many.output.token_ids == one.output.token_ids
-    assert len(engine.scheduler.side._ladders) == 0
+    assert len(engine.scheduler.side.ladders) == 0
 
 
 def test_no_ladder_is_planned_where_the_engine_keeps_no_blocks(make):

@@ -19,15 +19,16 @@ from semblend.cli.main import app
 from semblend.core.errors import PlanError, SettingsError, UnsupportedModelError
 from semblend.core.namespace import Namespace
 from semblend.core.settings import Settings
+from semblend.integration.isolation import by_salt
+from semblend.integration.modes import Mode
 from semblend.integration.option_values import options_table
-from semblend.integration.scheduler.planner import Offer
+from semblend.integration.scheduler.donor_budget import DonorBudget
+from semblend.integration.scheduler.planner import Offer, Planner
 from semblend.integration.trtllm import namespaces
-from semblend.integration.trtllm.donor_budget import DonorBudget
 from semblend.integration.trtllm.engine_facts import EngineFacts
 from semblend.integration.trtllm.launcher import CONNECTOR, chooses_manager, prepare
 from semblend.integration.trtllm.options import ConnectorOptions
 from semblend.integration.trtllm.pool_view import PoolView
-from semblend.integration.trtllm.provider import SemBlendKvProvider
 from semblend.integration.trtllm.semantic_plan import (
     AttentionMode,
     EngineExecution,
@@ -36,6 +37,7 @@ from semblend.integration.trtllm.semantic_plan import (
     SemanticKvLookupRequest,
     SemanticKvPlan,
     SemanticKvSegment,
+    lookup,
 )
 from semblend.integration.trtllm.support import engine_refusals, request_refusal
 from semblend.integration.worker.donors import segment_keys
@@ -235,7 +237,7 @@ def test_several_layer_groups_mean_discovery_and_not_a_failed_start(make):
         engine.executor.blocks.forget_cached()
     assert not engine.records("plan_dispatched")
     assert engine.records("donor_registered")
-    assert not scheduler.side.states
+    assert not scheduler.side.shared.requests
 
 
 @pytest.mark.parametrize(
@@ -333,7 +335,7 @@ def test_dispatched_plans_say_where_their_kv_may_go(make):
     assert (exact["kind"], exact["publication_policy"]) == ("exact_prefix", "exact_cache")
     assert exact["plan"]["segments"][0]["target_positions"] == [0, 192]
     assert len(exact["plan"]["segments"][0]["target_block_ids"]) == 192 // BLOCK
-    layers = engine.workers[0].side.view.layers
+    layers = engine.workers[0].side.parts.view.layer_count
     assert exact["plan"]["segments"][0]["layer_recompute_mask"] == [False] * layers
     assert exact["plan"]["engine_execution"]["recompute_boundary_layer"] == 0
     import asyncio
@@ -344,26 +346,27 @@ def test_dispatched_plans_say_where_their_kv_may_go(make):
     assert {one["publication_policy"] for one in rungs} == {"request_local"}
 
 
-def test_the_provider_answers_with_a_plan_whatever_it_finds():
+def test_a_lookup_answers_with_a_plan_whatever_it_finds():
     settings = Settings(embedder="none", allow_uncertified=True, recompute_policy="none")
-    provider = SemBlendKvProvider(Namespace.of(model="m"), settings, block_size=16)
+    planner = Planner(settings=settings, mode=Mode.EXACT_PREFIX, block_size=16)
+    engine = Namespace.of(model="m")
     document = random_tokens(300, seed=1)
-    namespace = provider.namespace_of("alice")
+    namespace = namespaces.of_request(engine, by_salt("alice"))
     offer = Offer(donor_id="7", request_id="7", tokens=document, namespace=namespace, blocks=19)
-    assert provider.planner.offer(offer)
-    assert not provider.planner.offer(replace(offer, donor_id="8")), "the same content once"
-    assert provider.planner.stored("7") is offer
-    assert provider.planner.register(offer)
+    assert planner.offer(offer)
+    assert not planner.offer(replace(offer, donor_id="8")), "the same content once"
+    assert planner.stored("7") is offer
+    assert planner.register(offer)
     tokens = tuple(joined(random_tokens(40, seed=2), document, [5]).tolist())
     asked = SemanticKvLookupRequest(request_id="9", tokens=tokens, cache_salt="alice")
-    found = provider.lookup(asked)
+    found = lookup(planner, engine, asked)
     assert found.found
     assert found.plan.kind is PlanKind.REQUEST_LOCAL_SEGMENTED
     assert found.plan.requires_rope_correction
-    other = provider.lookup(SemanticKvLookupRequest(request_id="9", tokens=tokens))
+    other = lookup(planner, engine, SemanticKvLookupRequest(request_id="9", tokens=tokens))
     assert not other.found
     assert other.rejection_reason == "no_match"
-    provider.close()
+    planner.close()
 
 
 # -- budget and pool ---------------------------------------------------------------------
@@ -427,12 +430,12 @@ def test_what_is_copied_in_is_read_and_nothing_else_changes():
     copy = SpanCopy(
         source=kv,
         source_slots=np.arange(16),
-        target_slots=view.slots([-1, 4, 1], 8, 24)[8:],
+        target_slots=view.host_slots([-1, 4, 1], 8, 24),
         source_start=8,
         target_start=8,
     )
     rows = torch.arange(24)[:, None] * torch.tensor([1.0, 0.1])
-    copy_spans(view.paged, [copy], RotaryTable(cos=rows.cos(), sin=rows.sin()))
+    copy_spans(view.destination, [copy], RotaryTable(cos=rows.cos(), sin=rows.sin()))
     assert torch.equal(view.read([4, 1], 0, 16), kv)
     assert pool[[0, 2, 3, 5]].abs().max() == 0
 
@@ -441,7 +444,7 @@ def test_what_is_copied_in_is_read_and_nothing_else_changes():
 def test_positions_without_a_page_have_no_slots(blocks, start):
     view = PoolView(torch.zeros(6, 2, 2, 96), block_size=8, head_dim=4)
     with pytest.raises(PlanError, match="pool"):
-        view.slots(blocks, start, 16)
+        view.host_slots(blocks, start, 16)
 
 
 @pytest.mark.parametrize("blocks", [[-1, 2], [99]])
@@ -592,3 +595,15 @@ def test_sembench_reads_the_audit_stream(make):
     assert summary.materialized_tokens == 192
     assert summary.rope_corrections == 0
     assert summary.load_advertisements == 1
+
+
+def test_what_was_saved_is_read_from_the_audit_stream(make):
+    engine = make()
+    document = random_tokens(200, seed=1)
+    for tail in (2, 3):
+        engine.run(joined(document, random_tokens(20, seed=tail)))
+        engine.executor.blocks.forget_cached()
+    engine.scheduler.side.audit.flush()
+    asked = ["report", str(engine.audit_path), "--prefill-us-per-token", "10", "--json"]
+    found = json.loads(CliRunner().invoke(app, asked).stdout)
+    assert (found["total"]["requests"], found["total"]["reused_tokens"]) == (2, 192)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 import torch
 
-from semblend.integration.trtllm.agreement import Agreement
+from semblend.integration.scheduler.orders import CaptureCommand, WorkerReport
 from semblend.integration.trtllm.metadata import ConnectorMeta
-from semblend.integration.trtllm.worker_side import WorkerSide
+from semblend.integration.trtllm.worker_side import TrtWorkerSide
+from semblend.integration.worker.agreement import Agreement
+from semblend.integration.worker.captures import CaptureThread
 from tests.integration.models import joined, random_tokens
 from tests.integration.trtllm.engines import BLOCK, cold
 
@@ -44,20 +47,22 @@ def test_a_ladder_climbs_on_two_ranks(make):
 
 def test_a_donor_one_rank_could_not_keep_is_found_by_nobody(make, monkeypatch):
     engine = make(ranks=2)
-    real = WorkerSide._capture
+    real = CaptureThread._store
 
-    def failing(self, command):
-        if self is engine.workers[1].side:
+    def failing(self, job):
+        if self is engine.workers[1].side.parts.captures:
             raise MemoryError
-        return real(self, command)
+        return real(self, job)
 
-    monkeypatch.setattr(WorkerSide, "_capture", failing)
+    monkeypatch.setattr(CaptureThread, "_store", failing)
     engine.run(joined(DOCUMENT, random_tokens(20, seed=2)))
     assert not engine.records("donor_registered")
     assert engine.records("donor_registration_failed")
-    monkeypatch.setattr(WorkerSide, "_capture", real)
+    monkeypatch.setattr(CaptureThread, "_store", real)
     engine.run(random_tokens(80, seed=7))  # its metadata carries the order to let go
-    assert all(len(worker.side.donors) == 1 for worker in engine.workers), "the last one alone"
+    assert all(len(worker.side.parts.donors) == 1 for worker in engine.workers), (
+        "the last one alone"
+    )
 
 
 def test_a_rungs_failure_on_one_rank_throws_the_answer_away(make, monkeypatch):
@@ -65,14 +70,14 @@ def test_a_rungs_failure_on_one_rank_throws_the_answer_away(make, monkeypatch):
     engine.run(joined(random_tokens(24, seed=1), DOCUMENT))
     for pool in engine.executor.paged.pools:
         pool.nan_to_num_(0.0)
-    real = WorkerSide._load
+    real = TrtWorkerSide._copy
 
     def failing(self, command):
         if self is engine.workers[1].side:
             raise MemoryError("host")
         return real(self, command)
 
-    monkeypatch.setattr(WorkerSide, "_load", failing)
+    monkeypatch.setattr(TrtWorkerSide, "_copy", failing)
     prompt = joined(random_tokens(32, seed=3), DOCUMENT, random_tokens(9, seed=4))
     answer = asyncio.run(engine.ladder(prompt))
     assert "MemoryError" in answer.report["failed"]
@@ -89,23 +94,15 @@ def test_ranks_exchange_only_while_something_is_open(make):
 
 
 def test_an_order_counts_when_the_last_rank_has_answered():
-    told = []
-    from semblend.integration.trtllm.metadata import CaptureCommand
-
-    answers: list[dict] = [{}, {}]
-    leader = Agreement(ranks=2, gather=lambda mine: [mine, answers[1]], tell=told.append)
+    others = [WorkerReport()]
+    leader = Agreement(ranks=2, gather=lambda mine: [mine, *others])
     command = CaptureCommand(
-        capture_id=1,
-        request_id=1,
-        donor_id="d",
-        block_ids=(0,),
-        tokens=random_tokens(4, 1),
-        share_key=b"",
+        request_id="1", donor_id="d", block_ids=(0,), tokens=random_tokens(4, 1), share_key=b""
     )
     leader.expect(ConnectorMeta(captures=[command]))
-    leader.answer(("capture", 1))
-    leader.exchange()
-    assert not told
-    answers[1] = {("capture", 1): "no room"}
-    leader.exchange()
-    assert told[0].captures == {1: "no room"}
+    kept = WorkerReport(captured=Counter(d=1), answered=Counter(d=1))
+    assert leader.exchange(kept).is_empty
+    others[0] = WorkerReport(rejected={"d": "no room"}, answered=Counter(d=1))
+    agreed = leader.exchange(WorkerReport())
+    assert (agreed.rejected, agreed.answered["d"]) == ({"d": "no room"}, 2)
+    assert not leader.is_open

@@ -68,14 +68,14 @@ def test_random_traffic_ends_in_cold_answers_and_an_empty_house(make, seed, gene
     assert climbs, "some of this traffic can be reused"
     side = engine.scheduler.side
     assert executor.blocks.users == 0
-    assert not side.states
-    assert not side._loads
-    assert len(side._ladders) == 0
-    budget = side._captures.budget
+    assert not side.shared.requests
+    assert not side.relied_on
+    assert len(side.ladders) == 0
+    budget = side.room.budget
     assert not any(budget.is_pinned(donor) for donor in budget._donors)
     engine.run(random_tokens(40, seed=9))  # its metadata carries the last orders to let go
     for worker in engine.workers:
-        assert worker.side.donors.used_bytes == budget.used_bytes
+        assert worker.side.parts.donors.tiers.memory[0].used_bytes == budget.used_bytes
     materialised = [one for one in engine.records("materialized") if one["materialized"]]
     total = sum(one["materialized_tokens"] for one in materialised)
     assert engine.ledger.totals().tokens["materialised"] == total

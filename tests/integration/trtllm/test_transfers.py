@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from semblend.core.errors import CapacityError
 from semblend.core.faults import planted
-from semblend.integration.trtllm.worker_side import LoadFailedError, WorkerSide
+from semblend.integration.trtllm.worker_side import LoadFailedError, TrtWorkerSide
+from semblend.integration.worker.captures import CaptureThread
+from semblend.kv.segments import Segment, SegmentKey
 from tests.integration.models import joined, random_tokens
 from tests.integration.trtllm.engines import BLOCK, cold
 
@@ -18,25 +23,30 @@ SECOND = joined(DOCUMENT, random_tokens(30, seed=3))
 LOADED = 300 // BLOCK * BLOCK
 
 
+LOADS = (TrtWorkerSide, "_copy")
+CAPTURES = (CaptureThread, "_store")
+
+
 @pytest.fixture
 def gate(monkeypatch):
     """Copies of the given kind wait until the gate is opened."""
-    doors = {}
+    doors = []
 
-    def closed(method):
+    def closed(kind):
+        owner, method = kind
         door = threading.Event()
-        real = getattr(WorkerSide, method)
+        real = getattr(owner, method)
 
-        def waiting(self, command):
+        def waiting(self, order):
             assert door.wait(30)
-            return real(self, command)
+            return real(self, order)
 
-        monkeypatch.setattr(WorkerSide, method, waiting)
-        doors[method] = door
+        monkeypatch.setattr(owner, method, waiting)
+        doors.append(door)
         return door
 
     yield closed
-    for door in doors.values():
+    for door in doors:
         door.set()
 
 
@@ -49,7 +59,7 @@ def prepared(make, **options):
 
 def test_a_large_load_parks_its_request_and_others_go_on(make, gate):
     engine = prepared(make, async_load_tokens=64)
-    door = gate("_load")
+    door = gate(LOADS)
     parked = engine.executor.submit(SECOND)
     other = engine.executor.submit(random_tokens(50, seed=9))
     for _ in range(8):
@@ -68,7 +78,7 @@ def test_a_large_load_parks_its_request_and_others_go_on(make, gate):
 
 def test_an_id_is_kept_until_its_load_is_done_and_said_once(make, gate):
     engine = prepared(make, async_load_tokens=64)
-    door = gate("_load")
+    door = gate(LOADS)
     engine.executor.submit(SECOND)
     engine.executor.step()
     worker = engine.workers[0]
@@ -90,7 +100,7 @@ def test_small_loads_do_not_park(make):
 
 def test_blocks_of_a_finished_request_stay_until_they_are_copied(make, gate):
     engine = make()
-    door = gate("_capture")
+    door = gate(CAPTURES)
     request = engine.executor.run(FIRST, max_new_tokens=1)
     assert request.state == "saving"
     held = engine.executor.blocks.users
@@ -107,7 +117,7 @@ def test_blocks_of_a_finished_request_stay_until_they_are_copied(make, gate):
 
 def test_a_request_cancelled_while_it_is_parked_keeps_its_blocks_until_the_load_is_done(make, gate):
     engine = prepared(make, async_load_tokens=64)
-    door = gate("_load")
+    door = gate(LOADS)
     request = engine.executor.submit(SECOND)
     engine.executor.step()
     engine.executor.cancel(request)
@@ -118,7 +128,7 @@ def test_a_request_cancelled_while_it_is_parked_keeps_its_blocks_until_the_load_
     engine.settle()
     assert request.request_id in engine.executor.finished
     assert engine.executor.blocks.users == 0
-    assert not engine.scheduler.side._loads
+    assert not engine.scheduler.side.relied_on
     engine.run(SECOND)  # and the engine goes on
 
 
@@ -156,10 +166,11 @@ def test_donors_make_room_within_their_bytes_and_stay_whole(make):
     side = engine.workers[0].side
     for seed in range(12):
         engine.run(random_tokens(200, seed=100 + seed))
-        assert side.donors.used_bytes <= 2 << 20
-        budget = engine.scheduler.side._captures.budget
-        assert budget.used_bytes == side.donors.used_bytes, "the leader counts as the ranks do"
-    kept = engine.scheduler.side.provider.pipeline.stats().donors
+        held = side.parts.donors.tiers.memory[0]
+        assert held.used_bytes <= 2 << 20
+        budget = engine.scheduler.side.room.budget
+        assert budget.used_bytes == held.used_bytes, "the leader counts as the ranks do"
+    kept = engine.scheduler.side.planner.pipeline.stats().donors
     assert 0 < kept < 12
     engine.executor.blocks.forget_cached()
     newest = random_tokens(200, seed=111)
@@ -172,12 +183,12 @@ def test_a_donor_an_offer_relies_on_does_not_make_room(make, gate):
     engine = make(options={"host_donor_bytes": 2 << 20, "async_load_tokens": 16})
     engine.run(FIRST)
     engine.executor.blocks.forget_cached()
-    door = gate("_load")
+    door = gate(LOADS)
     parked = engine.executor.submit(SECOND)
     engine.executor.step()
     for seed in range(8):
         engine.executor.run(random_tokens(300, seed=200 + seed))
-        engine.workers[0].side._captures.wait()
+        engine.workers[0].side.parts.captures.wait()
     door.set()
     engine.settle()
     assert parked.generated == cold("llama", SECOND).generated
@@ -198,7 +209,7 @@ def test_a_failed_capture_is_a_donor_the_less(make):
     assert request.generated == cold("llama", FIRST).generated
     assert engine.records("donor_registration_failed")
     assert engine.executor.blocks.users == 0
-    assert len(engine.scheduler.side._captures.budget) == 0
+    assert len(engine.scheduler.side.room.budget) == 0
     engine.run(FIRST)
     assert len(engine.records("donor_registered")) == 1, "and the next one is kept"
 
@@ -210,7 +221,7 @@ def test_a_request_that_is_asked_about_again_holds_its_donor_once(make):
     request.added = True
     for _ in range(2):
         assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (LOADED, False)
-    budget = engine.scheduler.side._captures.budget
+    budget = engine.scheduler.side.room.budget
     engine.scheduler.request_finished(request, [])
     assert not any(budget.is_pinned(donor) for donor in list(budget._donors))
 
@@ -220,3 +231,63 @@ def test_the_same_prompt_is_kept_once(make):
     for _ in range(3):
         engine.run(FIRST)
     assert len(engine.records("donor_registered")) == 1
+
+
+def test_a_lookup_that_breaks_behind_its_offer_loads_and_counts_nothing(make, monkeypatch):
+    engine = prepared(make)
+    side = engine.scheduler.side
+    with monkeypatch.context() as broken:
+        broken.setattr(side, "_looked_up", lambda *_: 1 / 0)
+        request = engine.run(SECOND)
+    assert request.generated == cold("llama", SECOND).generated
+    assert not engine.records("plan_dispatched")
+    assert engine.ledger.totals().tokens["materialised"] == 0
+    assert not side.relied_on
+    assert not side.room.budget._pins
+
+
+def test_an_offer_that_is_never_allocated_keeps_no_donor(make):
+    engine = prepared(make)
+    request = engine.executor.submit(SECOND)
+    request.added = True
+    scheduler, side = engine.scheduler, engine.scheduler.side
+    assert scheduler.get_num_new_matched_tokens(request, 0) == (LOADED, False)
+    scheduler.build_connector_meta(SimpleNamespace(new_requests=[], cached_requests=[]))
+    assert not scheduler.request_finished(request, [])
+    assert not side.shared.requests
+    assert not side.room.budget._pins
+    assert engine.ledger.totals().reasons["cancelled"] == 1
+
+
+def test_an_offer_that_is_taken_too_late_stops_the_step(make):
+    """Its claim is gone and the engine counts on it: nothing is answered on what is not there."""
+    engine = prepared(make)
+    side = engine.scheduler.side
+    build, orders = side.build_meta, SimpleNamespace(new_requests=[], cached_requests=[])
+    allocated = side.allocated
+
+    def late(request, block_ids):
+        build(orders)
+        allocated(request, block_ids)
+
+    side.allocated = late
+    engine.executor.submit(SECOND)
+    with pytest.raises(LoadFailedError):
+        engine.executor.step()
+    side.settle()
+    assert not side.relied_on
+    assert engine.ledger.totals().tokens["materialised"] == 0
+
+
+def test_no_rank_makes_room_by_itself(make):
+    """A donor that an offer relies on may be anyone's least recently used."""
+    engine = make(options={"host_donor_bytes": 1 << 20})
+    engine.run(FIRST)
+    (tier,) = engine.workers[0].side.parts.donors.tiers.memory
+    room = tier.capacity_bytes - tier.used_bytes
+    kv = torch.zeros(1, 2, room // 8 + 1, 1, 1)
+    tokens = np.arange(kv.shape[2], dtype=np.int32)
+    (key,) = SegmentKey.chain(b"n" * 16, tokens, [0, len(tokens)])
+    with pytest.raises(CapacityError):
+        tier.put(Segment(key=key, kv=kv))
+    assert len(engine.workers[0].side.parts.donors) == 1

@@ -10,7 +10,8 @@ import transformers
 
 from semblend.integration.model_identity import content_fingerprint
 from semblend.kv.depth_drift import DepthDrift, table_digest
-from semblend.kv.rotary import RotarySpec, RotaryTable
+from semblend.kv.rotary_spec import RotarySpec
+from semblend.kv.rotary_table import RotaryTable
 from semblend.planning.certificates import depth_table, file_name
 from tests.certificates import certificate_of, write
 from tests.integration.models import folder_of, joined, random_tokens

@@ -14,6 +14,7 @@ from semblend.integration.audit import AuditStream
 from semblend.integration.scheduler.capture_choice import QUEUE_FULL, skip_reason
 from semblend.integration.scheduler.orders import CaptureCommand, WorkerReport
 from semblend.integration.scheduler.planner import Offer, Planner
+from semblend.integration.scheduler.rank_room import RankRoom
 from semblend.integration.scheduler.request import Request
 from semblend.integration.scheduler.setup import SchedulerSetup
 from semblend.integration.stats import Stats
@@ -42,6 +43,7 @@ class Captures:
         blocks_of: Callable[[str], tuple[int, ...]],
         register: Callable[[Offer], bool],
         share: Callable[[str, TokenArray, bytes], int | None],
+        room: RankRoom,
     ) -> None:
         """Start with nothing pending.
 
@@ -53,6 +55,8 @@ class Captures:
             Makes a donor that every rank has stored available for lookup.
         share
             The fleet-wide name of a donor being captured, if it is shared.
+        room
+            Whether the ranks have room for a donor.
         """
         self._setup = setup
         self._planner = planner
@@ -61,6 +65,7 @@ class Captures:
         self._blocks_of = blocks_of
         self._register = register
         self._share = share
+        self._room = room
         self._serials = itertools.count(1)
         self._pending: dict[str, _Pending] = {}
         self._stopped: str | None = None
@@ -120,6 +125,7 @@ class Captures:
                 pending.ranks_left -= ranks
                 if pending.ranks_left <= 0:
                     del self._pending[donor_id]
+                    self._room.copied(donor_id)
 
     def _order(self, request: Request[Any]) -> CaptureCommand | None:
         skip = self._stopped or skip_reason(
@@ -138,7 +144,7 @@ class Captures:
         if skip is not None:
             if skip == QUEUE_FULL:
                 self._stats.count("captures_skipped")
-            self._audit.event("donor_registration_skipped", request.request_id, reason=skip)
+            self._skipped(request, skip)
             return None
         if not self._may_load:
             # Discovery needs only its tokens; its K/V is not kept.
@@ -150,15 +156,29 @@ class Captures:
         except Exception:
             self._planner.drop(offer.donor_id)
             raise
+        if command is None:
+            self._planner.drop(offer.donor_id)
+            self._skipped(request, "no_capacity")
+            return None
         self._pending[offer.donor_id] = _Pending(request.request_id, self._setup.ranks)
         return command
 
-    def _command(self, offer: Offer) -> CaptureCommand:
+    def _skipped(self, request: Request[Any], reason: str) -> None:
+        self._audit.event("donor_registration_skipped", request.request_id, reason=reason)
+
+    def _command(self, offer: Offer) -> CaptureCommand | None:
+        """The order to keep a prompt; None if the ranks have no room for it."""
         share_key = self._planner.pipeline.share_key(offer.namespace)
+        block_ids = self._blocks_of(offer.request_id)[: offer.blocks]
+        kept, evicted = self._room.admit(offer, share_key)
+        for donor_id in evicted:
+            self._planner.drop(donor_id)
+        if not kept:
+            return None
         return CaptureCommand(
             request_id=offer.request_id,
             donor_id=offer.donor_id,
-            block_ids=self._blocks_of(offer.request_id)[: offer.blocks],
+            block_ids=block_ids,
             tokens=offer.tokens,
             share_key=share_key,
             shared_as=self._share(offer.donor_id, offer.tokens, share_key),

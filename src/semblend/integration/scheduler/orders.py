@@ -152,7 +152,7 @@ class LoadFailure:
     donor_id: str | None = None
 
     @classmethod
-    def by(cls, error: Exception) -> LoadFailure:
+    def by(cls, error: BaseException) -> LoadFailure:
         """A load or pass that raised."""
         reason = DeclineReason.MATERIALISATION_FAILED.value
         return cls(reason=reason, detail=f"{type(error).__name__}: {error}")

@@ -61,6 +61,42 @@ class EngineRequest(Protocol):
         ...
 
 
+class PlainRequest:
+    """A request of an engine that says no more than it is asked: the least a handle can be."""
+
+    __slots__ = ()
+
+    def undo_private(self) -> None:
+        """Nothing was made private."""
+
+    def keep_private(self) -> None:
+        """Nothing was made private."""
+
+    def tell_cached(self, *, exact_tokens: int, reused_tokens: int) -> None:
+        """The engine takes no correction."""
+
+    def samples(self, live: Iterable[Any]) -> int:
+        """Every sample of a prompt is a request of its own."""
+        return 1
+
+    def hints(self) -> dict[str, Any]:
+        """Requests carry nothing for an adapter."""
+        return {}
+
+    @property
+    def ended_normally(self) -> bool:
+        """Not known: no answer is computed again."""
+        return False
+
+    @property
+    def output_tokens(self) -> Sequence[int]:
+        """Not known."""
+        return ()
+
+    def free_blocks(self) -> None:
+        """The engine frees them itself."""
+
+
 EngineHandle = TypeVar("EngineHandle", bound=EngineRequest, covariant=True)
 Native = TypeVar("Native", contravariant=True)
 

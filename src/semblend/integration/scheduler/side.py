@@ -36,11 +36,12 @@ from semblend.integration.scheduler.parts import SchedulerParts
 from semblend.integration.scheduler.planner import Planner, PlanRewriter
 from semblend.integration.scheduler.port import EngineHandle, SchedulerPort, Step
 from semblend.integration.scheduler.prefill_clock import PrefillClock
+from semblend.integration.scheduler.rank_room import RankRoom
 from semblend.integration.scheduler.request import Claim, Request, Stage
 from semblend.integration.scheduler.settlement import Settlements, beside
 from semblend.integration.scheduler.setup import SchedulerSetup
 from semblend.integration.scheduler.shadows import ShadowOrders
-from semblend.integration.scheduler.staged import StagedClaims
+from semblend.integration.scheduler.staged import Rungs, StagedClaims
 from semblend.integration.stats import Stats
 from semblend.planning.depth import table_for
 
@@ -71,13 +72,24 @@ class SchedulerSide(Generic[EngineHandle]):
         *,
         make_remote: RemoteMaker = _alone,
         rewrite: PlanRewriter | None = None,
+        rungs: Rungs | None = None,
+        room: RankRoom | None = None,
     ) -> None:
+        """Start with no requests and no donors.
+
+        Parameters
+        ----------
+        rungs
+            Ladders in progress; by default those that clients ask for in their requests.
+        room
+            Who makes room for donors on the ranks; by default they do.
+        """
         self.setup = setup
         self._port = port
         self.audit = AuditStream(engine=setup.engine, logger=setup.logger, **setup.audit)
         self.stats = Stats()
         self.clock = PrefillClock(setup.cost)
-        self._dropped: list[str] = []
+        self._room = RankRoom() if room is None else room
         self.planner = Planner(
             settings=setup.settings,
             mode=setup.mode,
@@ -88,7 +100,7 @@ class SchedulerSide(Generic[EngineHandle]):
             can_run=setup.can_run,
             boundaries=setup.boundaries,
             rewrite=rewrite,
-            forgotten=lambda donor_id: self._dropped.append(donor_id),
+            forgotten=self._room.forgotten,
         )
         self.remote = make_remote(
             SchedulerParts(
@@ -100,7 +112,11 @@ class SchedulerSide(Generic[EngineHandle]):
             )
         )
         self._meaning = self._start_meaning()
-        self._staged = StagedClaims(planner=self.planner, block_size=setup.block_size)
+        self._staged: Rungs = (
+            StagedClaims(planner=self.planner, block_size=setup.block_size)
+            if rungs is None
+            else rungs
+        )
         self.shadows = self._start_shadows()
         self._claims = Claims(
             setup=setup,
@@ -119,6 +135,7 @@ class SchedulerSide(Generic[EngineHandle]):
             blocks_of=port.blocks_of,
             register=self.planner.register if self._meaning is None else self._meaning.register,
             share=_not_shared if self.remote is None else self.remote.share,
+            room=self._room,
         )
         self._settlements = Settlements(
             ledger=self.planner.pipeline.ledger, audit=self.audit, stats=self.stats
@@ -259,6 +276,23 @@ class SchedulerSide(Generic[EngineHandle]):
             request.handle.make_private(approximate)
         request.taint()
 
+    def take_back(self, request_id: str) -> bool:
+        """Cancel a load that no rank has been told of; False if there is none."""
+        left = [load for load in self._loads if load.request_id != request_id]
+        found, self._loads = len(left) < len(self._loads), left
+        return found
+
+    def start_over(self, request_id: str, native: Any) -> None:
+        """The engine destroyed a request's slots and asks again, under another name.
+
+        What the ranks still answer to the old name is about slots that are gone.
+        """
+        arrival = self._port.arrival(native)
+        before = self.requests.pop(request_id)
+        self._withdraw(before)
+        self.take_back(request_id)
+        self.requests[arrival.request_id] = Request(arrival, before.account)
+
     def fill(self, orders: StepOrders, step: Step) -> None:
         """This step's orders to the workers; what was claimed and not taken is undone.
 
@@ -272,7 +306,7 @@ class SchedulerSide(Generic[EngineHandle]):
         with beside("order all of a step"):
             self._undo_claims()
             orders.captures = self._captures.orders(step.computes, self.requests)
-            orders.dropped, self._dropped = self._dropped, []
+            orders.dropped = self._room.take_dropped()
             if self.remote is not None:
                 orders.fetches = self.remote.take_fetches()
             if self.shadows is not None:
@@ -346,6 +380,10 @@ class SchedulerSide(Generic[EngineHandle]):
         if self.shadows is None or not request.namespace.is_complete:
             return None
         return self.shadows.watch.objection(self.planner.pipeline.share_key(request.namespace))
+
+    def is_capturing(self, request_id: str) -> bool:
+        """Whether some rank still reads a request's blocks."""
+        return self._captures.is_pending(request_id)
 
     @property
     def has_held_blocks(self) -> bool:
@@ -453,7 +491,7 @@ class SchedulerSide(Generic[EngineHandle]):
             self.shadows.clear()
             self.shadows.watch.resume()
         self.planner.clear()
-        self._dropped.clear()
+        self._room.clear()
         self._drop_all = True
         if self.remote is not None:
             self.remote.stop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from semblend.core.errors import InvalidTokensError
 from semblend.core.outcomes import DeclineReason
@@ -18,6 +18,22 @@ from semblend.integration.ladder import (
 from semblend.integration.scheduler.planner import Planner
 from semblend.integration.scheduler.port import EngineRequest
 from semblend.integration.scheduler.request import Request
+
+
+class Rungs(Protocol):
+    """Ladders in progress, as claims need them."""
+
+    def plan(self, request: Request[EngineRequest], computed_tokens: int) -> Plan | None:
+        """The plan of one rung: no hole, spans from `computed_tokens` on."""
+        ...
+
+    def confirmed(self, request: Request[EngineRequest]) -> None:
+        """A rung was supplied."""
+        ...
+
+    def ended(self, request: Request[EngineRequest]) -> None:
+        """A rung has finished."""
+        ...
 
 
 class StagedClaims:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from semblend.integration.model_cost import cost_model
 from semblend.integration.probing import can_probe
+from semblend.integration.provider import SemBlendProvider
 from semblend.integration.refusals import Refusal, UnsupportedEngineError
+from semblend.integration.rotary import proven_table
 from semblend.integration.running_mode import RunningMode
 from semblend.integration.scheduler.setup import may_load, standing_for
 from semblend.integration.sentence_ends import boundaries_of
@@ -16,20 +18,18 @@ from semblend.integration.sglang.forward_hook import attach, is_installed
 from semblend.integration.sglang.kv_pool import KvPool
 from semblend.integration.sglang.loading import SpanLoader
 from semblend.integration.sglang.log_lines import BackendLog, logger
-from semblend.integration.sglang.nested_pass import NestedPass, PassLimits
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.pass_proof import proven
 from semblend.integration.sglang.passes import RegionPasses
-from semblend.integration.sglang.provider import SemBlendProvider
 from semblend.integration.sglang.radix_cache import SemBlendRadixCache
-from semblend.integration.sglang.rotary import table_from_model
 from semblend.integration.sglang.scheduler_side import SchedulerSide
-from semblend.integration.sglang.stats import BackendStats
+from semblend.integration.sglang.stats import backend_stats
 from semblend.integration.sglang.support import (
     engine_refusals,
     resolved,
 )
-from semblend.integration.sglang.tail_probe import PolicyProbe
+from semblend.integration.worker.pool_copies import PoolCopies
+from semblend.integration.worker.sequences import PassLimits
 from semblend.kv.depth_drift import read_table
 
 _UNCHUNKED_PASS = 8192
@@ -59,13 +59,13 @@ def build_cache(context: Any) -> SemBlendRadixCache:
             raise UnsupportedEngineError(refusals)
     from sglang.srt.mem_cache.registry import create_unified_radix_cache
 
-    cache = create_unified_radix_cache(context, cache_class=SemBlendRadixCache)
-    cache.semblend = _side(context, cache, options)
-    attach(context.tp_worker, cache.semblend)
+    made = partial(SemBlendRadixCache, make_side=partial(_side, context, options))
+    cache = create_unified_radix_cache(context, cache_class=made)
+    attach(context.tp_worker, cache.side)
     return cache  # type: ignore[no-any-return]
 
 
-def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> SchedulerSide:
+def _side(context: Any, options: BackendOptions, cache: SemBlendRadixCache) -> SchedulerSide:
     runner = context.tp_worker.model_runner
     settings = options.settings()
     namespace = namespaces.engine_namespace(context, options, settings)
@@ -91,19 +91,18 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
     loads = may_load(options.mode, settings, standing)
     loader, passes = None, None
     if loads:
-        pool = KvPool(runner, table_from_model(runner.model))
-        table = standing.depth_table
-        drift = None if table is None else read_table(table)
-        loader = SpanLoader(cache, pool, provider, drift)
-        limits = PassLimits(
-            sequences=int(runner.max_running_requests),
-            tokens=budget,
-            many_holes=False,
+        pool, table = KvPool(runner), standing.depth_table
+        copies = PoolCopies(
+            pool.slots,
+            proven_table(runner.model),
+            drift=None if table is None else read_table(table),
+            stream=pool.stream,
         )
-        shared = proven(runner, cache, NestedPass(runner, limits))
-        nested = NestedPass(runner, replace(limits, many_holes=shared))
-        probe = PolicyProbe(runner, pool=pool, nested=nested, loader=loader)
-        passes = RegionPasses(runner, pool=pool, nested=nested, probe=probe)
+        loader = SpanLoader(cache, copies, provider)
+        # The engine's input buffers have this many rows: more would crash it.
+        limits = PassLimits(sequences=int(runner.max_running_requests), tokens=budget)
+        limits = proven(runner, cache, limits)
+        passes = RegionPasses(runner, pool=pool, copies=copies, limits=limits, loader=loader)
     running = RunningMode.of(
         options.mode,
         given="mode" in options.model_fields_set,
@@ -118,15 +117,14 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
         options=options,
         provider=provider,
         log=BackendLog(options),
-        stats=BackendStats(
+        stats=backend_stats(
             export=bool(context.params.enable_metrics),
-            labels={"model_name": str(namespace.model)},
+            model=str(namespace.model),
             mode=options.mode.value,
         ),
         loader=loader,
         passes=passes,
         hole_budget=options.max_hole_tokens_per_step or budget,
-        certified=standing.certificate is not None,
         standing=standing,
     )
 

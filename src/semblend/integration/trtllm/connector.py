@@ -23,32 +23,26 @@ import weakref
 from typing import Any
 
 from semblend.core.distribution import require_this_distribution
-from semblend.core.errors import SemBlendError
 from semblend.integration.ladder_socket import DeskServer
+from semblend.integration.scheduler.planner import PlanRewriter
 from semblend.integration.trtllm import upstream
 from semblend.integration.trtllm.engine_facts import EngineFacts
-from semblend.integration.trtllm.fleet import announce
-from semblend.integration.trtllm.interfaces import (
-    ConnectorScheduler,
-    ConnectorWorker,
-    SchedulerOutput,
-    UpstreamRequest,
-)
+from semblend.integration.trtllm.interfaces import SchedulerOutput, UpstreamRequest
 from semblend.integration.trtllm.metadata import ConnectorMeta
 from semblend.integration.trtllm.options import ConnectorOptions
 from semblend.integration.trtllm.pool_view import PoolView
-from semblend.integration.trtllm.scheduler_side import SchedulerSide
-from semblend.integration.trtllm.setup import SchedulerSetup
+from semblend.integration.trtllm.scheduler_side import TrtSchedulerSide
+from semblend.integration.trtllm.setup import TrtSetup
 from semblend.integration.trtllm.support import MANAGER_REMEDY
 from semblend.integration.trtllm.wiring import link_of, unlink
-from semblend.integration.trtllm.worker_side import WorkerSide
+from semblend.integration.trtllm.worker_side import TrtWorkerSide
 from semblend.kv.rotary_spec import RotarySpec
 from semblend.kv.rotary_table import RotaryTable
 
 logger = logging.getLogger("semblend.trtllm")
 
 _SchedulerBase, _WorkerBase = upstream.base_classes()
-_desks: weakref.WeakSet[SchedulerSide] = weakref.WeakSet()
+_desks: weakref.WeakSet[TrtSchedulerSide] = weakref.WeakSet()
 
 
 class SemBlendKvConnectorScheduler(_SchedulerBase):  # type: ignore[misc, valid-type]
@@ -69,16 +63,19 @@ class SemBlendKvConnectorScheduler(_SchedulerBase):  # type: ignore[misc, valid-
         require_this_distribution("trtllm")
         super().__init__(llm_args)
         options = ConnectorOptions.from_env()
-        setup = SchedulerSetup.of(llm_args, options)
+        setup = TrtSetup.of(llm_args, options, link_of(llm_args))
         logger.log(setup.running.level, "%s", setup.running)
         if unheeded := options.unheeded():
             logger.warning("SemBlend: %s", unheeded)
-        self.side = SchedulerSide(setup, link_of(llm_args))
-        self.announcer = announce(self.side)
+        self.side = TrtSchedulerSide(setup, rewrite=self.rewrite_plan)
+        self.announcer = self.side.announcer
         self.desk_server: DeskServer | None = None
         if options.ladder_socket is not None:
             self.desk_server = DeskServer(self.side, options.ladder_socket)
         _desks.add(self.side)
+
+    rewrite_plan: PlanRewriter | None = None
+    """A last look at every plan, for experiments and tests that make a class of this one."""
 
     def get_num_new_matched_tokens(
         self, request: UpstreamRequest, num_computed_tokens: int
@@ -96,7 +93,7 @@ class SemBlendKvConnectorScheduler(_SchedulerBase):  # type: ignore[misc, valid-
 
     def request_finished(self, request: UpstreamRequest, cache_block_ids: list[int]) -> bool:
         """A request ends; True keeps its blocks until they are copied."""
-        return self.side.request_finished(request, cache_block_ids)
+        return self.side.request_finished(request)
 
     def update_state_after_alloc_by_layer_group(
         self, request: UpstreamRequest, block_ids_by_layer_group: list[list[int]]
@@ -108,9 +105,8 @@ class SemBlendKvConnectorScheduler(_SchedulerBase):  # type: ignore[misc, valid-
     def request_finished_by_layer_group(
         self, request: UpstreamRequest, cache_block_ids_by_layer_group: list[list[int]]
     ) -> bool:
-        """The newer form. Block ids of several groups are no list: nothing is held for them."""
-        groups = cache_block_ids_by_layer_group
-        return self.side.request_finished(request, groups[0] if len(groups) == 1 else [])
+        """The newer form."""
+        return self.side.request_finished(request)
 
     def wait_for_initialization(self) -> None:
         """Nothing to wait for."""
@@ -137,7 +133,7 @@ class SemBlendKvConnectorWorker(_WorkerBase):  # type: ignore[misc, valid-type]
         self._facts = EngineFacts.of(llm_args)
         leader = upstream.rank() == 0
         self._link = link_of(llm_args) if leader else None
-        self.side = WorkerSide(
+        self.side = TrtWorkerSide(
             host_donor_bytes=self._options.host_donor_bytes,
             ranks=self._facts.tensor_parallel or 1,
             gather=upstream.all_gather,
@@ -153,18 +149,18 @@ class SemBlendKvConnectorWorker(_WorkerBase):  # type: ignore[misc, valid-type]
             view = PoolView(
                 kv_cache_tensor, block_size=self._facts.block_size or 0, head_dim=spec.head_dim
             )
-            self.side.register(view, RotaryTable.from_spec(spec))
-        except (SemBlendError, ZeroDivisionError, AttributeError, TypeError) as error:
+            self.side.register(view, RotaryTable.from_spec(spec), rank=upstream.rank())
+        except Exception as error:
             self._refuse(f"{type(error).__name__}: {error}")
             return
         if self._link is not None:
-            self._link.registered(token_bytes=view.token_bytes, layers=view.layers)
+            self._link.registered(token_bytes=view.token_bytes, layers=view.layer_count)
             self._link.note(
                 "kv_cache_registered",
                 blocks=view.blocks,
-                layers=view.layers,
+                layers=view.layer_count,
                 token_bytes=view.token_bytes,
-                dtype=str(view.pool.dtype).removeprefix("torch."),
+                dtype=str(view.dtype).removeprefix("torch."),
             )
 
     def register_kv_cache_layout(self, layout: Any) -> None:
@@ -207,20 +203,6 @@ class SemBlendKvConnectorWorker(_WorkerBase):  # type: ignore[misc, valid-type]
             self._link.refused((reason,))
 
 
-_CLASSES: tuple[type[ConnectorScheduler], type[ConnectorWorker]] = (
-    SemBlendKvConnectorScheduler,
-    SemBlendKvConnectorWorker,
-)
-"""The two as the interface they must have; the type checker compares them."""
-
-
-def local_desks() -> tuple[SchedulerSide, ...]:
+def local_desks() -> tuple[TrtSchedulerSide, ...]:
     """Desks of the engines in this process, for ladder clients that run beside them."""
     return tuple(_desks)
-
-
-__all__ = [
-    "SemBlendKvConnectorScheduler",
-    "SemBlendKvConnectorWorker",
-    "local_desks",
-]

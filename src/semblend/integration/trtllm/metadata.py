@@ -1,69 +1,27 @@
-"""What travels between the two sides of the connector, as plain values.
-
-Leader to every rank, each step: :class:`ConnectorMeta`, pickled and broadcast by
-TensorRT-LLM. Ranks to the leader: :class:`RankReport`, through
-:mod:`~semblend.integration.trtllm.agreement`. Nothing here refers to a tensor or a request
-object.
-"""
+"""What the leader tells every rank in a step, as plain values; TensorRT-LLM pickles it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from semblend.core.plan import Span
-from semblend.core.tokens import TokenArray
-from semblend.integration.trtllm.semantic_plan import SemanticKvPlan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadCommand:
-    """Fill [start, end) of a request's blocks with spans; whole blocks, no token left open."""
-
-    load_id: int
-    """Numbers loads: a request id may come again."""
-    request_id: int
-    block_ids: tuple[int, ...]
-    start: int
-    end: int
-    spans: tuple[Span, ...]
-    tokens: TokenArray
-    """The prompt up to `end`, int32: what a span holds is compared once more."""
-    plan: SemanticKvPlan
-    asynchronous: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaptureCommand:
-    """Copy the K/V of a prompt that this step finishes computing."""
-
-    capture_id: int
-    request_id: int
-    donor_id: str
-    block_ids: tuple[int, ...]
-    tokens: TokenArray
-    """The whole prompt, int32."""
-    share_key: bytes
-    """The namespace's key: names the segments."""
+from semblend.integration.scheduler.orders import StepOrders
 
 
 @dataclass(slots=True)
-class ConnectorMeta:
+class ConnectorMeta(StepOrders):
     """One step's orders, the same on every rank."""
 
-    loads: list[LoadCommand] = field(default_factory=list)
-    captures: list[CaptureCommand] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)
-    """Donors to let go of, before anything else of this step."""
+    parked: set[str] = field(default_factory=set)
+    """Loads whose requests wait for them, instead of holding up the step."""
+    private: set[str] = field(default_factory=set)
+    """Loads of ladders: if one fails, its client throws the answer away."""
 
 
-@dataclass(slots=True)
-class RankReport:
-    """What one rank did; None in place of a text means that it went well."""
+def name_of(number: int, attempt: int) -> str:
+    """A request's name in orders and answers: the engine may ask about one number again."""
+    return str(number) if attempt == 1 else f"{number}~{attempt}"
 
-    loads: dict[int, str | None] = field(default_factory=dict)
-    captures: dict[int, str | None] = field(default_factory=dict)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to say."""
-        return not (self.loads or self.captures)
+def number_of(request_id: str) -> int:
+    """The engine's number for a request of this name."""
+    return int(request_id.partition("~")[0])

@@ -20,9 +20,9 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class PoolView:
-    """Token-wise access to one rank's pool. Does not own the memory."""
+    """Token-wise access to one rank's pool (`KvAccess`). Does not own the memory."""
 
-    def __init__(self, pool: torch.Tensor, *, block_size: int, head_dim: int) -> None:
+    def __init__(self, tensor: torch.Tensor, *, block_size: int, head_dim: int) -> None:
         """Check the shape.
 
         Raises
@@ -30,68 +30,68 @@ class PoolView:
         UnsupportedModelError
             Naming what is not as this adapter knows it.
         """
-        if pool.ndim not in (4, 6):
-            raise UnsupportedModelError(f"K/V pool of shape {tuple(pool.shape)}")
-        blocks, layers, factor = (int(size) for size in pool.shape[:3])
+        if tensor.ndim not in (4, 6):
+            raise UnsupportedModelError(f"K/V pool of shape {tuple(tensor.shape)}")
+        self.blocks, self.layer_count, factor = (int(size) for size in tensor.shape[:3])
         if factor != 2:
             raise UnsupportedModelError(f"K/V pool with {factor} instead of 2 (K and V) a layer")
-        if pool.dtype not in _DTYPES:
-            raise UnsupportedModelError(f"K/V pool of type {pool.dtype}")
-        inner = int(pool[0, 0, 0].numel())
-        heads, rest = divmod(inner, block_size * head_dim)
-        if rest or not heads:
+        if tensor.dtype not in _DTYPES:
+            raise UnsupportedModelError(f"K/V pool of type {tensor.dtype}")
+        inner = int(tensor[0, 0, 0].numel())
+        self.kv_heads, rest = divmod(inner, block_size * head_dim)
+        if rest or not self.kv_heads:
             raise UnsupportedModelError(
                 f"K/V pool: {inner} numbers a block and layer are not whole heads of "
                 f"{block_size} x {head_dim}"
             )
-        shape = (blocks, layers, 2, heads, block_size, head_dim)
-        if pool.ndim == 6 and tuple(pool.shape) != shape:
-            raise UnsupportedModelError(f"K/V pool {tuple(pool.shape)}: {shape} expected")
-        self.pool = pool.view(shape)
-        self.block_size = block_size
-        tokens_first = self.pool.transpose(3, 4)
-        self.paged = PagedKv(
-            keys=tuple(tokens_first[:, layer, 0] for layer in range(layers)),
-            values=tuple(tokens_first[:, layer, 1] for layer in range(layers)),
+        shape = (self.blocks, self.layer_count, 2, self.kv_heads, block_size, head_dim)
+        if tensor.ndim == 6 and tuple(tensor.shape) != shape:
+            raise UnsupportedModelError(f"K/V pool {tuple(tensor.shape)}: {shape} expected")
+        self.tensor = tensor.view(shape)
+        self.block_size, self.head_dim = block_size, head_dim
+        self.dtype, self.device = tensor.dtype, tensor.device
+        self.head_shape = (self.kv_heads, head_dim)
+        self.token_bytes = self.layer_count * 2 * self.kv_heads * head_dim * tensor.dtype.itemsize
+        self.scratch_block = self.blocks - 1
+        tokens_first = self.tensor.transpose(3, 4)
+        self.pool: PagedKv | None = PagedKv(
+            keys=tuple(tokens_first[:, layer, 0] for layer in range(self.layer_count)),
+            values=tuple(tokens_first[:, layer, 1] for layer in range(self.layer_count)),
         )
-        """The pool as spans are copied into it."""
+        """The pool as spans are copied into it; None once its strides were found not to hold."""
 
     @property
-    def blocks(self) -> int:
-        """Blocks in the pool."""
-        return int(self.pool.shape[0])
+    def destination(self) -> PagedKv:
+        """Where spans are copied to.
 
-    @property
-    def layers(self) -> int:
-        """Layers in the pool."""
-        return int(self.pool.shape[1])
-
-    @property
-    def device(self) -> torch.device:
-        """Where the pool is."""
-        return self.pool.device
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block on all layers."""
-        return int(self.pool[0].numel()) * int(self.pool.dtype.itemsize)
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of one token's K and V on all layers."""
-        return self.block_bytes // self.block_size
+        Raises
+        ------
+        UnsupportedModelError
+            If what is copied there does not come back.
+        """
+        if self.pool is None:
+            raise UnsupportedModelError("K/V pool: what is copied into it does not come back")
+        return self.pool
 
     def read(self, block_ids: Sequence[int], start: int, end: int) -> torch.Tensor:
         """K/V of positions [start, end): [layers, 2, tokens, kv_heads, head_dim], a copy."""
         first, last = start // self.block_size, -(-end // self.block_size)
-        gathered = self.pool.index_select(0, self._ids(block_ids[first:last]))
+        table = block_ids[first:last]
+        self._check(table)
+        ids = torch.tensor(table, dtype=torch.int64, device=self.device)
         # [blocks, layers, 2, heads, tokens, dim] to [layers, 2, blocks, tokens, heads, dim]
-        tokens = gathered.permute(1, 2, 0, 4, 3, 5).flatten(2, 3)
+        tokens = self.tensor.index_select(0, ids).permute(1, 2, 0, 4, 3, 5).flatten(2, 3)
         skip = start - first * self.block_size
         return tokens[:, :, skip : skip + end - start].contiguous()
 
-    def slots(self, block_ids: Sequence[int], start: int, end: int) -> SlotArray:
-        """Slots of positions [0, end) of a request with these blocks; -1 before `start`.
+    def read_layer(
+        self, layer: int, block_ids: Sequence[int], start: int, end: int
+    ) -> torch.Tensor:
+        """K/V of positions [start, end) on one layer: [2, tokens, kv_heads, head_dim]."""
+        return self.read(block_ids, start, end)[layer]
+
+    def host_slots(self, block_ids: Sequence[int], start: int, end: int) -> SlotArray:
+        """Slots of positions [start, end) of a request with these blocks.
 
         Raises
         ------
@@ -103,15 +103,10 @@ class PoolView:
         self._check(table)
         if len(table) < last - first:
             raise PlanError(f"pool: {last} blocks for {end} tokens expected, got {block_ids}")
-        slots = np.full(end, -1, dtype=np.int64)
         positions = np.arange(start, end, dtype=np.int64)
         blocks = np.asarray(table, dtype=np.int64)[positions // self.block_size - first]
-        slots[start:] = blocks * self.block_size + positions % self.block_size
+        slots: SlotArray = blocks * self.block_size + positions % self.block_size
         return slots
-
-    def _ids(self, block_ids: Sequence[int]) -> torch.Tensor:
-        self._check(block_ids)
-        return torch.tensor(block_ids, dtype=torch.int64, device=self.device)
 
     def _check(self, block_ids: Sequence[int]) -> None:
         if not block_ids or min(block_ids) < 0 or max(block_ids) >= self.blocks:

@@ -1,4 +1,4 @@
-"""The connector in the leader's scheduler: what is offered, ordered, confirmed and kept.
+"""The connector in the leader's scheduler: the shared side, as TensorRT-LLM calls it.
 
 Call order, as TensorRT-LLM makes it: `matched_tokens` once for a request, `allocated` with
 its blocks, `build_meta` once a step, `request_finished`. What the ranks did comes back
@@ -6,7 +6,8 @@ through the link and is looked at whenever one of these is called.
 
 An ordinary request is offered its identical prefix only: TensorRT-LLM publishes what a
 connector loaded as exact K/V, and that is exact. Spans from elsewhere are offered to
-rungs of a ladder alone, whose salt nobody else has.
+rungs of a ladder alone, whose salt nobody else has. What is offered cannot be taken back, so
+donors stay on the ranks (`LeaderRoom`) until the load they are offered for is answered.
 """
 
 from __future__ import annotations
@@ -14,40 +15,37 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from semblend.core.errors import SemBlendError
 from semblend.core.namespace import Namespace
-from semblend.core.outcomes import DeclineReason
+from semblend.core.outcomes import DeclineReason, Outcome
 from semblend.core.plan import Plan
-from semblend.integration.audit import AuditStream
-from semblend.integration.isolation import by_salt
+from semblend.core.tokens import TokenArray
 from semblend.integration.ladder import split_salt
 from semblend.integration.ladder_desk import LadderQuestion, Ladders, deadline
-from semblend.integration.scheduler.request import Arrival, Request, Stage
+from semblend.integration.modes import Mode
+from semblend.integration.scheduler.orders import WorkerReport
+from semblend.integration.scheduler.planner import PlanRewriter
+from semblend.integration.scheduler.port import Step
+from semblend.integration.scheduler.rank_room import LeaderRoom
+from semblend.integration.scheduler.request import Request, Stage
 from semblend.integration.scheduler.settlement import beside
+from semblend.integration.scheduler.side import SchedulerSide
 from semblend.integration.trtllm import namespaces
-from semblend.integration.trtllm.captures import Captures
-from semblend.integration.trtllm.interfaces import (
-    RequestData,
-    SchedulerOutput,
-    UpstreamRequest,
+from semblend.integration.trtllm.fleet import announce
+from semblend.integration.trtllm.interfaces import RequestData, SchedulerOutput, UpstreamRequest
+from semblend.integration.trtllm.metadata import ConnectorMeta, name_of
+from semblend.integration.trtllm.scheduler_port import DeskRungs, TrtRequest, TrtScheduler
+from semblend.integration.trtllm.semantic_plan import (
+    SemanticKvPlan,
+    discovered,
+    dispatched,
+    evidence,
 )
-from semblend.integration.trtllm.metadata import CaptureCommand, ConnectorMeta, LoadCommand
-from semblend.integration.trtllm.request_state import (
-    Blocks,
-    Salt,
-    State,
-    finishes_prompt,
-    prompt_of,
-    salt_of,
-)
-from semblend.integration.trtllm.semantic_plan import discovered, dispatched
-from semblend.integration.trtllm.settlement import RankSettlements
-from semblend.integration.trtllm.setup import SchedulerSetup
-from semblend.integration.trtllm.support import request_refusal
-from semblend.integration.trtllm.wiring import Link
+from semblend.integration.trtllm.setup import TrtSetup
 
 logger = logging.getLogger("semblend.trtllm")
 
@@ -55,108 +53,238 @@ NOTHING = (0, False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Load:
-    """An order that not every rank has answered yet."""
+class _Reliance:
+    """An offer, or a load, that donors must stay for until every rank has answered."""
 
-    state: State
+    request: Request[TrtRequest]
     plan: Plan
 
 
-class SchedulerSide:
-    """Owns the requests as the leader sees them. The executor's thread and ladder clients
-    call it, one at a time."""
+class TrtSchedulerSide:
+    """The executor's thread and ladder clients call it, one at a time."""
 
-    def __init__(self, setup: SchedulerSetup, link: Link) -> None:
+    def __init__(self, setup: TrtSetup, *, rewrite: PlanRewriter | None = None) -> None:
         self.setup = setup
-        self.audit = AuditStream(engine="trtllm", logger=logger, **setup.options.audit)
-        self.provider = setup.provider
-        self.states: dict[int, State] = {}
-        self._link = link
+        self._link = setup.scheduler.link
         self._lock = threading.RLock()
-        self._captures = Captures(
-            provider=setup.provider,
-            options=setup.options,
-            audit=self.audit,
-            block_size=setup.block_size,
+        self.room = LeaderRoom(setup.options.host_donor_bytes, lambda: self._link.token_bytes)
+        self.ladders = Ladders(self._segmented, block_size=setup.scheduler.block_size)
+        self._port = TrtScheduler(setup.scheduler.namespace, self.ladders)
+        self.shared = SchedulerSide(
+            setup.scheduler,
+            self._port,
+            rewrite=rewrite,
+            rungs=DeskRungs(self.ladders),
+            room=self.room,
         )
-        self._ladders = Ladders(setup.provider.segmented, block_size=setup.block_size)
-        self._settlements = RankSettlements(
-            ledger=setup.provider.pipeline.ledger, audit=self.audit, block_size=setup.block_size
-        )
-        self._numbers = itertools.count(1)
-        self._orders: list[LoadCommand] = []
-        self._loads: dict[int, _Load] = {}
-        self._salts_by_number: bool | None = None
+        self.planner, self.audit = self.shared.planner, self.shared.audit
+        self._live: dict[int, TrtRequest] = {}
+        self._attempts = itertools.count(2)
+        self.relied_on: dict[str, _Reliance] = {}
+        self._held: set[str] = set()
+        """Requests that have ended and whose blocks the engine keeps for their capture."""
         self.audit.event("scheduler_initialized", **setup.described())
+        self.announcer = announce(self.planner.pipeline, setup)
+        if self.announcer is not None:
+            self._announced("provider_generation_reset")
 
     # -- a request ---------------------------------------------------------------------
 
     def matched_tokens(self, request: UpstreamRequest, computed_tokens: int) -> tuple[int, bool]:
         """Tokens supplied behind `computed_tokens`, and whether the request waits for them."""
         with self._lock:
-            state: State | None = None
             try:
                 self._settle()
-                state = self._describe(request)
-                state.account.exact_tokens = computed_tokens
-                plan = self._plan(state, computed_tokens)
-                if plan is None or not self._may_offer(state, plan, computed_tokens):
-                    self._settlements.looked_up(state, plan, 0)
+                handle = self._asked(request)
+                self.shared.matched_tokens(handle, computed_tokens)
+                known = self.shared.requests.get(handle.name)
+                if known is None:
                     return NOTHING
-                return self._offer(state, plan, computed_tokens)
+                handle.offered = self._offered(known, computed_tokens)
+                self._looked_up(known)
+                return handle.offered, handle.parks
             except Exception as error:
                 logger.warning("SemBlend lookup failed; computed cold", exc_info=True)
                 self.audit.event("lookup_error", detail=repr(error))
-                if state is not None:
-                    state.account.decline(DeclineReason.INTERNAL_ERROR, type(error).__name__)
+                self._take_no_offer(int(request.request_id), type(error).__name__)
                 return NOTHING
 
     def allocated(self, request: UpstreamRequest, block_ids: list[int]) -> None:
         """The blocks of a request are known."""
         with self._lock:
-            state = self.states.get(int(request.request_id))
-            if state is None:
+            handle = self._live.get(int(request.request_id))
+            if handle is None:
                 return
-            blocks = state.handle
-            blocks.request = request  # the engine's own object, not the one C++ asked with
-            blocks.block_ids = tuple(int(block) for block in block_ids)
-            if state.claim is not None and state.stage is Stage.CLAIMED:
-                self._dispatch(state, state.claim.plan, blocks.block_ids)
+            handle.request = request  # the engine's own object, not the one C++ asked with
+            handle.block_ids = tuple(int(block) for block in block_ids)
+            plan = self._dispatched(self.shared.requests[handle.name]) if handle.offered else None
+            self.shared.allocated(handle.name, lambda: handle.block_ids, handle.offered)
+            if plan is not None:
+                with beside("say what was dispatched"):
+                    self._say_dispatched(handle, plan)
 
     def build_meta(self, scheduled: SchedulerOutput) -> ConnectorMeta:
         """This step's orders to every rank."""
         with self._lock:
             self._settle()
-            captures: list[CaptureCommand] = []
-            seen = (getattr(scheduled, name, ()) for name in ("new_requests", "cached_requests"))
-            for data in itertools.chain(*seen):
-                try:
-                    order = self._capture(data)
-                except Exception as error:
-                    # A donor the less; this step's loads must reach the ranks all the same.
-                    logger.warning("SemBlend did not keep %s: %s", data.request_id, error)
-                    continue
-                if order is not None:
-                    captures.append(order)
-            meta = ConnectorMeta(
-                loads=self._orders, captures=captures, dropped=self._captures.take_dropped()
-            )
-            self._orders = []
+            meta = ConnectorMeta()
+            self.shared.fill(meta, Step(idle=False, computes=self._computes(scheduled)))
+            for command in meta.loads:
+                known = self.shared.requests.get(command.request_id)
+                if known is not None and known.handle.parks:
+                    meta.parked.add(command.request_id)
+                if known is not None and known.ladder_id is not None:
+                    meta.private.add(command.request_id)
+            self.shared.stats.reset()  # TensorRT-LLM shows no metrics of a connector
             return meta
 
-    def request_finished(self, request: UpstreamRequest, block_ids: list[int]) -> bool:
+    def request_finished(self, request: UpstreamRequest) -> bool:
         """A request ends; True keeps its blocks until they are copied."""
         with self._lock:
             self._settle()
-            state = self.states.pop(int(request.request_id), None)
-            if state is None:
+            handle = self._live.pop(int(request.request_id), None)
+            if handle is None:
                 return False
-            if state.stage is Stage.CLAIMED:
-                state.account.failed(DeclineReason.CANCELLED, "ended before it was loaded")
-            self._withdraw(state)
-            if state.stage is Stage.SEEN:
-                self._settlements.ended(state)
-            return self._captures.is_pending(state.handle.capture_id)
+            if handle.offered and not handle.ordered:
+                account = self.shared.requests[handle.name].account
+                account.failed(DeclineReason.CANCELLED, "ended before it was loaded")
+            self._take_back(handle)
+            if handle.name in self.relied_on:  # its ranks answer behind its end: that settles it
+                handle.has_ended = True
+            else:
+                self._end(handle)
+            return self.shared.is_capturing(handle.name)
+
+    def _take_back(self, handle: TrtRequest) -> None:
+        """A request is gone, or asked about anew: what no rank was told of is cancelled."""
+        if not handle.ordered:
+            self._let_go(handle.name)
+        elif self.shared.take_back(handle.name):
+            self._answered(handle.name, "cancelled before it was loaded")
+
+    def _end(self, handle: TrtRequest) -> None:
+        held, _ = self.shared.ended(handle, handle.block_ids)
+        if held:
+            self._held.add(handle.name)
+        self._port.forget(handle.name)
+
+    # -- offers ------------------------------------------------------------------------
+
+    def _asked(self, request: UpstreamRequest) -> TrtRequest:
+        """The request's handle, in the place of the one before if the engine asks anew."""
+        number = int(request.request_id)
+        before, name = self._live.get(number), name_of(number, 1)
+        if before is not None or name in self.shared.requests or name in self.relied_on:
+            name = name_of(number, next(self._attempts))
+        handle = TrtRequest(request, name)
+        if before is not None:  # its allocation was destroyed: it starts anew
+            self._take_back(before)
+            self.shared.start_over(before.name, handle)
+            self._port.forget(before.name)
+        else:
+            self.shared.arrived(handle)
+        if name in self.shared.requests:
+            self._live[number] = handle
+        return handle
+
+    def _take_no_offer(self, number: int, why: str) -> None:
+        """The engine is told that nothing is supplied: nothing may be loaded either."""
+        handle = self._live.get(number)
+        known = None if handle is None else self.shared.requests.get(handle.name)
+        if handle is not None and known is not None:
+            handle.offered = 0
+            self._take_back(handle)
+            known.withdraw()
+            known.decline(DeclineReason.INTERNAL_ERROR, why)
+
+    def _offered(self, request: Request[TrtRequest], computed_tokens: int) -> int:
+        """Tokens of a claim that this engine can take; what it is told cannot be taken back."""
+        claim = request.claim
+        if request.stage is not Stage.CLAIMED or claim is None:
+            return 0
+        plan = claim.plan
+        size = self.setup.scheduler.block_size
+        contiguous = plan.copies and plan.copies[0].target_start == computed_tokens
+        if computed_tokens % size or plan.end % size or plan.holes or not contiguous:
+            request.decline(DeclineReason.NOT_WORTH_IT, "not whole blocks behind the prefix")
+        elif plan.end >= len(request.tokens):
+            request.decline(DeclineReason.NOT_WORTH_IT, "no token is left to the engine")
+        elif not self.room.pin(plan.donor_ids):
+            request.decline(DeclineReason.DONOR_GONE)
+        else:
+            self.relied_on[request.request_id] = _Reliance(request=request, plan=plan)
+            threshold, offered = self.setup.options.async_load_tokens, plan.end - computed_tokens
+            request.handle.parks = threshold is not None and offered >= threshold
+            return offered
+        request.withdraw()
+        return 0
+
+    def _looked_up(self, request: Request[TrtRequest]) -> None:
+        """What was found for a request, and what of it was offered: evidence, not reuse."""
+        why, said = request.arrival.refusal, request.account.reason
+        if why is None and not request.namespace.is_complete:
+            why = DeclineReason.INCOMPLETE_NAMESPACE.value
+        if why is None and not request.handle.offered:
+            why = "nothing_to_offer" if said is None else said.value
+        self.audit.event(
+            "lookup",
+            request.request_id,
+            **evidence(request.plan, why),
+            kind="ladder_rung" if request.ladder_id is not None else self.shared.setup.mode.value,
+            num_new_matched_tokens=request.handle.offered,
+            num_computed_tokens=request.exact_tokens,
+            prompt_tokens=len(request.tokens),
+        )
+
+    def _dispatched(self, request: Request[TrtRequest]) -> SemanticKvPlan | None:
+        """The load about to be ordered; one that breaks an invariant fails on purpose."""
+        request.handle.ordered = True
+        if request.ladder_id is not None:
+            self.ladders.dispatched(request.ladder_id)
+        try:
+            if request.claim is None:
+                return None  # withdrawn since: the engine waits for it all the same
+            return dispatched(
+                request.claim.plan,
+                request_id=request.request_id,
+                namespace=namespaces.shown(request.namespace),
+                block_ids=request.handle.block_ids,
+                block_size=self.setup.scheduler.block_size,
+                layers=self._link.layers,
+                request_local=request.ladder_id is not None,
+            )
+        except Exception:
+            logger.warning("SemBlend refuses its own plan", exc_info=True)
+            request.withdraw()
+            return None
+
+    def _say_dispatched(self, handle: TrtRequest, plan: SemanticKvPlan) -> None:
+        start = plan.computed_token_count
+        size = self.setup.scheduler.block_size
+        blocks = (plan.prefix_token_count - start) // size
+        self.audit.event("target_allocated", handle.name, blocks=blocks, start=start)
+        self.audit.event(
+            "plan_dispatched",
+            handle.name,
+            kind=plan.kind.value,
+            publication_policy=plan.publication_policy.value,
+            covered_token_count=plan.covered_token_count,
+            prefix_token_count=plan.prefix_token_count,
+            donor_ids=list(plan.donor_ids),
+            asynchronous=handle.parks,
+            plan=plan.to_dict(),
+        )
+
+    def _computes(self, scheduled: SchedulerOutput) -> Iterable[tuple[str, int]]:
+        """Requests whose prompts this step finishes, with all of their tokens."""
+        seen: Iterable[Iterable[RequestData]] = (
+            getattr(scheduled, name, ()) for name in ("new_requests", "cached_requests")
+        )
+        for data in itertools.chain.from_iterable(seen):
+            handle = self._live.get(int(data.request_id))
+            known = None if handle is None else self.shared.requests.get(handle.name)
+            if known is not None and known.handle.finishes_prompt(len(known.tokens), data):
+                yield known.request_id, len(known.tokens)
 
     # -- ladders -----------------------------------------------------------------------
 
@@ -166,10 +294,9 @@ class SchedulerSide:
             try:
                 self._settle()
                 return self._open_ladder(question)
-            except SemBlendError as error:
-                self.audit.event("lookup_error", detail=str(error))
             except Exception as error:
-                logger.warning("SemBlend could not plan a ladder", exc_info=True)
+                if not isinstance(error, SemBlendError):
+                    logger.warning("SemBlend could not plan a ladder", exc_info=True)
                 self.audit.event("lookup_error", detail=repr(error))
             return None
 
@@ -181,189 +308,31 @@ class SchedulerSide:
             with self._lock:
                 self._settle()
                 left = until - deadline(0.0)
-                if self._ladders.is_settled(ladder_id) or left <= 0:
-                    return self._ladders.close(ladder_id, certified=self.setup.certified)
+                if self.ladders.is_settled(ladder_id) or left <= 0:
+                    return self.ladders.close(ladder_id, certified=self.shared.setup.certified)
             self._link.wait(min(left, 0.1))
 
+    def _segmented(self, tokens: TokenArray, namespace: Namespace) -> Plan:
+        return self.planner.plan(tokens, namespace, exact_tokens=0, mode=Mode.SEGMENTED)
+
     def _open_ladder(self, question: LadderQuestion) -> list[int] | None:
-        objection = self.setup.ladder_objection or next(iter(self._link.refusals), None)
-        by_number = bool(self._salts_by_number)
-        isolation = (
-            namespaces.isolation_by_number(question.user_salt_id)
-            if by_number
-            else by_salt(question.user_salt)
-        )
-        if by_number and question.salt_id is None:
+        objection = self.setup.ladder_objection
+        if self._port.salts_by_number and question.salt_id is None:
             objection = objection or "this engine knows salts by numbers the client cannot compute"
         if objection is not None:
             self.audit.event("lookup", found=False, rejection_reason=objection, kind="ladder")
             return None
-        namespace = namespaces.of_request(self.setup.namespace, isolation)
-        plan, ends = self._ladders.open(question, namespace)
+        namespace = self._port.of_salt(question.user_salt, question.user_salt_id)
+        plan, ends = self.ladders.open(question, namespace)
         drawn = discovered(plan, request_id="ladder", namespace=namespaces.shown(namespace))
         self.audit.event(
             "lookup",
-            found=ends is not None,
-            similarity=plan.evidence.similarity,
-            reuse_ratio=plan.reused_tokens / max(1, plan.prompt_tokens),
-            rejection_reason=None if plan.reason is None else plan.reason.value,
+            **{**evidence(plan), "found": ends is not None},
             kind=drawn.kind.value,
             num_new_matched_tokens=plan.reused_tokens if ends is not None else 0,
             rungs=None if ends is None else len(ends) + 1,
         )
         return ends
-
-    # -- offers ------------------------------------------------------------------------
-
-    def _describe(self, request: UpstreamRequest) -> State:
-        """The request's state, in the place of the one before if the engine asks anew."""
-        number, tokens = int(request.request_id), prompt_of(request)
-        ladder_id, namespace = self._whose(salt_of(request))
-        before = self.states.get(number)
-        if before is None:
-            account = self._settlements.accounts.open(str(number), prompt_tokens=len(tokens))
-        else:
-            self._withdraw(before)  # its allocation was destroyed: it starts anew
-            before.handle.replaced = True
-            account = before.account
-        arrival = Arrival(
-            request_id=account.request_id,
-            handle=Blocks(request=request, number=number),
-            tokens=tokens,
-            namespace=namespace,
-            ladder_id=ladder_id,
-            refusal=request_refusal(request),
-        )
-        state = self.states[number] = Request(arrival, account)
-        return state
-
-    def _whose(self, salt: Salt | None) -> tuple[str | None, Namespace]:
-        """The ladder a salt belongs to, and the namespace of whoever has it."""
-        if salt is None:
-            return None, Namespace()  # nobody's: it matches nothing
-        self._salts_by_number = salt.by_number
-        if salt.by_number:
-            ladder_id = self._ladders.id_of_number(salt.number)
-            isolation = namespaces.isolation_by_number(salt.number)
-        else:
-            user_salt, ladder_id = split_salt(salt.text)
-            isolation = by_salt(user_salt)
-        if ladder_id is not None:
-            return ladder_id, self._ladders.namespace_of(ladder_id) or Namespace()
-        return None, namespaces.of_request(self.setup.namespace, isolation)
-
-    def _plan(self, state: State, computed_tokens: int) -> Plan | None:
-        if state.arrival.refusal is not None:
-            state.decline(DeclineReason.UNSUPPORTED, state.arrival.refusal)
-            return None
-        if not state.namespace.is_complete:
-            state.decline(DeclineReason.INCOMPLETE_NAMESPACE)
-            return None
-        if state.ladder_id is not None:
-            return self._ladders.supply(state.ladder_id, state.tokens, computed_tokens)
-        return self.provider.exact(
-            state.tokens, state.namespace, exact_tokens=computed_tokens, account=state.account
-        )
-
-    def _may_offer(self, state: State, plan: Plan, computed_tokens: int) -> bool:
-        if not plan.executable or not self.setup.may_load or self._link.refusals:
-            return False
-        if not self._link.token_bytes:
-            return False  # no pool was registered
-        whole = computed_tokens % self.setup.block_size == 0
-        fits = computed_tokens < plan.end < len(state.tokens)
-        contiguous = plan.copies and plan.copies[0].target_start == computed_tokens
-        return bool(whole and fits and contiguous and not plan.holes)
-
-    def _offer(self, state: State, plan: Plan, computed_tokens: int) -> tuple[int, bool]:
-        if not self._captures.budget.pin(plan.donor_ids):
-            state.account.decline(DeclineReason.DONOR_GONE)
-            self._settlements.looked_up(state, plan.declined(DeclineReason.DONOR_GONE), 0)
-            return NOTHING
-        threshold = self.setup.options.async_load_tokens
-        offered = plan.end - computed_tokens
-        state.make_claim(plan)
-        state.handle.asynchronous = threshold is not None and offered >= threshold
-        state.account.claimed(plan)
-        self._settlements.looked_up(state, plan, offered)
-        return offered, state.handle.asynchronous
-
-    def _dispatch(self, state: State, plan: Plan, block_ids: tuple[int, ...]) -> None:
-        size = self.setup.block_size
-        command = LoadCommand(
-            load_id=next(self._numbers),
-            request_id=state.handle.number,
-            block_ids=block_ids,
-            start=state.exact_tokens,
-            end=plan.end,
-            spans=plan.copies,
-            tokens=state.tokens[: plan.end],
-            plan=dispatched(
-                plan,
-                request_id=state.request_id,
-                namespace=namespaces.shown(state.namespace),
-                block_ids=block_ids,
-                block_size=size,
-                layers=self._link.layers,
-                request_local=state.ladder_id is not None,
-            ),
-            asynchronous=state.handle.asynchronous,
-        )
-        self._orders.append(command)
-        self._loads[command.load_id] = _Load(state=state, plan=plan)
-        state.admitted()
-        if state.ladder_id is not None:
-            self._ladders.dispatched(state.ladder_id)
-        blocks = block_ids[command.start // size : command.end // size]
-        self.audit.event(
-            "target_allocated", state.request_id, blocks=len(blocks), start=command.start
-        )
-        self.audit.event(
-            "plan_dispatched",
-            state.request_id,
-            kind=command.plan.kind.value,
-            publication_policy=command.plan.publication_policy.value,
-            covered_token_count=command.plan.covered_token_count,
-            prefix_token_count=command.plan.prefix_token_count,
-            donor_ids=list(plan.donor_ids),
-            asynchronous=command.asynchronous,
-            plan=command.plan.to_dict(),
-        )
-
-    def _withdraw(self, state: State) -> None:
-        """A request that ends takes back orders that no rank has seen, and its offer."""
-        for command in [one for one in self._orders if one.request_id == state.handle.number]:
-            self._orders.remove(command)
-            load = self._loads.pop(command.load_id)
-            self._captures.unpin(load.plan.donor_ids)
-            if state.ladder_id is not None:
-                self._ladders.answered(state.ladder_id, 0, "cancelled before it was loaded")
-            state.released()
-        if state.stage is Stage.CLAIMED and state.claim is not None:
-            self._captures.unpin(state.claim.plan.donor_ids)
-            state.withdraw()
-
-    def announces(self, subject: str) -> None:
-        """Donors are handed to the fleet's publisher from now on."""
-        self._captures.announces = subject
-        self.audit.event(
-            "contract_event_published",
-            kind="provider_generation_reset",
-            state="handed_to_publisher",
-            subject=subject,
-        )
-
-    # -- donors ------------------------------------------------------------------------
-
-    def _capture(self, data: RequestData) -> CaptureCommand | None:
-        state = self.states.get(int(data.request_id))
-        if state is None or not finishes_prompt(state, data) or not state.decide_capture():
-            return None
-        if not self.setup.may_capture or self._link.refusals or not self._link.token_bytes:
-            self._captures.discover(state)
-            return None
-        self._captures.budget.set_token_bytes(self._link.token_bytes)
-        return self._captures.order(state, state.handle.block_ids)
 
     # -- answers -----------------------------------------------------------------------
 
@@ -376,25 +345,69 @@ class SchedulerSide:
         for event, fields in self._link.take_notes():
             self.audit.event(event, **fields)
         for report in self._link.take():
-            for load_id, failure in report.loads.items():
-                with beside("settle a load"):
-                    self._answered(self._loads.pop(load_id, None), failure)
-            for capture_id, failure in report.captures.items():
-                with beside("settle a donor"):
-                    self._captures.settle(capture_id, failure)
+            with beside("settle an answer"):
+                self._settle_report(report)
 
-    def _answered(self, load: _Load | None, failure: str | None) -> None:
+    def _settle_report(self, report: WorkerReport) -> None:
+        self.shared.update(report, None)
+        for request_id in {*report.loaded, *report.failed}:
+            failure = report.failed.get(request_id)
+            with beside("settle a load"):
+                self._answered(request_id, None if failure is None else failure.detail)
+        freed = {one for one in self._held if not self.shared.is_capturing(one)}
+        self._held -= freed
+        self.shared.update(None, freed)
+        for donor_id in report.captured:
+            if self.announcer is not None and self.planner.pipeline.holds(donor_id):
+                self._announced("donor_registered", donor_id=donor_id)
+
+    def _answered(self, request_id: str, failure: str | None) -> None:
+        """Every rank has answered a load, or none was told of it."""
+        load = self._let_go(request_id)
         if load is None:
             return
-        state, plan = load.state, load.plan
-        self._captures.unpin(plan.donor_ids)
-        if state.ladder_id is not None:
-            self._ladders.answered(state.ladder_id, plan.reused_tokens, failure)
-        if not state.handle.replaced:  # else what was loaded is gone with the allocation
-            self._settlements.answered(state, plan, failure, layers=self._link.layers)
+        request, plan = load.request, load.plan
+        if request.ladder_id is not None:
+            self.ladders.answered(request.ladder_id, plan.reused_tokens, failure)
+        if request is self.shared.requests.get(request_id):  # else its allocation was destroyed
+            self._say_materialised(request, plan, failure)
+            if request.handle.has_ended:
+                self._end(request.handle)
+
+    def _let_go(self, request_id: str) -> _Reliance | None:
+        load = self.relied_on.pop(request_id, None)
+        if load is not None:
+            self.room.unpin(load.plan.donor_ids)
+        return load
+
+    def _say_materialised(
+        self, request: Request[TrtRequest], plan: Plan, failure: str | None
+    ) -> None:
+        settlement = request.account.settlement
+        if settlement is None or (settlement.outcome is not Outcome.MATERIALISED and not failure):
+            return  # the ledger did not take it
+        size = self.setup.scheduler.block_size
+        self.audit.event(
+            "materialized",
+            request.request_id,
+            materialized=0 if failure else (plan.end - request.exact_tokens) // size,
+            materialized_tokens=0 if failure else plan.reused_tokens,
+            layers=self._link.layers,
+            requires_rope_correction=any(span.delta for span in plan.copies),
+            reason=failure,
+            policy=plan.policy,
+        )
+
+    def _announced(self, kind: str, **fields: Any) -> None:
+        self.audit.event(
+            "contract_event_published",
+            kind=kind,
+            state="handed_to_publisher",
+            subject=self.setup.scheduler.settings.nats_subject,
+            **fields,
+        )
 
     def close(self) -> None:
         """Stop the threads and close the audit file."""
         self.settle()
-        self.provider.close()
-        self.audit.close()
+        self.shared.close()

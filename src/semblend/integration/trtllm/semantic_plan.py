@@ -13,7 +13,13 @@ from enum import StrEnum
 from typing import Any
 
 from semblend.core.errors import PlanError
+from semblend.core.namespace import Namespace
 from semblend.core.plan import Plan, Span
+from semblend.core.tokens import as_token_array
+from semblend.integration.isolation import by_salt
+from semblend.integration.modes import Mode
+from semblend.integration.scheduler.planner import Planner
+from semblend.integration.trtllm import namespaces
 
 
 class PlanKind(StrEnum):
@@ -163,6 +169,39 @@ class SemanticKvLookupResult:
     similarity: float | None = None
     reuse_ratio: float = 0.0
     rejection_reason: str | None = None
+
+
+def lookup(
+    planner: Planner, namespace: Namespace, asked: SemanticKvLookupRequest
+) -> SemanticKvLookupResult:
+    """What is known about a prompt, as evidence. Never raises."""
+    theirs = namespaces.of_request(namespace, by_salt(asked.cache_salt))
+    plan = planner.plan(
+        as_token_array(asked.tokens),
+        theirs,
+        exact_tokens=asked.computed_token_count,
+        mode=Mode.SEGMENTED,
+    )
+    drawn = discovered(plan, request_id=asked.request_id, namespace=namespaces.shown(theirs))
+    return SemanticKvLookupResult(plan=drawn, **evidence(plan))
+
+
+def evidence(plan: Plan | None, reason: str | None = None) -> dict[str, Any]:
+    """What a lookup found, and why no more comes of it."""
+    if plan is None:
+        return {
+            "found": False,
+            "similarity": None,
+            "reuse_ratio": 0.0,
+            "rejection_reason": reason,
+        }
+    said = None if plan.reason is None else plan.reason.value
+    return {
+        "found": bool(plan.spans),
+        "similarity": plan.evidence.similarity,
+        "reuse_ratio": plan.reused_tokens / max(1, plan.prompt_tokens),
+        "rejection_reason": reason or said,
+    }
 
 
 def dispatched(

@@ -3,67 +3,57 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
-from semblend.core.namespace import Namespace
 from semblend.core.settings import Settings
 from semblend.integration.model_cost import cost_model
+from semblend.integration.modes import CapturePolicy, Execution, Mode
 from semblend.integration.probing import is_static
 from semblend.integration.running_mode import RunningMode
-from semblend.integration.scheduler.setup import standing_for
+from semblend.integration.scheduler.setup import (
+    CaptureRules,
+    SchedulerSetup,
+    may_load,
+    standing_for,
+)
 from semblend.integration.sentence_ends import boundaries_of
 from semblend.integration.trtllm import namespaces
 from semblend.integration.trtllm.engine_facts import EngineFacts
 from semblend.integration.trtllm.options import ConnectorOptions
-from semblend.integration.trtllm.provider import SemBlendKvProvider
 from semblend.integration.trtllm.support import engine_refusals
+from semblend.integration.trtllm.wiring import Link
 from semblend.planning.certificates import Standing
+from semblend.planning.cost import CostModel
 
 logger = logging.getLogger("semblend.trtllm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerSetup:
-    """The scheduler side's view of one engine."""
+class LinkedSetup(SchedulerSetup):
+    """The shared side's view: ordinary requests are given exact prefixes, whatever the mode."""
 
-    options: ConnectorOptions
-    settings: Settings
-    facts: EngineFacts
-    namespace: Namespace
-    """Complete; where a part is not known it is this process's own, and nothing is loaded."""
-    unknown_parts: tuple[str, ...]
-    refusals: tuple[str, ...]
-    standing: Standing
-    provider: SemBlendKvProvider
-    block_size: int
-    ranks: int
-
-    @property
-    def certified(self) -> bool:
-        """Whether ladders stand under a certificate."""
-        return self.standing.certificate is not None
-
-    @property
-    def objection(self) -> str | None:
-        """Why nothing is loaded at all, if so."""
-        if not self.settings.enabled:
-            return "SEMBLEND_ENABLED is 0"
-        if not self.options.mode.loads or self.settings.discovery_only:
-            return "discovery_only"
-        if self.unknown_parts:
-            return f"unknown parts of the namespace: {', '.join(self.unknown_parts)}"
-        return self.refusals[0] if self.refusals else None
+    link: Link
 
     @property
     def may_load(self) -> bool:
-        """Whether exact prefixes may be loaded."""
-        return self.objection is None
+        """Whether donor K/V is loaded at all; not before the ranks have a pool they know."""
+        return self.link.is_ready and may_load(self.mode, self.settings, self.standing)
 
-    @property
-    def may_capture(self) -> bool:
-        """Whether prompts' K/V is kept."""
-        return self.objection is None
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrtSetup:
+    """What is known about one engine."""
+
+    options: ConnectorOptions
+    facts: EngineFacts
+    scheduler: LinkedSetup
+    unknown_parts: tuple[str, ...]
+    """Parts of the namespace; each is this process's own name then, and nothing is loaded."""
+    refusals: tuple[str, ...]
+    objection: str | None
+    """Why nothing is loaded at all, if so."""
 
     @property
     def ladder_objection(self) -> str | None:
@@ -74,7 +64,7 @@ class SchedulerSetup:
             return f"mode {self.options.mode.value} serves no ladders"
         if self.facts.block_reuse is False:
             return "block reuse is off: a ladder climbs on it"
-        return None
+        return next(iter(self.scheduler.link.refusals), None)
 
     @property
     def running(self) -> RunningMode:
@@ -82,8 +72,8 @@ class SchedulerSetup:
         return RunningMode.of(
             self.options.mode,
             given="mode" in self.options.model_fields_set,
-            settings=self.settings,
-            standing=self.standing,
+            settings=self.scheduler.settings,
+            standing=self.scheduler.standing,
             model=str(self.facts.model),
             objection=self.objection,
             prefixes=True,
@@ -93,44 +83,69 @@ class SchedulerSetup:
         """What the audit stream says about it."""
         return {
             "mode": self.options.mode.value,
-            "namespace": namespaces.shown(self.namespace),
+            "namespace": namespaces.shown(self.scheduler.namespace),
             "unknown_parts": list(self.unknown_parts),
             "refusals": list(self.refusals),
-            "may_load": self.may_load,
-            "certified": self.certified,
-            "block_size": self.block_size,
-            "ranks": self.ranks,
+            "may_load": self.objection is None,
+            "certified": self.scheduler.certified,
+            "block_size": self.scheduler.block_size,
+            "ranks": self.scheduler.ranks,
         }
 
     @classmethod
-    def of(cls, llm_args: Any, options: ConnectorOptions) -> SchedulerSetup:
+    def of(cls, llm_args: Any, options: ConnectorOptions, link: Link) -> TrtSetup:
         """Read what is needed from the engine's arguments."""
-        settings = options.settings()
-        facts = EngineFacts.of(llm_args)
+        settings, facts = options.settings(), EngineFacts.of(llm_args)
         stated = namespaces.engine_namespace(facts, options, settings)
-        namespace = namespaces.for_discovery(stated)
         refusals = tuple(map(str, engine_refusals(llm_args, facts, options)))
-        standing = standing_of(facts, options, settings)
-        block_size = facts.block_size or 1
+        objection = _objection(options, settings, stated.unknown_parts, refusals)
+        scheduler = LinkedSetup(
+            engine="trtllm",
+            logger=logger,
+            settings=settings,
+            namespace=namespaces.for_discovery(stated),
+            mode=Mode.EXACT_PREFIX if objection is None else Mode.DISCOVERY_ONLY,
+            execution=Execution.STAGED,
+            block_size=facts.block_size or 1,
+            ranks=facts.tensor_parallel or 1,
+            hole_budget=0,
+            step_tokens=0,
+            plan_seconds=math.inf,  # a request is asked about once: no plan can wait a step
+            cost=CostModel() if facts.text_config is None else cost_model(facts.text_config),
+            # Ladders are copied by ranks that hold no table.
+            standing=replace(standing_of(facts, options, settings), depth_table=None),
+            boundaries=boundaries_of(lambda: _tokenizer(facts), logger),
+            capture=CaptureRules(
+                policy=CapturePolicy.ALL if options.register_donors else CapturePolicy.NONE,
+                queue=options.capture_queue,
+                min_prompt_tokens=options.min_prompt_tokens,
+            ),
+            audit=options.audit,
+            link=link,
+        )
         return cls(
             options=options,
-            settings=settings,
             facts=facts,
-            namespace=namespace,
+            scheduler=scheduler,
             unknown_parts=stated.unknown_parts,
             refusals=refusals,
-            standing=standing,
-            provider=SemBlendKvProvider(
-                namespace,
-                settings,
-                block_size=block_size,
-                cost=None if facts.text_config is None else cost_model(facts.text_config),
-                standing=standing,
-                boundaries=boundaries_of(lambda: _tokenizer(facts), logger),
-            ),
-            block_size=block_size,
-            ranks=facts.tensor_parallel or 1,
+            objection=objection,
         )
+
+
+def _objection(
+    options: ConnectorOptions,
+    settings: Settings,
+    unknown_parts: tuple[str, ...],
+    refusals: tuple[str, ...],
+) -> str | None:
+    if not settings.enabled:
+        return "SEMBLEND_ENABLED is 0"
+    if not options.mode.loads or settings.discovery_only:
+        return "discovery_only"
+    if unknown_parts:
+        return f"unknown parts of the namespace: {', '.join(unknown_parts)}"
+    return refusals[0] if refusals else None
 
 
 def _tokenizer(facts: EngineFacts) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from semblend.integration.trtllm.metadata import RankReport
+from semblend.integration.scheduler.orders import WorkerReport
 
 _LOCK = threading.Lock()
 _LINKS: dict[int, tuple[Any, Link]] = {}
@@ -21,7 +21,7 @@ class Link:
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
-        self._reports: list[RankReport] = []
+        self._reports: list[WorkerReport] = []
         self._notes: list[tuple[str, dict[str, Any]]] = []
         self._token_bytes = 0
         self._refusals: tuple[str, ...] = ()
@@ -48,13 +48,13 @@ class Link:
         with self._lock:
             self._refusals = reasons
 
-    def report(self, report: RankReport) -> None:
+    def report(self, report: WorkerReport) -> None:
         """What all ranks have answered."""
         with self._lock:
             self._reports.append(report)
             self._lock.notify_all()
 
-    def take(self) -> list[RankReport]:
+    def take(self) -> list[WorkerReport]:
         """Answers since the last call."""
         with self._lock:
             reports, self._reports = self._reports, []
@@ -69,6 +69,11 @@ class Link:
     def token_bytes(self) -> int:
         """Bytes of one token's K/V on one rank; 0 before the pool is registered."""
         return self._token_bytes
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a pool that can be used."""
+        return self._token_bytes > 0 and not self._refusals
 
     @property
     def layers(self) -> int:

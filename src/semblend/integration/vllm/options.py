@@ -23,7 +23,6 @@ from semblend.integration.modes import (
     Provider,
     ReuseRequests,
 )
-from semblend.integration.option_values import options_table
 from semblend.integration.options import AdapterOptions
 
 
@@ -152,8 +151,3 @@ class ConnectorOptions(AdapterOptions):
             here="vLLM with provider local",
             keys=[f"{self.SOURCE}.{key}" for key in keys if getattr(self, key) is not None],
         )
-
-
-def options_table_markdown() -> str:
-    """The table that docs/vllm.md holds; a test compares the two."""
-    return options_table(ConnectorOptions)

@@ -45,6 +45,8 @@ class DonorRoom:
     """Host memory for each rank; None takes a share of the machine's."""
     disk_bytes: int = 0
     folder: Path | None = None
+    evicts: bool = True
+    """Whether a rank makes room by itself; if not, its scheduler counts the bytes."""
 
 
 def make_tiers(room: DonorRoom, rank: int, *, ranks: int = 1, token_bytes: int = 0) -> TierStack:
@@ -60,11 +62,14 @@ def make_tiers(room: DonorRoom, rank: int, *, ranks: int = 1, token_bytes: int =
     disk = None
     if room.disk_bytes and room.folder is not None:
         disk = DiskTier(room.folder / f"rank{rank}", capacity_bytes=room.disk_bytes)
-    capacity = donor_bytes(room.host_bytes, ranks=ranks, memory=HostMemory.read())
+    # Where the scheduler counts the bytes, no rank may come to another answer than the others.
+    memory = HostMemory.read() if room.evicts else None
+    capacity = donor_bytes(room.host_bytes, ranks=ranks, memory=memory)
     arena = None
     if token_bytes and torch.cuda.is_available():
         arena = PinnedArena(capacity, segment_bytes=SEGMENT_TOKENS * token_bytes)
-    return TierStack([MemoryTier.on_host(capacity_bytes=capacity, arena=arena)], disk)
+    host = MemoryTier.on_host(capacity_bytes=capacity, arena=arena, evicts=room.evicts)
+    return TierStack([host], disk)
 
 
 class WorkerDonors:

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from semblend.core.errors import DonorError
@@ -26,6 +27,7 @@ from semblend.kv.depth_drift import DepthDrift, read_table
 from semblend.kv.donor_pieces import DonorRun, add_runs, extent
 from semblend.kv.in_flight import IN_FLIGHT
 from semblend.kv.layerwise import ALL_DIRECT, DIRECT_SHARE, LayerwiseLoad, chunk_layers
+from semblend.kv.layout import SlotArray
 from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.span_batch import CopyBatch, CopyRuns
 
@@ -170,8 +172,7 @@ class SpanLoader:
                 except DonorError as error:
                     raise DonorLostError(donor_id, str(error)) from error
                 checks[donor_id] = donor.checks
-            end = max((span.target_end for span in command.copies), default=0)
-            batch = runs.batch(self._access.host_slots(command.block_ids, 0, end))
+            batch = runs.batch(self._slots(command))
             if len(batch) != command.reused_tokens:
                 raise DonorError(
                     f"{command.reused_tokens} tokens planned, donors supplied {len(batch)}"
@@ -179,6 +180,13 @@ class SpanLoader:
             load = self._started(batch, drift)
             checking = {donor_id: Checking(each) for donor_id, each in checks.items()}
             return SpanLoad(load, leases.pop_all(), checking, device=self._access.device)
+
+    def _slots(self, command: LoadCommand) -> SlotArray:
+        """Slots of the prompt's positions; none before the first span, whose blocks others fill."""
+        start = min((span.target_start for span in command.copies), default=0)
+        end = max((span.target_end for span in command.copies), default=0)
+        behind = self._access.host_slots(command.block_ids, start, end)
+        return np.concatenate([np.full(start, -1, dtype=np.int64), behind])
 
     def _started(self, batch: CopyBatch, drift: DepthDrift | None) -> LayerwiseLoad:
         access = self._access

@@ -206,7 +206,7 @@ class WorkerLoads:
             nested.run(sequences)
         except Exception as error:
             logger.warning("SemBlend's nested pass failed", exc_info=True)
-            failure = _failure(error)
+            failure = failure_of(error)
         if self._ranks.all_true([failure is None]) != [True]:
             for load in good:
                 load.failure = failure or _FAILED_ELSEWHERE
@@ -226,7 +226,7 @@ class WorkerLoads:
                 attempt(load)
             except Exception as error:
                 logger.debug("SemBlend load failed", exc_info=True)
-                load.failure = _failure(error)
+                load.failure = failure_of(error)
         fine = self._ranks.all_true([load.failure is None for load in loads])
         for load, good in zip(loads, fine, strict=True):
             if not good and load.failure is None:
@@ -252,10 +252,10 @@ class WorkerLoads:
     def _give_up(self, error: Exception, report: WorkerReport) -> None:
         """Something outside the loads broke: all whose copies have ended fail."""
         for load in self._loads:
-            load.computed, load.failure = True, load.failure or _failure(error)
+            load.computed, load.failure = True, load.failure or failure_of(error)
         for load in [load for load in self._loads if load.copy.ended.done()]:
             self._bad_blocks.update(load.command.claimed_blocks(self._access.block_size))
-            report.failed[load.command.request_id] = load.failure or _failure(error)
+            report.failed[load.command.request_id] = load.failure or failure_of(error)
             self._received.add(load.command.request_id)
             self._loads.remove(load)
 
@@ -265,12 +265,10 @@ _FAILED_ELSEWHERE = LoadFailure(
 )
 
 
-def _failure(error: Exception) -> LoadFailure:
+def failure_of(error: BaseException) -> LoadFailure:
+    """What a load that raised reports."""
     if isinstance(error, DonorLostError):
         return LoadFailure(
             reason=DeclineReason.DONOR_GONE.value, detail=str(error), donor_id=error.donor_id
         )
-    return LoadFailure(
-        reason=DeclineReason.MATERIALISATION_FAILED.value,
-        detail=f"{type(error).__name__}: {error}",
-    )
+    return LoadFailure.by(error)

@@ -52,11 +52,14 @@ class LeasedLru(Generic[Payload]):
         capacity_bytes: int,
         *,
         discard: Callable[[Entry[Payload]], None] = _keep_nothing,
+        evicts: bool = True,
     ) -> None:
+        """Start empty; with `evicts` off an entry goes only when it is removed."""
         if capacity_bytes < 0:
             raise CapacityError(f"capacity_bytes: 0 or more expected, got {capacity_bytes}")
         self.capacity_bytes = capacity_bytes
         self._discard = discard
+        self._evicts = evicts
         self._entries: OrderedDict[bytes, Entry[Payload]] = OrderedDict()
         self._used_bytes = 0
         self._generations = 0
@@ -230,7 +233,7 @@ class LeasedLru(Generic[Payload]):
             left(victim.key)
 
     def _choose_victim(self, nbytes: int) -> Entry[Payload]:
-        if nbytes <= self.capacity_bytes:
+        if self._evicts and nbytes <= self.capacity_bytes:
             for entry in self._entries.values():
                 if entry.payload is not None and not entry.leases:
                     entry.leaving = True

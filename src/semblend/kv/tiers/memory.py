@@ -32,6 +32,7 @@ class MemoryTier:
         pinned: bool = False,
         segment_bytes: int = 0,
         arena: PinnedArena | None = None,
+        evicts: bool = True,
     ) -> None:
         self.name = name
         self.device = torch.device(device)
@@ -40,7 +41,7 @@ class MemoryTier:
         self._arena = arena
         # Pinned memory is used again by torch itself, or by the arena.
         self._blocks = HostBlocks(segment_bytes) if segment_bytes and not pinned else None
-        self._table: LeasedLru[Segment] = LeasedLru(capacity_bytes)
+        self._table: LeasedLru[Segment] = LeasedLru(capacity_bytes, evicts=evicts)
         self._counters = TierCounters()
 
     @classmethod
@@ -56,12 +57,13 @@ class MemoryTier:
         pinned: bool | None = None,
         segment_bytes: int = 0,
         arena: PinnedArena | None = None,
+        evicts: bool = True,
     ) -> MemoryTier:
         """Host memory, pinned where there is a GPU to copy to; checksummed on every load.
 
         With `segment_bytes`, the size of the usual segment, :meth:`empty` gives memory that is
         used again, and :meth:`prepare` touches some ahead. With an `arena`, of the same
-        capacity, all segments lie there.
+        capacity, all segments lie there. With `evicts` off a segment stays until it is removed.
         """
         return cls(
             "host",
@@ -71,6 +73,7 @@ class MemoryTier:
             pinned=torch.cuda.is_available() if pinned is None else pinned,
             segment_bytes=segment_bytes,
             arena=arena,
+            evicts=evicts,
         )
 
     @property

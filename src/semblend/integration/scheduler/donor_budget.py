@@ -1,16 +1,12 @@
-"""What the ranks keep, decided in one place.
-
-TensorRT-LLM cannot be told that a load failed once it was offered, so a donor that can be
-found must be there, on every rank, until the load is done. Therefore no rank ever evicts by
-itself: the leader counts the bytes of the segments (all ranks have the same ones), chooses
-who makes room, and never one that an offer relies on.
-"""
+"""The bytes of donors on each rank, counted by the scheduler: all ranks have the same segments."""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING
 
-from semblend.kv.segments import SegmentKey
+if TYPE_CHECKING:
+    from semblend.kv.segments import SegmentKey
 
 
 class DonorBudget:
@@ -61,6 +57,11 @@ class DonorBudget:
             if not self._users[key.digest]:
                 del self._users[key.digest]
                 self.used_bytes -= key.length * self._token_bytes
+
+    def clear(self) -> None:
+        """All donors are let go of."""
+        for donor_id in list(self._donors):
+            self.remove(donor_id)
 
     def pin(self, donor_ids: tuple[str, ...]) -> bool:
         """Keep these until :meth:`unpin`; False if one of them is not held."""
