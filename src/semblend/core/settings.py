@@ -54,6 +54,15 @@ class Settings(BaseModel):
     discovery_only: bool = Field(
         False, description="Find and report reusable spans, and never load any donor K/V."
     )
+    strict_start: bool = Field(
+        False,
+        description=(
+            "Refuse to start, by name, in an engine of an unknown version or with a model or "
+            "feature that reuse was not proven with. By default the engine starts: SemBlend "
+            "discovers where the engine's interface allows it, else it does nothing, and one "
+            "line says why."
+        ),
+    )
     embedder: EmbedderKind = Field(
         EmbedderKind.MINILM,
         json_schema_extra=_BY_MEANING,

@@ -22,6 +22,8 @@ class SemBlendRadixCache(UnifiedRadixCache):
 
     def __init__(self, params: Any) -> None:
         self.semblend: SchedulerSide | None = None  # the parent's constructor calls reset()
+        self._loaded_ours = False
+        """Whether the last load was ours: SGLang asks who owns it without naming the request."""
         self.made_with = params
         """SGLang's CacheInitParams: also how K/V events name pages."""
         super().__init__(params)
@@ -34,16 +36,21 @@ class SemBlendRadixCache(UnifiedRadixCache):
         return self.semblend.offered(params.req, params.key, result)
 
     def init_load_back(self, params: Any) -> tuple[int, Any] | None:
-        """Load what was offered; without SemBlend's offers, whatever the tree itself has."""
-        if self.semblend is None or not self.semblend.can_load:
-            return super().init_load_back(params)  # type: ignore[no-any-return]
-        return self.semblend.load(params)
+        """Load what was offered to this request; without an offer, what the tree itself has."""
+        self._loaded_ours = self.semblend is not None and self.semblend.has_offered(params.req)
+        if self.semblend is not None and self._loaded_ours:
+            return self.semblend.load(params)
+        loaded: tuple[int, Any] | None = super().init_load_back(params)
+        if self.semblend is not None and loaded is not None:
+            self.semblend.loaded_by_the_tree(params.req, loaded[0])
+        return loaded
 
     def load_back_is_cache_owned(self) -> bool:
-        """Slots SemBlend loads belong to the request, which frees them with its row."""
-        if self.semblend is None or not self.semblend.can_load:
-            return bool(super().load_back_is_cache_owned())
-        return False
+        """Slots SemBlend loads belong to the request, which frees them with its row.
+
+        Asked right after a load, and of that load.
+        """
+        return not self._loaded_ours and bool(super().load_back_is_cache_owned())
 
     def prefix_device_indices(self, req: Any) -> torch.Tensor:
         """Slots of the request's prefix: the tree's path, then its private region."""

@@ -29,6 +29,7 @@ from semblend.integration.scheduler.request import Stage
 from semblend.integration.scheduler.settlement import Settlements
 from semblend.integration.sglang import namespaces
 from semblend.integration.sglang.donor_queue import DonorQueue, Offer
+from semblend.integration.sglang.hicache import HostTier
 from semblend.integration.sglang.loading import DonorLostError, SpanLoader
 from semblend.integration.sglang.log_lines import BackendLog, logger
 from semblend.integration.sglang.options import BackendOptions
@@ -68,8 +69,10 @@ class SchedulerSide:
         hole_budget: int,
         certified: bool,
         standing: Standing | None = None,
+        host_tier: HostTier | None = None,
     ) -> None:
         """Build from parts; without loader and passes it only discovers."""
+        self.host_tier = host_tier
         self.provider = provider
         self.log = log
         self.stats = stats
@@ -113,7 +116,7 @@ class SchedulerSide:
             return result
 
     def _offered(self, request: Any, key: Any, result: Any) -> Any:
-        if result.host_hit_length or request.kv.holds_kv:
+        if request.kv.holds_kv:
             return result
         namespace = self.provider.namespace_of(request.extra_key, request.cache_salt)
         state = state_of(request, self.settlements.accounts, namespace)
@@ -129,6 +132,8 @@ class SchedulerSide:
         if state.stage is Stage.LOADING:
             self._take_back(state)
         state.withdraw()  # it is asked anew
+        if result.host_hit_length:  # HiCache has more of the prefix, and that is exact
+            return result
         plan = self._plan(state, request, key)
         if not plan.executable or plan.end > len(key):
             if plan.reason is not None:
@@ -190,6 +195,17 @@ class SchedulerSide:
 
     # -- loading ---------------------------------------------------------------------
 
+    def has_offered(self, request: Any) -> bool:
+        """Whether what the scheduler was told to load is ours."""
+        state = known_state(request)
+        return state is not None and state.stage is Stage.CLAIMED
+
+    def loaded_by_the_tree(self, request: Any, tokens: int) -> None:
+        """HiCache brings back an exact prefix of the request."""
+        state = known_state(request)
+        if state is not None:
+            state.account.exact_tokens += tokens
+
     def load(self, params: Any) -> tuple[int, Any] | None:
         """(tokens, node) that were loaded: all that were offered or none; None is "ask again"."""
         request = params.req
@@ -204,6 +220,12 @@ class SchedulerSide:
         if self._pending and sum(self._pending.values()) + holes > self._hole_budget:
             self.stats.count("waits")
             return None
+        if self.host_tier is not None and self.host_tier.is_loading:
+            if self.host_tier.may_wait(state.request_id):
+                self.stats.count("waits")
+                return None
+            self._declined(state, DeclineReason.NO_CAPACITY, "HiCache loads all the time")
+            return nothing
         try:
             return self._load(request, state, plan, holes)
         except DonorLostError as error:
@@ -362,6 +384,8 @@ class SchedulerSide:
         if state is None:
             return
         self._pending.pop(state.request_id, None)
+        if self.host_tier is not None:
+            self.host_tier.forget(state.request_id)
         try:
             if request.finished():
                 self.settlements.ended(state)

@@ -7,12 +7,12 @@ from typing import Any
 
 from semblend.integration.model_cost import cost_model
 from semblend.integration.probing import can_probe
-from semblend.integration.refusals import Refusal, UnsupportedEngineError
 from semblend.integration.running_mode import RunningMode
 from semblend.integration.scheduler.setup import may_load, standing_for
 from semblend.integration.sentence_ends import boundaries_of
 from semblend.integration.sglang import namespaces
-from semblend.integration.sglang.forward_hook import attach, is_installed
+from semblend.integration.sglang.forward_hook import attach
+from semblend.integration.sglang.hicache import HostTier
 from semblend.integration.sglang.kv_pool import KvPool
 from semblend.integration.sglang.loading import SpanLoader
 from semblend.integration.sglang.log_lines import BackendLog, logger
@@ -25,47 +25,29 @@ from semblend.integration.sglang.radix_cache import SemBlendRadixCache
 from semblend.integration.sglang.rotary import table_from_model
 from semblend.integration.sglang.scheduler_side import SchedulerSide
 from semblend.integration.sglang.stats import BackendStats
-from semblend.integration.sglang.support import (
-    engine_refusals,
-    resolved,
-)
+from semblend.integration.sglang.support import resolved
 from semblend.integration.sglang.tail_probe import PolicyProbe
+from semblend.integration.starting import Start
 from semblend.kv.depth_drift import read_table
 
 _UNCHUNKED_PASS = 8192
 """Tokens of a pass where the engine does not cut its prefills."""
 
 
-def build_cache(context: Any) -> SemBlendRadixCache:
-    """The backend for one engine.
-
-    Raises
-    ------
-    UnsupportedEngineError
-        Naming everything in this engine under which nothing may be loaded.
-    """
-    options = BackendOptions.from_env()
-    settings = options.settings()
-    if options.mode.loads and not settings.discovery_only:
-        refusals = engine_refusals(context, options)
-        if not is_installed(context.tp_worker):
-            refusals.append(
-                Refusal(
-                    feature="the forward hook is not installed",
-                    remedy="SGLANG_PLUGINS must not leave out semblend",
-                )
-            )
-        if refusals:
-            raise UnsupportedEngineError(refusals)
+def build_cache(context: Any, asked: BackendOptions, start: Start) -> SemBlendRadixCache:
+    """The backend for one engine, as far as it may go."""
     from sglang.srt.mem_cache.registry import create_unified_radix_cache
 
     cache = create_unified_radix_cache(context, cache_class=SemBlendRadixCache)
-    cache.semblend = _side(context, cache, options)
+    cache.semblend = _side(context, cache, asked, start)
     attach(context.tp_worker, cache.semblend)
     return cache  # type: ignore[no-any-return]
 
 
-def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> SchedulerSide:
+def _side(
+    context: Any, cache: SemBlendRadixCache, asked: BackendOptions, start: Start
+) -> SchedulerSide:
+    options = start.allowed(asked)
     runner = context.tp_worker.model_runner
     settings = options.settings()
     namespace = namespaces.engine_namespace(context, options, settings)
@@ -105,11 +87,12 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
         probe = PolicyProbe(runner, pool=pool, nested=nested, loader=loader)
         passes = RegionPasses(runner, pool=pool, nested=nested, probe=probe)
     running = RunningMode.of(
-        options.mode,
-        given="mode" in options.model_fields_set,
-        settings=settings,
+        asked.mode,
+        given="mode" in asked.model_fields_set,
+        settings=asked.settings(),
         standing=standing,
         model=str(runner.model_config.model_path),
+        objection=start.objection,
     )
     logger.log(running.level, "%s", running)
     if unheeded := options.unheeded():
@@ -128,6 +111,7 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
         hole_budget=options.max_hole_tokens_per_step or budget,
         certified=standing.certificate is not None,
         standing=standing,
+        host_tier=HostTier(cache),
     )
 
 
