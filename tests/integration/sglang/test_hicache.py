@@ -35,7 +35,7 @@ def host_copies(host: Any) -> list[tuple[list[int], np.ndarray]]:
     from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
     cache = host.cache
-    pool = cache.components[ComponentType.FULL]._kv_pool_host
+    pool = cache.components[ComponentType.FULL]._full_kv_pool_host
     found = []
 
     def walk(node: Any, path: list[int]) -> None:
