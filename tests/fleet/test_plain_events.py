@@ -3,10 +3,12 @@
 import asyncio
 import json
 import logging
+import sys
 import threading
 
 import pytest
 
+from semblend.core.errors import MissingExtraError
 from semblend.core.namespace import Namespace
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.fleet.membership import join
@@ -170,6 +172,17 @@ def test_without_jetstream_a_secret_silences_nobody(core_nats_server):
     finally:
         listener.end.set()
         listener.join()
+
+
+def test_without_the_client_of_nats_nothing_is_announced_and_nothing_stops(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "nats", None)
+    settings = Settings(embedder=EmbedderKind.NONE, nats_url="nats://127.0.0.1:4222")
+    with SemBlendPipeline(settings) as pipeline:
+        assert join(pipeline, settings, NAMESPACE) is None
+        assert "announces no donors" in caplog.text
+        strict = settings.model_copy(update={"strict_start": True})
+        with pytest.raises(MissingExtraError, match="nats-py"):
+            join(pipeline, strict, NAMESPACE)
 
 
 def test_a_server_without_a_secret_serves_and_shares_nothing(nats_server, listener, tmp_path):

@@ -13,6 +13,7 @@ import socket
 import threading
 from typing import Any
 
+from semblend.core.errors import MissingExtraError
 from semblend.core.namespace import Namespace
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray
@@ -136,15 +137,23 @@ def join(
     ------
     SettingsError
         If the fleet's secret or the address is not what it should be.
+    MissingExtraError
+        With SEMBLEND_STRICT_START, if the client of NATS is not installed; without, a line says so.
     """
     if not settings.nats_url:
         return None
-    announcer, _ = announce(
-        PipelineLibrary(pipeline),
-        settings,
-        namespace,
-        worker_id=worker_name(settings),
-        dp_rank=dp_rank,
-        blocks=blocks,
-    )
+    try:
+        announcer, _ = announce(
+            PipelineLibrary(pipeline),
+            settings,
+            namespace,
+            worker_id=worker_name(settings),
+            dp_rank=dp_rank,
+            blocks=blocks,
+        )
+    except MissingExtraError as error:
+        if settings.strict_start:
+            raise
+        logger.warning("SemBlend announces no donors: %s", error)
+        return None
     return announcer
