@@ -12,6 +12,7 @@ import semblend.core.namespace
 import semblend.core.outcomes
 import semblend.core.plan
 import semblend.integration.modes
+import semblend.integration.provider
 import semblend.integration.sglang.launcher
 import semblend.integration.vllm.namespaces
 import semblend.integration.vllm.options
@@ -34,6 +35,9 @@ OLDER = {
     f"{CONNECTOR}.provider": {"Provider": semblend.integration.modes.Provider},
     f"{CONNECTOR}.providers": {"SemBlendPipeline": semblend.pipeline.SemBlendPipeline},
     f"{CONNECTOR}.providers.semblend": {"SemBlendPipeline": semblend.pipeline.SemBlendPipeline},
+    "semblend.integration.sglang.provider": {
+        "SemBlendProvider": semblend.integration.provider.SemBlendProvider,
+    },
     f"{CONNECTOR}.types": {
         "Plan": semblend.core.plan.Plan,
         "DeclineReason": semblend.core.outcomes.DeclineReason,

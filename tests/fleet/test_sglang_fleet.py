@@ -17,7 +17,7 @@ from semblend.fleet.placement.chooser import Choice, WorkerLoad, choose
 from semblend.fleet.publish.nats_link import LogOptions
 from semblend.fleet.residency.caches import FollowedCaches
 from semblend.fleet.residency.follower import CacheFeed
-from semblend.integration.sglang.namespaces import isolation_of
+from semblend.integration.isolation import by_extra_key
 from tests.fleet.cache_relay import Relay, as_arrays
 from tests.fleet.engines import SLOW_PREFILL
 from tests.fleet.line_workers import ROOT, SECRET, found_by_a_gateway, line_worker
@@ -76,7 +76,7 @@ def agrees(fleet, said):
 
 
 def placed(fleet, tokens, **keys):
-    found = found_by_a_gateway(fleet.held, tokens, cache_salt=isolation_of(None, keys.get("salt")))
+    found = found_by_a_gateway(fleet.held, tokens, cache_salt=by_extra_key(None, keys.get("salt")))
     loads = [WorkerLoad(worker_id="elsewhere"), WorkerLoad(worker_id=NAME[0])]
     return choose(len(tokens), found, loads, SLOW_PREFILL)
 
@@ -92,7 +92,7 @@ def test_donors_are_announced_placed_on_and_taken_back_when_evicted(fleet):
     chosen = placed(fleet, target)
     assert chosen.choice is Choice.DONOR
     assert chosen.option.worker_id == NAME[0]
-    for other in (isolation_of("tenant-b", None), isolation_of(None, "salt")):
+    for other in (by_extra_key("tenant-b", None), by_extra_key(None, "salt")):
         assert not found_by_a_gateway(fleet.held, target, cache_salt=other).holdings
 
     reused = fleet.worker.ask({"tokens": target})

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig
@@ -11,9 +10,11 @@ from transformers import AutoConfig
 from semblend.core.errors import SerialisationError
 from semblend.core.settings import Settings
 from semblend.integration.certificates import uncertified_standing
-from semblend.integration.sglang.kv_pool import KvPool, SlotCopy
+from semblend.integration.worker.pool_copies import PoolCopies
 from semblend.kv.depth_drift import DepthDrift
+from semblend.kv.paged_kv import PagedKv
 from semblend.kv.rotary import RotaryTable
+from semblend.kv.transfer import SpanCopy
 from tests.integration.models import REFERENCE
 
 LAYERS, HEADS, DIM = 3, 4, 8
@@ -30,12 +31,17 @@ def rotary():
     return RotaryTable(cos=angles.cos(), sin=angles.sin())
 
 
-def test_sglangs_pool_shifts_what_moved_and_leaves_the_donor_alone():
+def test_copies_in_a_pool_shift_what_moved_and_leaves_the_donor_alone():
     keys, values = ([torch.randn(200, HEADS, DIM) for _ in range(LAYERS)] for _ in range(2))
     donor = [(k[:50].clone(), v[:50].clone()) for k, v in zip(keys, values, strict=True)]
-    runner = SimpleNamespace(token_to_kv_pool=SimpleNamespace(k_buffer=keys, v_buffer=values))
-    pool, rows = KvPool(runner, rotary()), torch.arange(50)
-    copy = SlotCopy(source=rows, target=rows + 100, donor_start=20, target_start=700)
+    pool, rows = PoolCopies(PagedKv.of_slots(keys, values), rotary()), np.arange(50)
+    copy = SpanCopy(
+        source=pool.pool,
+        source_slots=rows,
+        target_slots=rows + 100,
+        source_start=20,
+        target_start=700,
+    )
     assert pool.copy([copy]) == 50
     plain = [(k[100:150].clone(), v[100:150].clone()) for k, v in zip(keys, values, strict=True)]
     assert pool.copy([copy], drift()) == 50

@@ -9,14 +9,16 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from semblend.core.namespace import Namespace, salt_part
-from semblend.integration.isolation import UNSALTED, by_salt
+from semblend.core.settings import Settings
+from semblend.integration.isolation import UNSALTED, by_extra_key, by_salt
 from semblend.integration.ladder import new_salt, split_salt
-from semblend.integration.sglang import namespaces as sglang
+from semblend.integration.provider import SemBlendProvider
 from semblend.integration.trtllm import namespaces as trtllm
 from semblend.integration.vllm import namespaces as vllm
 from semblend.serve.gateway.placing import _salt_part
 
 ENGINE = Namespace.of(model="m")
+SGLANG = SemBlendProvider(ENGINE, Settings(embedder="none"))
 EDGES = (" ", "\t", "\n", "\0", "\u00a0", "\u200b", "|", ".")
 
 
@@ -46,11 +48,11 @@ def vllm_name(salt: str | None) -> bytes:
 
 
 def sglang_name(salt: str | None) -> bytes:
-    return sglang.of_request(ENGINE, None, salt).key()
+    return SGLANG.namespace_of(None, salt).key()
 
 
 def sglang_key_name(key: str | None) -> bytes:
-    return sglang.of_request(ENGINE, key, None).key()
+    return SGLANG.namespace_of(key, None).key()
 
 
 def trtllm_name(salt: str | None) -> bytes:
@@ -105,18 +107,18 @@ def test_a_key_and_a_salt_never_run_into_each_other(
     one: tuple[str, str], other: tuple[str, str]
 ) -> None:
     assume(one != other)
-    assert sglang.isolation_of(*one) != sglang.isolation_of(*other)
+    assert by_extra_key(*one) != by_extra_key(*other)
 
 
 def test_salts_are_names_that_reveal_nothing_and_no_salt_is_one_of_them() -> None:
     assert by_salt(None) == UNSALTED
     assert by_salt(UNSALTED) != UNSALTED
-    assert "secret" not in by_salt("secret") + sglang.isolation_of("secret", "secret")
+    assert "secret" not in by_salt("secret") + by_extra_key("secret", "secret")
 
 
 def test_half_a_surrogate_pair_is_a_salt_like_any_other() -> None:
     assert by_salt("\ud800") != by_salt("\ud801")
-    assert sglang.isolation_of("\ud800", None) != sglang.isolation_of("\ud801", None)
+    assert by_extra_key("\ud800", None) != by_extra_key("\ud801", None)
 
 
 @pytest.mark.parametrize("layout", ["segments:x", "trtllm:x", "slots:x", "layers,2,pages"], ids=str)

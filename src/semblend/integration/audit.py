@@ -25,6 +25,8 @@ from typing import Any
 
 from semblend.core.faults import clock_jump_s
 from semblend.core.ledger import Settlement
+from semblend.core.outcomes import DeclineReason
+from semblend.core.plan import Plan
 from semblend.integration.audit_file import RotatingLines
 
 SCHEMA_VERSION = 2
@@ -177,6 +179,51 @@ class AuditStream:
             tokens,
         )
         self.event(event, request_id, donor_id=donor_id, token_count=tokens, **fields)
+
+    def looked_up(self, request_id: str, plan: Plan) -> None:
+        """The first plan of a request."""
+        reason, evidence = plan.reason, plan.evidence
+        if plan.spans:
+            self.lookup_hit(
+                request_id,
+                donor_id=",".join(plan.donor_ids),
+                kind=plan.spans[0].kind.value,
+                reusable_tokens=plan.reused_tokens,
+                reason=PLANNED if reason is None else reason.value,
+                lookup_ms=evidence.lookup_ms,
+                spans=len(plan.spans),
+                matched_tokens=evidence.matched_tokens,
+            )
+            if reason is not None:
+                self.event("discovery_only_no_supply", request_id, reason=reason.value)
+        elif reason is DeclineReason.SHORT_PROMPT:
+            self.event("lookup_skipped_short_prompt", request_id)
+        elif reason is DeclineReason.INTERNAL_ERROR:
+            self.event("lookup_error", request_id, detail=plan.detail)
+        else:
+            self.lookup_miss(
+                request_id,
+                reason="no_match" if reason is None else reason.value,
+                miss_donor_count=evidence.candidate_donors,
+                lookup_ms=evidence.lookup_ms,
+            )
+
+    def advertised(self, event: str, request_id: str, plan: Plan, *, standing: str) -> None:
+        """The engine was told that a plan can be carried out."""
+        first = plan.spans[0]
+        self.load_advertised(
+            event,
+            request_id,
+            donor_id=",".join(plan.donor_ids),
+            tokens=plan.reused_tokens,
+            standing=standing,
+            boundary=plan.end,
+            target_start=first.target_start,
+            donor_start=first.donor_start,
+            pieces=len(plan.copies),
+            donors_used=len(plan.donor_ids),
+            hole_tokens=plan.hole_tokens,
+        )
 
     def materialising(self, request_id: str, *, donor_id: str, tokens: int) -> None:
         """A load was sent to the workers: a start, not reuse."""

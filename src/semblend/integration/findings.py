@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, TypeVar
 
 from semblend import __version__
@@ -13,7 +14,7 @@ from semblend.core.distribution import PACKAGE, require_this_distribution
 from semblend.core.errors import ForeignDistributionError, SemBlendError
 from semblend.core.installing import install_command
 from semblend.integration.options import VariableOptions
-from semblend.integration.refusals import Refusal
+from semblend.integration.refusals import VERIFIED_ARCHITECTURES, Refusal, rotary_refusals
 
 Options = TypeVar("Options", bound=VariableOptions)
 
@@ -104,6 +105,28 @@ def refused_things(check: str, refusals: Iterable[Refusal]) -> Iterator[Finding]
         yield Finding(check=check, verdict=Verdict.REFUSED, detail=str(refusal))
     if not refusals:
         yield Finding(check=check, verdict=Verdict.OK, detail="nothing that is refused")
+
+
+def model_findings(name: str, *, unverified: bool) -> Iterator[Finding]:
+    """Whether a model's architecture was seen to work, and whether its K can be moved.
+
+    `unverified` tries architectures that were not.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(name, local_files_only=Path(name).is_dir())
+    except Exception as error:
+        yield Finding(check="model", verdict=Verdict.REFUSED, detail=f"{name}: {error}")
+        return
+    names = list(getattr(config, "architectures", None) or [])
+    known = set(names) & set(VERIFIED_ARCHITECTURES)
+    verdict = Verdict.OK if known else (Verdict.NOTE if unverified else Verdict.REFUSED)
+    yield Finding(check="architecture", verdict=verdict, detail=", ".join(names) or "unknown")
+    refusals = rotary_refusals(config.get_text_config())
+    verdict = Verdict.REFUSED if refusals else Verdict.OK
+    detail = "; ".join(map(str, refusals)) or "movable; proven at start"
+    yield Finding(check="rotary", verdict=verdict, detail=detail)
 
 
 def findings_json(engine: str, findings: Iterable[Finding]) -> str:

@@ -11,6 +11,9 @@ import hashlib
 UNSALTED = "semblend:ns:no-cache-salt"
 """Of requests without a salt: a name like any other, which no salt has."""
 
+UNKEYED = "semblend:ns:no-extra-key"
+"""The same where an extra key separates users too."""
+
 
 def by_salt(cache_salt: str | None) -> str:
     """A cache salt's name in namespaces, which does not reveal the salt."""
@@ -27,6 +30,18 @@ def by_keys(*keys: str | None) -> str:
         data = b"" if key is None else _bytes(key)
         digest.update(bytes([key is not None]) + len(data).to_bytes(8, "little") + data)
     return "semblend:ns:keys:" + digest.hexdigest()[:32]
+
+
+def by_extra_key(extra_key: str | None, cache_salt: str | None) -> str:
+    """The name of an extra key and a salt, which reveals neither.
+
+    As SGLang's tree has it: an empty salt is no salt. An empty extra key it would tell from none,
+    but its API makes none of it first.
+    """
+    salt = cache_salt or None
+    if extra_key is None and salt is None:
+        return UNKEYED
+    return by_keys(extra_key, salt)
 
 
 def _bytes(text: str) -> bytes:

@@ -16,7 +16,7 @@ import numpy as np
 
 from semblend.core.errors import SemBlendError
 from semblend.core.outcomes import DeclineReason
-from semblend.core.plan import Hole, Plan
+from semblend.core.plan import Plan
 from semblend.planning.depth import shifts_depth
 from semblend.planning.policies.base import ProbeKind, Scores, policy_from_spec
 
@@ -94,15 +94,6 @@ def probes(plan: Plan) -> bool:
 def tokens_to_compute(plan: Plan) -> int:
     """Tokens a plan computes in one nested pass; the tail among them where a policy looks."""
     return pass_tokens(plan) if probes(plan) else sum(map(len, plan.holes))
-
-
-def left_to_compute(before: Plan, after: Plan) -> tuple[Hole, ...]:
-    """Holes of a refined plan whose K/V the probe's pass over `before` left otherwise.
-
-    What precedes the first token that the policy added depends on nothing that has changed.
-    """
-    first = first_added(before, after)
-    return tuple(hole for hole in after.holes if hole.end > first)
 
 
 def first_added(before: Plan, after: Plan) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 from semblend.core import faults
 from semblend.core.faults import FaultPoint
+from semblend.core.ledger import LedgerTotals
 
 
 def plant(host: Any, spec: str) -> None:
@@ -17,6 +18,10 @@ def mend(host: Any) -> dict[FaultPoint, int]:
     """End what was planted; how often each point fired."""
     host.memory.pop("planted").__exit__(None, None, None)
     return dict(host.memory.pop("faults").fired)
+
+
+def totals(host: Any) -> LedgerTotals:
+    return host.side.provider.pipeline.ledger.totals()
 
 
 def ledger(host: Any) -> dict[str, Any]:

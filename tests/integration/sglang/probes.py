@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 
@@ -14,7 +14,7 @@ class InjectedError(Exception):
 
 def flush(host: Any) -> None:
     assert host.scheduler.flush_cache(), "the engine is not idle"
-    host.side._failures = 0
+    host.side.admissions.failures = 0
 
 
 def take_forwards(host: Any) -> list[list[tuple[str, int, int]]]:
@@ -111,7 +111,7 @@ def rewrite_plans(host: Any, how: str) -> None:
     from semblend.core.plan import Hole
 
     provider = host.side.provider
-    original = host.memory.setdefault("match", provider.match)
+    original = host.memory.setdefault("plan", provider.plan)
 
     def all_holes(plan: Any) -> Any:
         if not plan.spans:
@@ -121,21 +121,27 @@ def rewrite_plans(host: Any, how: str) -> None:
     def matched(*args: Any, **options: Any) -> Any:
         return all_holes(original(*args, **options))
 
-    provider.match = original if how == "as_they_are" else matched
-    limits = host.side._passes._nested.limits
-    wanted = 1 if how == "holes_of_one_token" else host.memory.setdefault("tokens", limits.tokens)
-    host.side._passes._nested.limits = replace(limits, tokens=wanted)
+    provider.plan = original if how == "as_they_are" else matched
+    passes = host.side._passes
+    tokens = host.memory.setdefault("tokens", passes.limits.tokens)
+    wanted = 1 if how == "holes_of_one_token" else tokens
+    passes.limits = replace(passes.limits, tokens=wanted)
+
+
+def rewrite_with(host: Any, function: Any) -> None:
+    """What every plan passes through; None leaves it as it is."""
+    host.side.provider.planner._rewrite = function
 
 
 def one_hole_a_pass(host: Any, wanted: bool) -> None:
     from dataclasses import replace
 
-    nested = host.side._passes._nested
-    nested.limits = replace(nested.limits, many_holes=not wanted)
+    passes = host.side._passes
+    passes.limits = replace(passes.limits, together=not wanted)
 
 
 def clear_failures(host: Any, failures: int = 0) -> None:
-    host.side._failures = failures
+    host.side.admissions.failures = failures
 
 
 def tree_holds(host: Any, tokens: list[int]) -> int:
@@ -209,8 +215,8 @@ def find_the_slot(host: Any) -> None:
 
 
 def set_hole_budget(host: Any, tokens: int | None) -> None:
-    kept = host.memory.setdefault("budget", host.side._hole_budget)
-    host.side._hole_budget = kept if tokens is None else tokens
+    kept = host.memory.setdefault("budget", host.side.admissions.hole_budget)
+    host.side.admissions.hole_budget = kept if tokens is None else tokens
 
 
 def retract_now(host: Any, wanted: bool) -> None:
@@ -244,16 +250,14 @@ def set_policy(host: Any, spec: str) -> None:
 
 def count_plans(host: Any) -> None:
     """Count plans made and matches asked for, from now on."""
-    from unittest.mock import Mock
-
     side = host.side
-    host.memory["plans"] = side.provider.match = Mock(wraps=side.provider.match)
+    host.memory["plans"] = side.provider.plan = Mock(wraps=side.provider.plan)
     host.memory["matches"] = side.offered = Mock(wraps=side.offered)
 
 
 def counted_plans(host: Any) -> tuple[int, int]:
     counts = host.memory["plans"].call_count, host.memory["matches"].call_count
-    del host.side.provider.match, host.side.offered
+    del host.side.provider.plan, host.side.offered
     return counts
 
 
@@ -270,35 +274,35 @@ def recompute_instead(host: Any, runs: list[tuple[int, int]]) -> None:
     from semblend.planning.recompute import inside_spans
 
     provider = host.side.provider
-    original = host.memory.setdefault("match", provider.match)
+    original = host.memory.setdefault("plan", provider.plan)
 
     def matched(*args: Any, **options: Any) -> Any:
         plan = original(*args, **options)
         wanted = inside_spans([Hole(*run) for run in runs], plan.spans)
         return replace(plan, recompute=wanted)
 
-    provider.match = matched
+    provider.plan = matched
 
 
 def failures(host: Any) -> int:
-    return int(host.side._failures)
+    return int(host.side.admissions.failures)
 
 
 def hide_queries(host: Any) -> None:
     """Attention layers whose hooks are never called."""
-    target = "semblend.integration.sglang.tail_probe._Watch.queries"
-    host.patches.enter_context(patch(target, lambda *_: None))
+    target = "semblend.integration.sglang.nested_pass.watch_queries"
+    host.patches.enter_context(patch(target, lambda *_, **__: Mock()))
 
 
 def shares_passes(host: Any) -> bool:
-    return bool(host.side._passes._nested.limits.many_holes)
+    return bool(host.side._passes.limits.together)
 
 
 def proof(host: Any) -> bool:
     """Try once more whether holes share a pass."""
     from semblend.integration.sglang.pass_proof import proven
 
-    return proven(host.runner, host.cache, host.side._passes._nested)
+    return proven(host.runner, host.cache, host.side._passes.limits).together
 
 
 def attend_first(host: Any) -> None:

@@ -40,7 +40,7 @@ class Host:
 
     @property
     def side(self) -> Any:
-        return self.cache.semblend
+        return self.cache.side
 
     @property
     def runner(self) -> Any:

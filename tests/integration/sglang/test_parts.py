@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,13 +14,18 @@ from semblend.core.errors import SettingsError
 from semblend.core.namespace import Namespace
 from semblend.core.plan import Hole
 from semblend.core.settings import Settings
+from semblend.integration.isolation import by_extra_key
 from semblend.integration.option_values import options_table
+from semblend.integration.provider import SemBlendProvider
 from semblend.integration.sglang.launcher import prepare
-from semblend.integration.sglang.namespaces import isolation_of
-from semblend.integration.sglang.nested_pass import PassLimits, passes_over
 from semblend.integration.sglang.options import VARIABLE, BackendOptions
-from semblend.integration.sglang.provider import SemBlendProvider
 from semblend.integration.sglang.versions import judge
+from semblend.integration.worker.sequences import (
+    PassLimits,
+    VirtualSequence,
+    block_table,
+    in_turn,
+)
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = list(range(1000, 1500))
@@ -36,6 +42,20 @@ def rows_of_holes(draw):
     return rows
 
 
+def laid_out(row: int, runs: list[Hole]) -> list[VirtualSequence]:
+    blocks, tokens = block_table((row,)), np.arange(201, dtype=np.int32)
+    return [
+        VirtualSequence(tokens=tokens, start=run.start, end=run.end, blocks=blocks)
+        for run in sorted(runs)
+    ]
+
+
+def test_one_hole_a_pass_still_computes_holes_of_several_requests_together():
+    rows = [laid_out(row, [Hole(0, 3), Hole(5, 8)]) for row in range(3)]
+    limits = PassLimits(sequences=8, tokens=100, together=False)
+    assert [len(one) for one in limits.forwards(in_turn(rows))] == [3, 3]
+
+
 @given(
     holes=rows_of_holes(),
     sequences=st.integers(1, 5),
@@ -43,15 +63,15 @@ def rows_of_holes(draw):
     many=st.booleans(),
 )
 def test_passes_compute_every_hole_once_in_order_and_within_limits(holes, sequences, tokens, many):
-    limits = PassLimits(sequences=sequences, tokens=tokens, many_holes=many)
+    limits = PassLimits(sequences=sequences, tokens=tokens, together=many)
     computed: dict[int, list[int]] = {row: [] for row in holes}
-    for one in passes_over(holes, limits):
+    for one in limits.forwards(in_turn([laid_out(row, runs) for row, runs in holes.items()])):
         assert 0 < len(one) <= sequences
-        assert sum(item.end - item.start for item in one) <= tokens
-        rows = [item.row for item in one]
+        assert sum(map(len, one)) <= tokens
+        rows = [int(item.blocks[0]) for item in one]
         assert many or len(rows) == len(set(rows))
-        for item in one:
-            computed[item.row] += range(item.start, item.end)
+        for item, row in zip(one, rows, strict=True):
+            computed[row] += range(item.start, item.end)
     for row, runs in holes.items():
         assert computed[row] == [p for run in sorted(runs) for p in range(run.start, run.end)]
 
@@ -78,7 +98,7 @@ def test_the_providers_donors_stay_in_their_namespace():
     for extra_key, cache_salt in ((None, None), ("x", None), (None, "s"), ("s", "x"), ("xs", "")):
         assert not provider.match(prompt, extra_key=extra_key, cache_salt=cache_salt).spans
     assert provider.match(prompt, extra_key="x", cache_salt="s").spans
-    assert isolation_of("x", "s") != isolation_of("xs", None)
+    assert by_extra_key("x", "s") != by_extra_key("xs", None)
 
 
 def test_the_provider_tells_of_donors_by_meaning_when_given_text():

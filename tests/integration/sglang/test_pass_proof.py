@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from semblend.core.plan import Hole
-from semblend.integration.sglang.pass_proof import holes_share_a_pass
+from semblend.integration.worker.pass_proof import holes_share_a_pass
 from tests.integration.models import joined, random_tokens
 from tests.integration.sglang import probes
 from tests.integration.sglang.prompts import DONOR, TARGET

@@ -8,7 +8,7 @@ from tests.integration.models import joined, random_tokens
 from tests.integration.sglang import probes
 from tests.integration.sglang.prompts import DOCUMENT, DONOR, TARGET, mixed_requests
 
-PACKAGE = "semblend.integration.sglang"
+PROBING = "semblend.integration.worker.probing"
 POLICY = "query_attention(0.25)"
 LONG_TAIL = joined(random_tokens(110, seed=4), DOCUMENT, random_tokens(300, seed=6))
 
@@ -69,10 +69,17 @@ def test_policies_that_need_a_probe_nobody_makes_are_declined(engine):
     assert "probe" in answer.semblend["detail"]
 
 
-@pytest.mark.parametrize("stage", ["PolicyProbe._tail_attention", "_Watch.queries", "_Watch.begin"])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        f"{PROBING}.LoadProbe._tail_attention",
+        f"{PROBING}.attention_weights",
+        "semblend.integration.sglang.kv_pool.KvPool.read_layer",
+    ],
+)
 def test_a_probe_that_fails_is_a_cold_prefill(engine, stage):
     cold = engine.cold(TARGET)
-    with engine.broken(f"{PACKAGE}.tail_probe.{stage}"):
+    with engine.broken(stage):
         answer = engine.run(TARGET)
     assert (answer.tokens, answer.cached_tokens) == (cold.tokens, 0)
     assert answer.semblend["outcome"] == "declined"

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from semblend.integration.sglang.kv_pool import KvPool, SlotCopy
+from semblend.integration.sglang.kv_pool import KvPool
+from semblend.integration.worker.pool_copies import PoolCopies
 from semblend.kv.rotary_spec import RotarySpec
 from semblend.kv.rotary_table import RotaryTable
+from semblend.kv.transfer import SpanCopy
 
 LAYERS, SLOTS, HEADS, WIDTH = 3, 256, 2, 32
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -22,6 +24,7 @@ def make_pool(device: str, dtype: torch.dtype):
     values = [torch.randn(shape, device=device).to(dtype) for _ in range(LAYERS)]
     runner = SimpleNamespace(
         token_to_kv_pool=SimpleNamespace(k_buffer=keys, v_buffer=values),
+        req_to_token_pool=None,
         forward_stream=torch.cuda.Stream() if device == "cuda" else None,
     )
     spec = RotarySpec.from_config(
@@ -35,7 +38,20 @@ def make_pool(device: str, dtype: torch.dtype):
         )
     )
     table = RotaryTable.from_spec(spec)
-    return KvPool(runner, table), runner, table
+    pool = KvPool(runner)
+    return PoolCopies(pool.slots, table, stream=pool.stream), runner, table
+
+
+def span(
+    copies: PoolCopies, source: torch.Tensor, target: torch.Tensor, *, starts: tuple[int, int]
+):
+    return SpanCopy(
+        source=copies.pool,
+        source_slots=source.cpu().numpy(),
+        target_slots=target.cpu().numpy(),
+        source_start=starts[0],
+        target_start=starts[1],
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -48,10 +64,10 @@ def test_copies_rotate_keys_and_leave_values(device, dtype):
     values = [layer.clone() for layer in runner.token_to_kv_pool.v_buffer]
     source = torch.randperm(100, device=device)[:60]
     target = 100 + torch.randperm(100, device=device)[:60]
-    moved = SlotCopy(source=source[:40], target=target[:40], donor_start=7, target_start=300)
-    still = SlotCopy(source=source[40:], target=target[40:], donor_start=90, target_start=90)
+    moved = span(pool, source[:40], target[:40], starts=(7, 300))
+    still = span(pool, source[40:], target[40:], starts=(90, 90))
     assert pool.copy([moved, still]) == 60
-    pool.wait_for_copies()
+    pool.wait()
     offsets = torch.arange(40, device=device)
     for layer in range(LAYERS):
         buffer = runner.token_to_kv_pool
@@ -78,7 +94,7 @@ def test_copies_wait_for_the_forward_that_writes_the_donor():
         for layer in range(LAYERS):
             runner.token_to_kv_pool.v_buffer[layer].copy_(ones)
     slots = torch.arange(32, device="cuda")
-    pool.copy([SlotCopy(source=slots, target=slots + 100, donor_start=5, target_start=5)])
-    pool.wait_for_copies()
+    pool.copy([span(pool, slots, slots + 100, starts=(5, 5))])
+    pool.wait()
     for layer in range(LAYERS):
         assert torch.equal(runner.token_to_kv_pool.v_buffer[layer][100:132], ones[:32])

@@ -12,9 +12,9 @@ PACKAGE = "semblend.integration.sglang"
 # Where something is made to raise, how often, and what the response then says. Boundaries
 # that are fault points are in test_fault_points.py.
 STAGES = {
-    "planning": (f"{PACKAGE}.provider.SemBlendProvider.match", None, "declined"),
+    "planning": ("semblend.integration.provider.SemBlendProvider.plan", None, "declined"),
     "reading the request": (f"{PACKAGE}.scheduler_side.state_of", None, None),
-    "comparing tokens": (f"{PACKAGE}.loading.SpanLoader._check_tokens", None, "declined"),
+    "comparing tokens": ("semblend.integration.worker.pool_copies.check_tokens", None, "declined"),
     "rotating": ("semblend.kv.torch_copy._turn", None, "declined"),
     "laying holes out, once": (f"{PACKAGE}.nested_pass.NestedPass._batch_of", 1, "declined"),
 }

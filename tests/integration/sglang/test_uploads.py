@@ -8,16 +8,18 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from semblend.core.plan import Hole
-from semblend.integration.sglang.nested_pass import NestedPass, PassLimits, VirtualSequence
+from semblend.integration.sglang.nested_pass import NestedPass
 from semblend.integration.sglang.recompute import with_regions_computed
+from semblend.integration.worker.sequences import PassLimits, VirtualSequence, block_table
 
 DEVICE = "meta"
-LIMITS = PassLimits(sequences=8, tokens=64, many_holes=True)
+LIMITS = PassLimits(sequences=8, tokens=64)
 
 
 class Waited(Exception):
@@ -71,8 +73,12 @@ def table() -> torch.Tensor:
 
 def test_laying_holes_out_waits_for_nothing(hook):
     runner = SimpleNamespace(device=DEVICE, req_to_token_pool=SimpleNamespace(req_to_token=table()))
-    sequences = [VirtualSequence(row=row, start=5, end=9 + row) for row in range(2)]
-    nested = NestedPass(runner, LIMITS)._batch_of(make_batch(), sequences)
+    tokens = np.arange(40, dtype=np.int32)
+    sequences = [
+        VirtualSequence(tokens=tokens, start=5, end=9 + n, blocks=block_table((row,)))
+        for n, row in enumerate((3, 1))
+    ]
+    nested = NestedPass(runner, make_batch(), LIMITS)._batch_of(sequences)
     assert nested.input_ids.shape == nested.out_cache_loc.shape == (9,)
     assert nested.seq_lens_cpu.tolist() == [9, 10]
     assert nested.req_pool_indices_cpu.tolist() == [3, 1]

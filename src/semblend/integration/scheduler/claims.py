@@ -18,7 +18,7 @@ from typing import Any
 
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
-from semblend.integration.audit import PLANNED, AuditStream
+from semblend.integration.audit import AuditStream
 from semblend.integration.modes import Mode
 from semblend.integration.plan_cuts import within_hole_budget
 from semblend.integration.probing import probes
@@ -40,6 +40,7 @@ _ADVERTISED = {
     Mode.SEGMENTED: "semantic_span_load_advertised",
     Mode.SEGMENTED_EXPERIMENTAL: "semantic_span_load_advertised",
 }
+_RUNG_ADVERTISED = "segmented_prefill_segment_advertised"
 
 
 class Claims:
@@ -168,7 +169,7 @@ class Claims:
         request.planned(plan, computed_tokens, generation=generation)
         self._stats.time("lookup", time.perf_counter() - started)
         if first:
-            self._audit_lookup(request, plan)
+            self._audit.looked_up(request.request_id, plan)
         return plan
 
     def _serves(self, request: Request[EngineRequest], plan: Plan) -> bool:
@@ -227,7 +228,10 @@ class Claims:
         claim = request.make_claim(cut)
         self._ration.claimed()
         if first:
-            self._advertise(request, cut)
+            staged = request.ladder_id is not None
+            event = _RUNG_ADVERTISED if staged else _ADVERTISED[self._setup.mode]
+            standing = self._setup.mode.standing
+            self._audit.advertised(event, request.request_id, cut, standing=standing)
         return claim.end - computed_tokens
 
     def _claim_again(self, request: Request[EngineRequest], computed_tokens: int) -> int | None:
@@ -255,56 +259,6 @@ class Claims:
             return ASK_AGAIN
         self._ration.claimed()
         return request.make_claim(again).end - computed_tokens
-
-    # -- saying so -------------------------------------------------------------------
-
-    def _audit_lookup(self, request: Request[EngineRequest], plan: Plan) -> None:
-        if plan.spans:
-            self._audit.lookup_hit(
-                request.request_id,
-                donor_id=",".join(plan.donor_ids),
-                kind=plan.spans[0].kind.value,
-                reusable_tokens=plan.reused_tokens,
-                reason=plan.reason.value if plan.reason is not None else PLANNED,
-                lookup_ms=plan.evidence.lookup_ms,
-                spans=len(plan.spans),
-                matched_tokens=plan.evidence.matched_tokens,
-            )
-            if plan.reason is not None:
-                self._audit.event(
-                    "discovery_only_no_supply", request.request_id, reason=plan.reason.value
-                )
-            return
-        reason = plan.reason.value if plan.reason is not None else "no_match"
-        if plan.reason is DeclineReason.SHORT_PROMPT:
-            self._audit.event("lookup_skipped_short_prompt", request.request_id)
-        elif plan.reason is DeclineReason.INTERNAL_ERROR:
-            self._audit.event("lookup_error", request.request_id, detail=plan.detail)
-        else:
-            self._audit.lookup_miss(
-                request.request_id,
-                reason=reason,
-                miss_donor_count=plan.evidence.candidate_donors,
-                lookup_ms=plan.evidence.lookup_ms,
-            )
-
-    def _advertise(self, request: Request[EngineRequest], plan: Plan) -> None:
-        first = plan.spans[0]
-        self._audit.load_advertised(
-            "segmented_prefill_segment_advertised"
-            if request.ladder_id is not None
-            else _ADVERTISED[self._setup.mode],
-            request.request_id,
-            donor_id=",".join(plan.donor_ids),
-            tokens=plan.reused_tokens,
-            standing=self._setup.mode.standing,
-            boundary=plan.end,
-            target_start=first.target_start,
-            donor_start=first.donor_start,
-            pieces=len(plan.copies),
-            donors_used=len(plan.donor_ids),
-            hole_tokens=plan.hole_tokens,
-        )
 
 
 def cheaper_computed_once(plan: Plan, samples: int) -> bool:

@@ -246,6 +246,11 @@ class Request(Generic[Handle]):
         """It is gone."""
         self.stage = Stage.ENDED
 
+    @property
+    def is_capture_decided(self) -> bool:
+        """Whether it is known if its prompt is kept."""
+        return self._capture_decided
+
     def decide_capture(self) -> bool:
         """Whether keeping its prompt is still undecided; decided after this call."""
         first, self._capture_decided = not self._capture_decided, True

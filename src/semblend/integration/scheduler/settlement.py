@@ -53,6 +53,16 @@ class Settlements:
         self._stats.count("load_failures")
         request.account.failed(reason, failure.detail)
 
+    def declined(self, request: Request[Any], reason: DeclineReason, detail: str) -> None:
+        """A plan came to nothing, and nothing has failed."""
+        self._audit.declined(
+            "runtime_materialization_declined",
+            request.request_id,
+            reason=reason.value,
+            detail=detail,
+        )
+        request.account.failed(reason, detail)
+
     def ended(self, request: Request[Any]) -> None:
         """A request ends; one that waited for the workers' answer was aborted."""
         account = request.account

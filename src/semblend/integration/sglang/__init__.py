@@ -5,13 +5,13 @@ Where things are, in the order a request meets them:
 - `fleet`: the entry point SGLang calls in each of its processes, with a fleet to join; `plugin`
   registers backend and hook.
 - `radix_cache`: the radix-cache backend `semblend`, a subclass of SGLang's unified tree.
-- `scheduler_side`: what a prompt is offered, loaded and reported; `request_state`: its slots.
-- `provider`: who has read these tokens, usable without SGLang; `donor_queue`: who becomes known.
-- `loading`, `kv_pool`: donor K/V into the request's own slots, K re-rotated.
-- `forward_hook`, `passes`, `nested_pass`, `tail_probe`, `recompute`: holes, computed before the
-  engine's own forward; `pass_proof`: how many of them a pass may hold.
-- `options`, `modes`, `support`, `versions`, `contract`, `namespaces`, `rotary`: what is set,
-  refused and proven at start; `stats`, `log_lines`: what is counted and said.
+- `scheduler_side`: what a prompt is offered, loaded and reported, decided by
+  `integration.scheduler.admissions`; `request_state`: its slots.
+- `loading`, `kv_pool`: donors found in the tree, slots taken, and the pool they lie in.
+- `forward_hook`, `passes`, `nested_pass`, `recompute`: holes, computed before the engine's own
+  forward; `pass_proof`: how many of them a pass may hold.
+- `options`, `modes`, `support`, `versions`, `contract`, `namespaces`: what is set, refused and
+  proven at start; `stats`, `log_lines`: what is counted and said.
 - `radix_patcher`, `launcher`: the published names `patch_radix_cache` and `semblend-sglang`.
 
 Nothing is imported here: SGLang loads `fleet` by its name.

@@ -10,7 +10,7 @@ from array import array
 from types import SimpleNamespace
 from typing import Any
 
-from semblend.integration.sglang.provider import DonorRecord
+from semblend.integration.provider import DonorRecord
 
 _SPARSE_TOKENS = 16
 """Of smaller pages only those that end at a multiple of this are named, and the last: a tree

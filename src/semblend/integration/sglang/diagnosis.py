@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from semblend.integration.findings import (
@@ -14,17 +13,14 @@ from semblend.integration.findings import (
     any_refused,
     given_options,
     interfaces,
+    model_findings,
     not_installed,
     own_installation,
     refused_things,
 )
-from semblend.integration.refusals import VERIFIED_ARCHITECTURES, rotary_refusals
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.plugin import unseen
-from semblend.integration.sglang.support import (
-    ATTENTION_BACKENDS,
-    feature_refusals,
-)
+from semblend.integration.sglang.support import ATTENTION_BACKENDS, feature_refusals, resolved
 from semblend.integration.sglang.versions import SUPPORTED, installed
 
 
@@ -98,12 +94,11 @@ def _engine(question: Question) -> Iterator[Finding]:
         return
     yield from refused_things("features", feature_refusals(arguments))
     yield _attention(arguments)
-    yield from _model(str(arguments.model_path), question)
+    tried = bool(question.config.get("unverified_architectures"))
+    yield from model_findings(str(arguments.model_path), unverified=tried)
 
 
 def _attention(arguments: Any) -> Finding:
-    from semblend.integration.sglang.support import resolved
-
     cfg = resolved(arguments)
     chosen = getattr(cfg, "prefill_attention_backend", None) or cfg.attention_backend
     if chosen is None:
@@ -120,22 +115,3 @@ def _attention(arguments: Any) -> Finding:
         verdict=Verdict.OK if seen else Verdict.NOTE,
         detail=chosen if seen else f"{chosen}: not run by the tests; passes are tried at start",
     )
-
-
-def _model(name: str, question: Question) -> Iterator[Finding]:
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(name, local_files_only=Path(name).is_dir())
-    except Exception as error:
-        yield Finding(check="model", verdict=Verdict.REFUSED, detail=f"{name}: {error}")
-        return
-    names = list(getattr(config, "architectures", None) or [])
-    known = set(names) & set(VERIFIED_ARCHITECTURES)
-    tried = bool(question.config.get("unverified_architectures"))
-    verdict = Verdict.OK if known else (Verdict.NOTE if tried else Verdict.REFUSED)
-    yield Finding(check="architecture", verdict=verdict, detail=", ".join(names) or "unknown")
-    refusals = rotary_refusals(config.get_text_config())
-    verdict = Verdict.REFUSED if refusals else Verdict.OK
-    detail = "; ".join(map(str, refusals)) or "movable; proven at start"
-    yield Finding(check="rotary", verdict=verdict, detail=detail)

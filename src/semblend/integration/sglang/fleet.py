@@ -30,7 +30,7 @@ def announce(cache: Any) -> DonorAnnouncer | None:
     SettingsError
         If the fleet's secret or address is not what it should be; the server does not start.
     """
-    provider = cache.semblend.provider
+    provider = cache.side.provider
     namer = BlockNamer.of(cache)
 
     def blocks(donor_id: str) -> Sequence[int]:

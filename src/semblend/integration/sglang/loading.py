@@ -9,46 +9,25 @@ a load never narrows what the scheduler counted on when it admitted others.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from semblend.core.errors import CapacityError, DonorError
+from semblend.core.errors import CapacityError
 from semblend.core.faults import FaultPoint, fault_point
-from semblend.core.plan import Plan, Span
+from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
-from semblend.integration.sglang.kv_pool import KvPool, SlotCopy
-from semblend.integration.sglang.provider import DonorRecord, SemBlendProvider
+from semblend.integration.provider import DonorRecord, DonorsLostError, SemBlendProvider
 from semblend.integration.sglang.request_state import PrivateLoad
-from semblend.kv.depth_drift import DepthDrift
-from semblend.planning.depth import drift_for
-from semblend.planning.policies.base import policy_from_spec
-
-
-class DonorLostError(DonorError):
-    """Donors that a plan relies on are no longer in the tree, or hold something else."""
-
-    def __init__(self, donor_ids: Sequence[str], message: str) -> None:
-        super().__init__(message)
-        self.donor_ids = tuple(donor_ids)
+from semblend.integration.worker.pool_copies import DonorSlots, PoolCopies
 
 
 class SpanLoader:
     """Carries plans out in the tree's own pool."""
 
-    def __init__(
-        self,
-        cache: Any,
-        pool: KvPool,
-        provider: SemBlendProvider,
-        drift: DepthDrift | None = None,
-    ) -> None:
-        """`drift` is what policies that shift depths go by."""
-        self._drift = None if drift is None else drift.to(pool.device)
+    def __init__(self, cache: Any, copies: PoolCopies, provider: SemBlendProvider) -> None:
         self._cache = cache
-        self._pool = pool
+        self._copies = copies
         self._provider = provider
 
     def load(self, plan: Plan, tokens: TokenArray) -> PrivateLoad:
@@ -56,17 +35,17 @@ class SpanLoader:
 
         Raises
         ------
-        DonorLostError
+        DonorsLostError
             Naming the donors that are gone.
         CapacityError
             If the pool has no room left.
         """
         locks: list[Any] = []
         try:
-            sources = self._resolve(plan, tokens, locks)
+            donors = self._resolve(plan, locks)
             slots = self.take(plan.end - plan.exact_tokens)
             try:
-                self._copy(plan, sources, slots)
+                self._copies.place(plan, tokens, donors, slots)
             except BaseException:
                 self.give_back(slots)
                 raise
@@ -98,26 +77,24 @@ class SpanLoader:
         """Free slots that no request uses."""
         self._cache.token_to_kv_pool_allocator.free(slots)
 
-    def _resolve(self, plan: Plan, tokens: TokenArray, locks: list[Any]) -> dict[str, torch.Tensor]:
-        """Slots of every donor of the plan, [donor tokens], its path locked."""
+    def _resolve(self, plan: Plan, locks: list[Any]) -> dict[str, DonorSlots]:
+        """Every donor of the plan, its path locked."""
         reach: dict[str, int] = {}
         for span in plan.copies:
             reach[span.donor_id] = max(reach.get(span.donor_id, 0), span.donor_end)
         found, lost = {}, []
         for donor_id, end in reach.items():
-            slots = self._slots_of(donor_id, end, locks)
-            if slots is None:
+            donor = self._slots_of(donor_id, end, locks)
+            if donor is None:
                 lost.append(donor_id)
             else:
-                found[donor_id] = slots
+                found[donor_id] = donor
         if lost:
-            raise DonorLostError(lost, f"no longer in the tree: {', '.join(lost)}")
-        for span in plan.copies:
-            self._check_tokens(span, tokens)
+            raise DonorsLostError(lost, f"no longer in the tree: {', '.join(lost)}")
         return found
 
     @fault_point(FaultPoint.LEASE)
-    def _slots_of(self, donor_id: str, end: int, locks: list[Any]) -> torch.Tensor | None:
+    def _slots_of(self, donor_id: str, end: int, locks: list[Any]) -> DonorSlots | None:
         donor = self._provider.donor(donor_id)
         if donor is None:
             return None
@@ -130,33 +107,7 @@ class SpanLoader:
         locks.append(self._cache.lock(node))
         root = self._cache.root_node_handle(donor.extra_key)
         path: torch.Tensor = self._cache.tree_core.collect_full_device_indices(node, root)
-        return path[:end]
-
-    def _check_tokens(self, span: Span, tokens: TokenArray) -> None:
-        """Tokens are compared once more with the donor that is really here."""
-        donor = self._provider.donor(span.donor_id)
-        theirs = None if donor is None else donor.tokens[span.donor_start : span.donor_end]
-        if theirs is None or not np.array_equal(
-            theirs, tokens[span.target_start : span.target_end]
-        ):
-            raise DonorLostError([span.donor_id], f"{span.donor_id} holds other tokens")
-
-    def _copy(self, plan: Plan, sources: dict[str, torch.Tensor], slots: torch.Tensor) -> None:
-        start, policy = plan.exact_tokens, policy_from_spec(plan.policy)
-        copied = self._pool.copy(
-            [
-                SlotCopy(
-                    source=sources[span.donor_id][span.donor_start : span.donor_end],
-                    target=slots[span.target_start - start : span.target_end - start],
-                    donor_start=span.donor_start,
-                    target_start=span.target_start,
-                )
-                for span in plan.copies
-            ],
-            drift_for(policy, self._drift),
-        )
-        if copied != plan.reused_tokens:
-            raise DonorError(f"{plan.reused_tokens} tokens planned, {copied} copied")
+        return DonorSlots(tokens=donor.tokens, slots=path[:end])
 
 
 def _lookup(donor: DonorRecord, tokens: int) -> Any:

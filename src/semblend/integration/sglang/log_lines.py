@@ -13,6 +13,8 @@ from semblend.core.plan import Plan
 from semblend.integration.audit import AuditStream
 from semblend.integration.sglang.options import BackendOptions
 
+ENGINE = "sglang"
+"""Its name in records."""
 logger = logging.getLogger("semblend.sglang")
 
 
@@ -20,7 +22,7 @@ class BackendLog(AuditStream):
     """Says what happened, once, in both forms."""
 
     def __init__(self, options: BackendOptions) -> None:
-        super().__init__(engine="sglang", logger=logger, **options.audit)
+        super().__init__(engine=ENGINE, logger=logger, **options.audit)
 
     def donor_registered(
         self, request_id: str, *, donor_id: str, namespace: str, tokens: int, blocks: int = 0
@@ -31,32 +33,7 @@ class BackendLog(AuditStream):
             "donor_registered", request_id, donor_id=donor_id, namespace=namespace, tokens=tokens
         )
 
-    def looked_up(self, request_id: str, plan: Plan) -> None:
-        """The first plan of a request: evidence, not reuse."""
-        evidence = plan.evidence
-        fields: dict[str, Any] = {
-            "fingerprint_hits": evidence.fingerprint_hits,
-            "matched_tokens": evidence.matched_tokens,
-            "lookup_ms": evidence.lookup_ms,
-        }
-        reason = None if plan.reason is None else plan.reason.value
-        if not plan.spans:
-            self.lookup_miss(request_id, reason=reason or "none", **fields)
-            return
-        self.event(
-            "semantic_lookup_hit",
-            request_id,
-            donor_id=",".join(plan.donor_ids),
-            similarity=evidence.similarity,
-            kind="tokens",
-            reusable_tokens=plan.reused_tokens,
-            reason=reason or "ok",
-            **fields,
-        )
-        if reason is not None:
-            self.event("discovery_only_no_supply", request_id, reason=reason)
-
-    def advertised(self, request_id: str, plan: Plan) -> None:
+    def advertised(self, event: str, request_id: str, plan: Plan, *, standing: str) -> None:
         """The scheduler was told that this prompt's region can be supplied."""
         # Token-identical spans: the cosine of what is copied with what was asked is 1.
         logger.info(
@@ -64,25 +41,7 @@ class BackendLog(AuditStream):
             request_id,
             plan.reused_tokens,
         )
-        self.event(
-            "semantic_span_load_advertised",
-            request_id,
-            boundary=plan.end,
-            target_start=plan.spans[0].target_start,
-            donor_start=plan.spans[0].donor_start,
-            token_count=plan.reused_tokens,
-            pieces=len(plan.copies),
-            donors_used=len(plan.donor_ids),
-        )
-
-    def loaded(self, request_id: str, plan: Plan) -> None:
-        """Spans were copied; their holes are still to be computed."""
-        self.event(
-            "runtime_materialization_started",
-            request_id,
-            donor_id=",".join(plan.donor_ids),
-            tokens=plan.reused_tokens,
-        )
+        super().advertised(event, request_id, plan, standing=standing)
 
     def placed(self, request_id: str, plan: Plan) -> None:
         """Every token of the region is in place, and the request's account says so."""

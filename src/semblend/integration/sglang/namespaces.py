@@ -14,11 +14,9 @@ from semblend.core.settings import Settings
 from semblend.integration import isolation, model_identity
 from semblend.integration.sglang.options import BackendOptions
 
-_UNKEYED = "semblend:ns:no-extra-key"
-
 
 def engine_namespace(context: Any, options: BackendOptions, settings: Settings) -> Namespace:
-    """The parts that are the engine's; requests add theirs with :func:`of_request`.
+    """The parts that are the engine's; requests add their keys to them.
 
     `context` is SGLang's TreeCacheBuildContext.
     """
@@ -42,27 +40,5 @@ def engine_namespace(context: Any, options: BackendOptions, settings: Settings) 
         cache_layout="slots:nhd",
         tenant=settings.donor_tenant,
         template=settings.donor_template,
-        cache_salt=_UNKEYED,
+        cache_salt=isolation.UNKEYED,
     )
-
-
-def of_request(engine: Namespace, extra_key: str | None, cache_salt: str | None) -> Namespace:
-    """The namespace of one request under this engine."""
-    return engine.with_parts(cache_salt=isolation_of(extra_key, cache_salt))
-
-
-def isolation_of(extra_key: str | None, cache_salt: str | None) -> str:
-    """The name of an extra key and a salt in namespaces, which reveals neither.
-
-    As SGLang's tree has it: an empty salt is no salt. An empty extra key it would tell from none,
-    but its API makes none of it first.
-    """
-    salt = cache_salt or None
-    if extra_key is None and salt is None:
-        return _UNKEYED
-    return isolation.by_keys(extra_key, salt)
-
-
-def shown(namespace: Namespace) -> str:
-    """The short name of a namespace in audit records."""
-    return model_identity.shown("sglang", namespace)

@@ -11,109 +11,71 @@ Nothing here waits for the device: the scheduler runs ahead of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import copy
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from semblend.core.errors import UnsupportedModelError
 from semblend.core.faults import FaultPoint, fault_point
-from semblend.core.plan import Hole
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VirtualSequence:
-    """A run of one request's tokens to be computed on top of what precedes it."""
-
-    row: int
-    """Which request of the batch."""
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassLimits:
-    """What one pass may hold."""
-
-    sequences: int
-    """The engine's input buffers have this many rows: more would crash it."""
-    tokens: int
-    many_holes: bool
-    """Whether holes of one request may share a pass."""
-
-
-def passes_over(
-    holes: Mapping[int, Sequence[Hole]], limits: PassLimits
-) -> Iterator[tuple[VirtualSequence, ...]]:
-    """Passes that compute every row's holes, each row's in order.
-
-    A hole larger than a pass is cut; what is cut off waits for the next pass.
-    """
-    waiting = {row: sorted(runs) for row, runs in holes.items() if runs}
-    while waiting:
-        taken: list[VirtualSequence] = []
-        room = limits.tokens
-        for row in list(waiting):
-            runs = waiting[row]
-            while runs and room and len(taken) < limits.sequences:
-                run = runs.pop(0)
-                end = min(run.end, run.start + room)
-                taken.append(VirtualSequence(row=row, start=run.start, end=end))
-                room -= end - run.start
-                if end < run.end:
-                    runs.insert(0, Hole(end, run.end))
-                if end < run.end or not limits.many_holes:
-                    break
-            if not runs:
-                del waiting[row]
-        yield tuple(taken)
+from semblend.integration.probing import ProbeUnavailableError, watch_queries
+from semblend.integration.worker.port import Watch
+from semblend.integration.worker.sequences import PassLimits, VirtualSequence
 
 
 class NestedPass:
-    """Runs the engine's model over virtual sequences of a scheduled batch."""
+    """Runs the engine's model over virtual sequences of a scheduled batch.
 
-    def __init__(self, runner: Any, limits: PassLimits) -> None:
+    A sequence has one block, as long as any prompt: its request's row of the slot table.
+    """
+
+    def __init__(
+        self, runner: Any, batch: Any, limits: PassLimits, attention: Sequence[Any] = ()
+    ) -> None:
+        """`attention` are the modules of the model's layers, which can be watched."""
         self._runner = runner
-        self.limits = limits
+        self._batch = batch
+        self._limits = limits
+        self._attention = attention
 
-    def run(
-        self,
-        batch: Any,
-        holes: Mapping[int, Sequence[Hole]],
-        *,
-        watched: Callable[[Sequence[VirtualSequence]], None] | None = None,
-    ) -> int:
-        """Compute the K/V of all holes; returns how many tokens that were.
+    def run(self, sequences: Sequence[VirtualSequence], *, watch: Watch | None = None) -> int:
+        """Compute the K/V of all sequences; returns how many tokens that were.
 
-        `watched` is told the sequences of each pass, in their order; modules that it watches
-        are called one by one.
+        The last forward is watched.
         """
-        computed = 0
-        for sequences in passes_over(holes, self.limits):
-            if watched is not None:
-                watched(sequences)
-            calling: AbstractContextManager[None] = nullcontext()
-            with calling if watched is None else self._calling_modules():
-                self._forward(self._batch_of(batch, sequences))
-            computed += sum(item.end - item.start for item in sequences)
-        return computed
-
-    def one_pass(self, batch: Any, holes: Sequence[Hole]) -> None:
-        """Compute holes of the batch's first request in one pass, whatever the limits say."""
-        sequences = [VirtualSequence(row=0, start=hole.start, end=hole.end) for hole in holes]
-        self._forward(self._batch_of(batch, sequences))
+        forwards = self._limits.forwards(sequences)
+        for forward in forwards:
+            tokens = sum(map(len, forward))
+            with self._watched(watch if forward is forwards[-1] else None, tokens):
+                self._forward(self._batch_of(forward))
+        return sum(map(len, sequences))
 
     @contextmanager
-    def _calling_modules(self) -> Iterator[None]:
-        """No prefill graph: one that is replayed calls no module, and hooks are not called."""
-        runner = self._runner
-        graphs, runner.prefill_cuda_graph_runner = runner.prefill_cuda_graph_runner, None
-        try:
+    def _watched(self, watch: Watch | None, tokens: int) -> Iterator[None]:
+        """Modules called one by one: a prefill graph that is replayed calls none."""
+        if watch is None:
             yield
-        finally:
-            runner.prefill_cuda_graph_runner = graphs
+            return
+        runner, seen = self._runner, list[int]()
+
+        def see(layer: int, query: torch.Tensor) -> None:
+            seen.append(layer)
+            watch.see(layer, query[:tokens])  # the rest is padding
+
+        graphs, runner.prefill_cuda_graph_runner = runner.prefill_cuda_graph_runner, None
+        with ExitStack() as hooks:
+            hooks.callback(setattr, runner, "prefill_cuda_graph_runner", graphs)
+            for layer in watch.layers:
+                handle = watch_queries(self._attention[layer], partial(see, layer), named="q")
+                hooks.callback(handle.remove)
+            yield
+        if seen != list(watch.layers):
+            raise ProbeUnavailableError("the model's attention layers were not seen to run")
 
     @fault_point(FaultPoint.NESTED_PASS)
     def _forward(self, nested: Any) -> None:
@@ -127,43 +89,39 @@ class NestedPass:
         )
         self._runner.forward(forward)
 
-    def _batch_of(self, batch: Any, sequences: Sequence[VirtualSequence]) -> Any:
-        """An extend batch of virtual sequences over the rows of `batch`.
+    def _batch_of(self, sequences: Sequence[VirtualSequence]) -> Any:
+        """An extend batch of virtual sequences over the rows of the scheduled one.
 
-        A copy of the scheduled batch, so that fields unknown here keep the engine's own
+        A copy of it, so that fields unknown here keep the engine's own
         values; what depends on the sequences, on sampling or on logprobs is replaced.
         """
-        rows = [item.row for item in sequences]
-        requests = [batch.reqs[row] for row in rows]
-        lengths = [item.end - item.start for item in sequences]
-        ends = torch.tensor([item.end for item in sequences], dtype=torch.int64)
-        indices = batch.req_pool_indices_cpu[rows]
+        batch = self._batch
+        indices = np.concatenate([item.blocks for item in sequences]).astype(np.int64)
+        by_row = dict(zip(batch.req_pool_indices_cpu.tolist(), batch.reqs, strict=True))
+        requests = [by_row[int(index)] for index in indices]
+        lengths = [len(item) for item in sequences]
+        ends = np.array([item.end for item in sequences], dtype=np.int64)
         table = self._runner.req_to_token_pool.req_to_token
         slots = [
             table[int(index), item.start : item.end]
             for index, item in zip(indices, sequences, strict=True)
         ]
-        tokens = [
-            token
-            for request, item in zip(requests, sequences, strict=True)
-            for token in request.full_untruncated_fill_ids[item.start : item.end]
-        ]
+        tokens = np.concatenate([item.tokens[item.start : item.end] for item in sequences])
+        there = uploaded(np.concatenate([tokens, ends, indices]), self._runner.device)
         sizes = [len(tokens), len(sequences), len(sequences)]
-        values = [*tokens, *ends.tolist(), *indices.tolist()]
-        there = torch.split(uploaded(values, self._runner.device), sizes)
-        input_ids, on_device, on_device_indices = there
+        input_ids, on_device, on_device_indices = torch.split(there, sizes)
         nested = copy(batch)
         replaced: dict[str, Any] = {
             "reqs": requests,
             "input_ids": input_ids,
             "prefill_input_ids_cpu": None,
             "req_pool_indices": on_device_indices.to(batch.req_pool_indices.dtype),
-            "req_pool_indices_cpu": indices,
+            "req_pool_indices_cpu": torch.from_numpy(indices),
             "prefix_lens": [item.start for item in sequences],
             "extend_lens": lengths,
             "extend_num_tokens": sum(lengths),
             "seq_lens": on_device,
-            "seq_lens_cpu": ends,
+            "seq_lens_cpu": torch.from_numpy(ends),
             "seq_lens_sum": int(ends.sum()),
             "orig_seq_lens": on_device.to(torch.int32),
             "out_cache_loc": torch.cat(slots).to(torch.int64),
@@ -183,8 +141,26 @@ class NestedPass:
         return nested
 
 
-def uploaded(values: Sequence[int], device: str | torch.device) -> torch.Tensor:
+def attention_layers(model: Any, layers: int) -> list[Any]:
+    """The model's attention modules in the order of the pool's layers.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the two are not as many, or numbered otherwise.
+    """
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    found = [module for module in model.modules() if isinstance(module, RadixAttention)]
+    found.sort(key=lambda module: module.layer_id)
+    if [module.layer_id for module in found] != list(range(layers)):
+        raise UnsupportedModelError(f"{len(found)} attention layers for {layers} of K/V")
+    return found
+
+
+def uploaded(values: Sequence[int] | npt.NDArray[Any], device: str | torch.device) -> torch.Tensor:
     """Numbers on a device, int64 [values], without waiting for it."""
-    pinned = torch.device(device).type == "cuda"
-    host = torch.tensor(values, dtype=torch.int64, pin_memory=pinned)
+    host = torch.from_numpy(np.asarray(values, dtype=np.int64))
+    if torch.device(device).type == "cuda":
+        host = host.pin_memory()
     return host.to(device, non_blocking=True)

@@ -8,6 +8,7 @@ of such a request enters the tree (`skip_radix_cache_insert`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,29 +21,32 @@ from semblend.integration.sglang.scheduler_side import SchedulerSide
 class SemBlendRadixCache(UnifiedRadixCache):
     """The unified tree, with request-private regions behind its matches."""
 
-    def __init__(self, params: Any) -> None:
-        self.semblend: SchedulerSide | None = None  # the parent's constructor calls reset()
+    def __init__(
+        self, params: Any, *, make_side: Callable[[SemBlendRadixCache], SchedulerSide]
+    ) -> None:
+        """`make_side` makes what decides for this tree; it is given the tree."""
         self._loaded_ours = False
         """Whether the last load was ours: SGLang asks who owns it without naming the request."""
         self.made_with = params
         """SGLang's CacheInitParams: also how K/V events name pages."""
+        self._is_made = False
         super().__init__(params)
+        self.side = make_side(self)
+        self._is_made = True
 
     def match_prefix(self, params: Any) -> Any:
         """The tree's match, and what SemBlend can load behind it."""
         result = super().match_prefix(params)
-        if self.semblend is None or params.req is None:
-            return result
-        return self.semblend.offered(params.req, params.key, result)
+        return result if params.req is None else self.side.offered(params.req, params.key, result)
 
     def init_load_back(self, params: Any) -> tuple[int, Any] | None:
         """Load what was offered to this request; without an offer, what the tree itself has."""
-        self._loaded_ours = self.semblend is not None and self.semblend.has_offered(params.req)
-        if self.semblend is not None and self._loaded_ours:
-            return self.semblend.load(params)
+        self._loaded_ours = self.side.has_offered(params.req)
+        if self._loaded_ours:
+            return self.side.load(params)
         loaded: tuple[int, Any] | None = super().init_load_back(params)
-        if self.semblend is not None and loaded is not None:
-            self.semblend.loaded_by_the_tree(params.req, loaded[0])
+        if loaded is not None:
+            self.side.loaded_by_the_tree(params.req, loaded[0])
         return loaded
 
     def load_back_is_cache_owned(self) -> bool:
@@ -67,26 +71,24 @@ class SemBlendRadixCache(UnifiedRadixCache):
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
         """The tree takes over exact K/V, which may then be reused from."""
         super().checkpoint(req, up_to=up_to, **kwargs)
-        if self.semblend is not None:
-            table = self.req_to_token_pool.req_to_token
-            held = min(up_to, req.kv.cache_protected_len)
-            self.semblend.checkpointed(req, table[req.kv.req_pool_idx, :held])
+        table = self.req_to_token_pool.req_to_token
+        held = min(up_to, req.kv.cache_protected_len)
+        self.side.checkpointed(req, table[req.kv.req_pool_idx, :held])
 
     def _apply_cache_action(self, action: Any) -> None:
         """What the tree lets go of goes back to the pool; donors that end there are gone."""
         slots = getattr(action, "indices", None)
-        if slots and self.semblend is not None:
-            self.semblend.freed(list(slots))
+        if slots:
+            self.side.freed(list(slots))
         super()._apply_cache_action(action)
 
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
         """The request's row is freed."""
         super().on_release(req, checkpointed=checkpointed)
-        if self.semblend is not None:
-            self.semblend.released(req)
+        self.side.released(req)
 
     def reset(self) -> None:
         """Empty the tree, and forget every donor in it."""
         super().reset()
-        if self.semblend is not None:
-            self.semblend.flushed()
+        if self._is_made:  # the parent's constructor calls this
+            self.side.flushed()

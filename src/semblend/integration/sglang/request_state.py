@@ -11,10 +11,8 @@ import numpy as np
 from semblend.core.account import Accounts
 from semblend.core.errors import InvalidTokensError
 from semblend.core.namespace import Namespace
-from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Hole, Plan
 from semblend.core.tokens import TokenArray, as_token_array
-from semblend.integration.audit import AuditStream
 from semblend.integration.scheduler.request import Arrival, Request
 
 if TYPE_CHECKING:
@@ -44,8 +42,6 @@ class Row:
     tokens: TokenArray
     """What the scheduler last matched: the prompt and, after a retraction, what was generated."""
     load: PrivateLoad | None = None
-    generation: int = 0
-    """The planner's, when the plan was made."""
     losses: int = 0
     """Times a donor turned out to be gone."""
     donated: bool = False
@@ -100,13 +96,6 @@ def computed_exactly(state: State) -> None:
     """A load came to nothing. SGLang was told that this request's K/V never enters its tree."""
     state.failed()
     state.tainted = True
-
-
-def not_carried_out(state: State, audit: AuditStream, reason: DeclineReason, detail: str) -> None:
-    """A plan came to nothing, and nothing has failed."""
-    event = "runtime_materialization_declined"
-    audit.declined(event, state.request_id, reason=reason.value, detail=detail)
-    state.account.failed(reason, detail)
 
 
 def _prompt_of(request: Any) -> TokenArray:

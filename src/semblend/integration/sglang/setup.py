@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from semblend.integration.model_cost import cost_model
 from semblend.integration.probing import can_probe
+from semblend.integration.provider import SemBlendProvider
+from semblend.integration.rotary import proven_table
 from semblend.integration.running_mode import RunningMode
 from semblend.integration.scheduler.setup import may_load, standing_for
 from semblend.integration.sentence_ends import boundaries_of
@@ -16,18 +18,16 @@ from semblend.integration.sglang.hicache import HostTier
 from semblend.integration.sglang.kv_pool import KvPool
 from semblend.integration.sglang.loading import SpanLoader
 from semblend.integration.sglang.log_lines import BackendLog, logger
-from semblend.integration.sglang.nested_pass import NestedPass, PassLimits
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.pass_proof import proven
 from semblend.integration.sglang.passes import RegionPasses
-from semblend.integration.sglang.provider import SemBlendProvider
 from semblend.integration.sglang.radix_cache import SemBlendRadixCache
-from semblend.integration.sglang.rotary import table_from_model
 from semblend.integration.sglang.scheduler_side import SchedulerSide
-from semblend.integration.sglang.stats import BackendStats
+from semblend.integration.sglang.stats import backend_stats
 from semblend.integration.sglang.support import resolved
-from semblend.integration.sglang.tail_probe import PolicyProbe
 from semblend.integration.starting import Start
+from semblend.integration.worker.pool_copies import PoolCopies
+from semblend.integration.worker.sequences import PassLimits
 from semblend.kv.depth_drift import read_table
 
 _UNCHUNKED_PASS = 8192
@@ -38,14 +38,14 @@ def build_cache(context: Any, asked: BackendOptions, start: Start) -> SemBlendRa
     """The backend for one engine, as far as it may go."""
     from sglang.srt.mem_cache.registry import create_unified_radix_cache
 
-    cache = create_unified_radix_cache(context, cache_class=SemBlendRadixCache)
-    cache.semblend = _side(context, cache, asked, start)
-    attach(context.tp_worker, cache.semblend)
+    made = partial(SemBlendRadixCache, make_side=partial(_side, context, asked, start))
+    cache = create_unified_radix_cache(context, cache_class=made)
+    attach(context.tp_worker, cache.side)
     return cache  # type: ignore[no-any-return]
 
 
 def _side(
-    context: Any, cache: SemBlendRadixCache, asked: BackendOptions, start: Start
+    context: Any, asked: BackendOptions, start: Start, cache: SemBlendRadixCache
 ) -> SchedulerSide:
     options = start.allowed(asked)
     runner = context.tp_worker.model_runner
@@ -73,19 +73,18 @@ def _side(
     loads = may_load(options.mode, settings, standing)
     loader, passes = None, None
     if loads:
-        pool = KvPool(runner, table_from_model(runner.model))
-        table = standing.depth_table
-        drift = None if table is None else read_table(table)
-        loader = SpanLoader(cache, pool, provider, drift)
-        limits = PassLimits(
-            sequences=int(runner.max_running_requests),
-            tokens=budget,
-            many_holes=False,
+        pool, table = KvPool(runner), standing.depth_table
+        copies = PoolCopies(
+            pool.slots,
+            proven_table(runner.model),
+            drift=None if table is None else read_table(table),
+            stream=pool.stream,
         )
-        shared = proven(runner, cache, NestedPass(runner, limits))
-        nested = NestedPass(runner, replace(limits, many_holes=shared))
-        probe = PolicyProbe(runner, pool=pool, nested=nested, loader=loader)
-        passes = RegionPasses(runner, pool=pool, nested=nested, probe=probe)
+        loader = SpanLoader(cache, copies, provider)
+        # The engine's input buffers have this many rows: more would crash it.
+        limits = PassLimits(sequences=int(runner.max_running_requests), tokens=budget)
+        limits = proven(runner, cache, limits)
+        passes = RegionPasses(runner, pool=pool, copies=copies, limits=limits, loader=loader)
     running = RunningMode.of(
         asked.mode,
         given="mode" in asked.model_fields_set,
@@ -101,15 +100,14 @@ def _side(
         options=options,
         provider=provider,
         log=BackendLog(options),
-        stats=BackendStats(
+        stats=backend_stats(
             export=bool(context.params.enable_metrics),
-            labels={"model_name": str(namespace.model)},
+            model=str(namespace.model),
             mode=options.mode.value,
         ),
         loader=loader,
         passes=passes,
         hole_budget=options.max_hole_tokens_per_step or budget,
-        certified=standing.certificate is not None,
         standing=standing,
         host_tier=HostTier(cache),
     )

@@ -171,7 +171,7 @@ def _backend_refusals(backend: str) -> list[Refusal]:
 
 
 def _model_refusals(runner: Any, options: BackendOptions) -> list[Refusal]:
-    from semblend.integration.sglang.rotary import table_from_model
+    from semblend.integration.rotary import proven_table  # needs torch, and the doctor does not
 
     refusals = []
     config = runner.model_config
@@ -183,7 +183,7 @@ def _model_refusals(runner: Any, options: BackendOptions) -> list[Refusal]:
         refusals.append(Refusal(feature="encoder-decoder models"))
     refusals += architecture_refusals(config.hf_config, unverified=options.unverified_architectures)
     try:
-        table_from_model(runner.model)
+        proven_table(runner.model)
     except UnsupportedRotaryError as error:
         refusals.append(Refusal(feature=f"rotary positions: {error}"))
     return refusals

@@ -19,7 +19,25 @@ from semblend.kv.paged_kv import PagedKv
 from semblend.kv.span_batch import Destination
 
 
-class KvAccess(Protocol):
+class KvLayers(Protocol):
+    """A K/V cache that can be read layer by layer: what asking a policy takes."""
+
+    head_dim: int
+    device: torch.device
+
+    @property
+    def layer_count(self) -> int:
+        """Layers that hold K/V."""
+        ...
+
+    def read_layer(
+        self, layer: int, block_ids: Sequence[int], start: int, end: int
+    ) -> torch.Tensor:
+        """K/V of positions [start, end) on one layer: [2, tokens, kv_heads, head_dim]."""
+        ...
+
+
+class KvAccess(KvLayers, Protocol):
     """The engine's paged K/V cache, token by token, all layers of this rank.
 
     A slot is block * block_size + offset.
@@ -27,9 +45,7 @@ class KvAccess(Protocol):
 
     block_size: int
     kv_heads: int
-    head_dim: int
     dtype: torch.dtype
-    device: torch.device
     scratch_block: int
     """A block that is empty while the engine starts: proofs use it."""
     pool: PagedKv | None
@@ -38,11 +54,6 @@ class KvAccess(Protocol):
     @property
     def destination(self) -> Destination:
         """Where spans are copied to."""
-        ...
-
-    @property
-    def layer_count(self) -> int:
-        """Layers that hold K/V."""
         ...
 
     @property
@@ -68,12 +79,6 @@ class KvAccess(Protocol):
         """K/V of positions [start, end): [layers, 2, tokens, kv_heads, head_dim]."""
         ...
 
-    def read_layer(
-        self, layer: int, block_ids: Sequence[int], start: int, end: int
-    ) -> torch.Tensor:
-        """K/V of positions [start, end) on one layer: [2, tokens, kv_heads, head_dim]."""
-        ...
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
@@ -84,12 +89,8 @@ class Watch:
     """Called with a layer and its queries, [tokens, heads * head_dim], after their attention."""
 
 
-class Passes(Protocol):
-    """The engine's own model over virtual sequences, beside the engine's steps."""
-
-    def serving(self) -> None:
-        """A step of the engine begins: what the engine prepares at start-up is ready."""
-        ...
+class Runs(Protocol):
+    """The engine's own model over virtual sequences."""
 
     def run(self, sequences: Sequence[VirtualSequence], *, watch: Watch | None = None) -> int:
         """Compute the K/V of all sequences' query tokens; returns how many there were.
@@ -97,6 +98,14 @@ class Passes(Protocol):
         Sequences over the same blocks come in the order of their positions. Only the last
         forward is watched, which has the last sequence's last tokens.
         """
+        ...
+
+
+class Passes(Runs, Protocol):
+    """The same beside the engine's steps, and what samples need."""
+
+    def serving(self) -> None:
+        """A step of the engine begins: what the engine prepares at start-up is ready."""
         ...
 
     def logits(self, sequence: VirtualSequence, *, last: int) -> torch.Tensor | None:

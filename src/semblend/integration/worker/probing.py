@@ -15,7 +15,7 @@ from semblend.core.errors import DonorError
 from semblend.core.plan import Hole, Plan
 from semblend.integration.probing import TailProbe, first_added
 from semblend.integration.scheduler.orders import LoadCommand
-from semblend.integration.worker.port import KvAccess, Passes, Watch
+from semblend.integration.worker.port import KvLayers, Runs, Watch
 from semblend.integration.worker.sequences import sequences_of
 from semblend.kv.attention_weights import TAIL_QUERIES, attention_weights
 from semblend.planning.policies.base import Scores, policy_from_spec
@@ -28,7 +28,7 @@ Reduce = Callable[[torch.Tensor], torch.Tensor]
 class LoadProbe:
     """One load with a probing policy. Constructing it may fail; then nothing has run."""
 
-    def __init__(self, command: LoadCommand, plan: Plan, access: KvAccess) -> None:
+    def __init__(self, command: LoadCommand, plan: Plan, access: KvLayers) -> None:
         self._command = command
         self._plan = plan
         self._access = access
@@ -36,7 +36,7 @@ class LoadProbe:
         size = len(command.tokens)
         self.sequences = sequences_of(command, (*plan.holes, Hole(plan.end, size)))
 
-    def refined(self, nested: Passes, reduce: Reduce) -> LoadCommand:
+    def refined(self, nested: Runs, reduce: Reduce) -> LoadCommand:
         """The load with what is still to compute, now that the policy has chosen.
 
         Raises
@@ -44,24 +44,30 @@ class LoadProbe:
         DonorError
             If nothing is left to reuse.
         """
-        command = self._command
-        probe = TailProbe(lambda: self._tail_attention(nested, reduce))
-        plan = probed(self._plan, command.tokens, policy_from_spec(self._plan.policy), probe)
+        plan = self.chosen(nested, reduce)
         if not plan.reused_tokens:
             raise DonorError(f"{plan.policy} recomputes every reusable token")
-        return replace(command, copies=plan.copies, holes=self._left_to_compute(plan), refine=None)
+        holes = self.left_to_compute(plan)
+        return replace(self._command, copies=plan.copies, holes=holes, refine=None)
 
-    def _left_to_compute(self, plan: Plan) -> tuple[Hole, ...]:
-        """Holes and tail from the first token that the policy added; all if no pass has run yet.
+    def chosen(self, nested: Runs, reduce: Reduce) -> Plan:
+        """The plan with what the policy chose, which may be every token."""
+        probe = TailProbe(lambda: self._tail_attention(nested, reduce))
+        policy = policy_from_spec(self._plan.policy)
+        return probed(self._plan, self._command.tokens, policy, probe)
 
-        The engine computes the prompt's last token itself.
+    def left_to_compute(self, plan: Plan) -> tuple[Hole, ...]:
+        """What is left of a plan that was chosen: holes, and the tail as far as it was claimed.
+
+        From the first token that the policy added; all if no pass has run. The engine computes
+        the prompt's last token itself.
         """
-        last = len(self._command.tokens) - 1
+        last = min(self._command.end, len(self._command.tokens) - 1)
         tail = (Hole(plan.end, last),) if plan.end < last else ()
         first = first_added(self._plan, plan) if self._ran else 0
         return tuple(hole for hole in (*plan.holes, *tail) if hole.end > first)
 
-    def _tail_attention(self, nested: Passes, reduce: Reduce) -> Scores:
+    def _tail_attention(self, nested: Runs, reduce: Reduce) -> Scores:
         """Attention mass of the last queries on each token, all heads of the later layers."""
         access, command = self._access, self._command
         size = len(command.tokens)

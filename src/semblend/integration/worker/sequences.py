@@ -1,15 +1,17 @@
 """Holes as virtual sequences, cut into forwards that fit the engine's buffers.
 
 Attention backends plan into buffers with a fixed number of sequences; compiled code,
-workspaces and LoRA kernels have a fixed number of tokens. The pieces run in list order. Each
-layer writes its K/V before attention reads it, so a hole sees all earlier ones, both in its own
-forward and in earlier forwards.
+workspaces and LoRA kernels have a fixed number of tokens. The pieces run in list order. Where
+each layer writes its K/V before attention reads it, a hole sees all earlier ones, both in its own
+forward and in earlier forwards; elsewhere runs of one prompt need forwards of their own
+(`pass_proof` tells which).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +59,8 @@ class PassLimits:
 
     sequences: int
     tokens: int
+    together: bool = True
+    """Whether sequences of one prompt may share a forward."""
 
     def forwards(self, sequences: Sequence[VirtualSequence]) -> list[list[VirtualSequence]]:
         """The sequences in as many forwards as they need, in the order given.
@@ -70,7 +74,7 @@ class PassLimits:
         for sequence in reversed(sequences):
             rest = sequence
             while len(rest):
-                if not room or len(current) == self.sequences:
+                if not room or len(current) == self.sequences or self._apart(rest, current):
                     forwards.append(current[::-1])
                     current, room = [], self.tokens
                 piece = rest
@@ -84,6 +88,10 @@ class PassLimits:
             forwards.append(current[::-1])
         return forwards[::-1]
 
+    def _apart(self, sequence: VirtualSequence, others: Sequence[VirtualSequence]) -> bool:
+        """Whether a sequence needs another forward than these."""
+        return not self.together and any(other.blocks is sequence.blocks for other in others)
+
 
 def sequences_of(command: LoadCommand, holes: Sequence[Hole]) -> list[VirtualSequence]:
     """Runs of a load's prompt as virtual sequences over the request's own blocks."""
@@ -92,3 +100,9 @@ def sequences_of(command: LoadCommand, holes: Sequence[Hole]) -> list[VirtualSeq
         VirtualSequence(tokens=command.tokens, start=hole.start, end=hole.end, blocks=blocks)
         for hole in holes
     ]
+
+
+def in_turn(prompts: Sequence[Sequence[VirtualSequence]]) -> list[VirtualSequence]:
+    """The first sequence of every prompt, the second, …: those of one prompt lie far apart."""
+    rounds = zip_longest(*prompts)
+    return [item for each in rounds for item in each if item is not None]

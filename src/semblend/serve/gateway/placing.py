@@ -19,8 +19,7 @@ from semblend.fleet.keys import FleetKeys
 from semblend.fleet.placement.chooser import Placement, WorkerLoad, choose
 from semblend.fleet.residency.live_donors import LiveDonors
 from semblend.fleet.sketch import sketch
-from semblend.integration.isolation import by_salt
-from semblend.integration.sglang import namespaces as sglang_namespaces
+from semblend.integration.isolation import by_extra_key, by_salt
 from semblend.integration.vllm import namespaces as vllm_namespaces
 from semblend.serve.chat_messages import Message, Tool
 from semblend.serve.gateway.options import GatewayOptions
@@ -180,5 +179,5 @@ def _salt_part(salt: str | None, extra_key: str | None, cache_layout: str) -> st
         return by_salt(salt)
     if cache_layout.startswith("slots:"):
         # SGLang's API makes none of an empty key before its tree sees it.
-        return sglang_namespaces.isolation_of(extra_key or None, salt)
+        return by_extra_key(extra_key or None, salt)
     return salt_part(salt)

@@ -1,25 +1,33 @@
-"""Donors come and go beside the scheduler: fingerprinting long prompts takes milliseconds.
+"""Donors in an engine's own prefix tree come and go beside its scheduler.
 
-One thread takes, in order, what the scheduler saw: prompts that the tree now holds, and
-slots that the tree has let go of. A tree drops leaves first, so the slot of a donor's last
-token is freed before any other of its slots: with it, the donor is gone.
+Fingerprinting long prompts takes milliseconds, so one thread takes, in order, what the scheduler
+saw: prompts that the tree now holds, and slots that the tree has let go of. A tree drops leaves
+first, so the slot of a donor's last token is freed before any other of its slots: with it, the
+donor is gone.
 """
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from semblend.core.faults import FaultPoint, reach
 from semblend.core.tokens import TokenIds
-from semblend.integration.sglang.log_lines import logger
-from semblend.integration.sglang.provider import DonorRecord, SemBlendProvider
+from semblend.integration import model_identity
+from semblend.integration.audit import AuditStream
+from semblend.integration.provider import DonorRecord, SemBlendProvider
+from semblend.integration.scheduler.capture_choice import QUEUE_FULL, skip_reason
+from semblend.integration.scheduler.request import Request
+from semblend.integration.scheduler.setup import CaptureRules
+from semblend.integration.stats import Stats
 
-_WAITING = 256
+logger = logging.getLogger("semblend.adapter")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,28 +47,59 @@ Freed = Sequence[torch.Tensor]
 
 
 class DonorQueue:
-    """A queue and its thread. Offers beyond a limit are refused; what was freed never is."""
+    """A queue and its thread."""
 
     def __init__(
         self,
         provider: SemBlendProvider,
-        registered: Callable[[Offer, DonorRecord], None],
-        evicted: Callable[[str], None],
+        *,
+        engine: str,
+        rules: CaptureRules,
+        audit: AuditStream,
+        stats: Stats,
     ) -> None:
-        """`registered` and `evicted` are called on the thread, once the provider knows."""
         self._provider = provider
-        self._registered = registered
-        self._evicted = evicted
+        self._engine = engine
+        self._rules = rules
+        self._audit = audit
+        self._stats = stats
         self._inbox: queue.Queue[Offer | Freed] = queue.Queue()
         self._donor_at: dict[int, str] = {}
         """Slot of a donor's last token to the donor."""
         threading.Thread(target=self._work, name="semblend-donors", daemon=True).start()
 
-    def offer(self, offer: Offer) -> bool:
-        """Put a prompt in line; False if the line is full. Never waits."""
-        if self._inbox.qsize() >= _WAITING:
+    def keep(
+        self,
+        request: Request[Any],
+        tokens: TokenIds,
+        *,
+        extra_key: str | None,
+        cache_salt: str | None,
+        last_slot: torch.Tensor,
+    ) -> bool:
+        """Put a request's prompt in line, once, if it may be a donor. Never waits.
+
+        `last_slot`, int [], is where the tree holds the K/V of the last token.
+        """
+        if request.is_capture_decided:
             return False
-        self._inbox.put(offer)
+        skip = skip_reason(request, self._rules, pending=self.waiting)
+        if skip == QUEUE_FULL:  # it may be asked for again
+            self._stats.count("donors_skipped")
+            return False
+        request.decide_capture()
+        if skip is not None:
+            self._audit.event("donor_registration_skipped", request.request_id, reason=skip)
+            return False
+        self._inbox.put(
+            Offer(
+                tokens=tokens,
+                request_id=request.request_id,
+                extra_key=extra_key,
+                cache_salt=cache_salt,
+                last_slot=last_slot.clone(),  # engines use their tables again
+            )
+        )
         return True
 
     @property
@@ -112,12 +151,23 @@ class DonorQueue:
             self._donor_at[_numbers([offer.last_slot])[0]] = record.donor_id
             self._registered(offer, record)
 
+    def _registered(self, offer: Offer, record: DonorRecord) -> None:
+        self._stats.count("donors_registered")
+        namespace = self._provider.namespace_of(offer.extra_key, offer.cache_salt)
+        self._audit.donor_registered(
+            offer.request_id,
+            donor_id=record.donor_id,
+            namespace=model_identity.shown(self._engine, namespace),
+            tokens=len(record.tokens),
+            blocks=self._provider.pages(len(record.tokens)),
+        )
+
     def _drop(self, freed: Freed) -> None:
         for slot in _numbers(freed):
             donor_id = self._donor_at.pop(slot, None)
             if donor_id is not None and self._provider.donor(donor_id) is not None:
                 self._provider.forget(donor_id)
-                self._evicted(donor_id)
+                self._stats.count("donors_evicted")
 
 
 def _numbers(slots: Sequence[torch.Tensor]) -> list[int]:
