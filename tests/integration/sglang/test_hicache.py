@@ -100,11 +100,11 @@ def test_a_donor_that_left_the_device_is_forgotten_and_found_again_once_it_is_ba
     engine.flush()
     engine.donate(DONOR)
     evict(engine, seed=40)
-    target = joined(random_tokens(77, seed=41), DOCUMENT, random_tokens(9, seed=42))
+    target = joined(random_tokens(77, seed=141), DOCUMENT, random_tokens(9, seed=142))
     cold = engine.cold(target)
     assert engine.run(target, hints={"donate": False}).tokens == cold.tokens
     engine.donate(DONOR)
-    other = joined(random_tokens(91, seed=43), DOCUMENT, random_tokens(9, seed=44))
+    other = joined(random_tokens(91, seed=143), DOCUMENT, random_tokens(9, seed=144))
     answer = engine.run(other)
     assert answer.semblend["outcome"] == "materialised", answer.semblend
     assert_host_holds_exact_kv_alone(engine, [other, DONOR, target])
