@@ -18,8 +18,9 @@ from tests.fleet.support import need, until
 class NatsServer:
     """One nats-server with JetStream on a port of its own; may be stopped and started again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, jetstream: bool = True) -> None:
         self._folder = folder
+        self._jetstream = jetstream
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -39,7 +40,7 @@ class NatsServer:
         self._process = subprocess.Popen(
             [
                 *("nats-server", "-a", "127.0.0.1", "-p", str(self.port)),
-                *("-js", "-sd", str(self._folder)),
+                *(("-js", "-sd", str(self._folder)) if self._jetstream else ()),
             ],
             stderr=subprocess.DEVNULL,
         )
@@ -61,6 +62,16 @@ def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
     need(shutil.which("nats-server"), "nats-server")
     need(_importable("nats"), "nats-py")
     server = NatsServer(tmp_path / "jetstream")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def core_nats_server(tmp_path: Path) -> Iterator[NatsServer]:
+    """One without JetStream."""
+    need(shutil.which("nats-server"), "nats-server")
+    need(_importable("nats"), "nats-py")
+    server = NatsServer(tmp_path, jetstream=False)
     yield server
     server.stop()
 

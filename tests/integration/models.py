@@ -70,9 +70,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Llama",
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": _THETA}},
     ),
+    "gemma-windows": (
+        "Gemma2",
+        {
+            "sliding_window": 64,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "query_pre_attn_scalar": 32,
+            "tie_word_embeddings": True,
+        },
+    ),
 }
+REFUSED = ("llama-dynamic", "gemma-windows")
+"""Nothing is loaded in these."""
 
-SERVED = tuple(name for name in MODELS if name not in ("one-layer", "llama-dynamic"))
+SERVED = tuple(name for name in MODELS if name not in ("one-layer", *REFUSED))
 """One of every architecture and rotary kind that adapters take."""
 
 

@@ -54,6 +54,15 @@ class Settings(BaseModel):
     discovery_only: bool = Field(
         False, description="Find and report reusable spans, and never load any donor K/V."
     )
+    strict_start: bool = Field(
+        False,
+        description=(
+            "Refuse to start, by name, in an engine of an unknown version or with a model or "
+            "feature that reuse was not proven with. By default the engine starts: SemBlend "
+            "discovers where the engine's interface allows it, else it does nothing, and one "
+            "line says why."
+        ),
+    )
     embedder: EmbedderKind = Field(
         EmbedderKind.MINILM,
         json_schema_extra=_BY_MEANING,
@@ -182,16 +191,16 @@ class Settings(BaseModel):
         "",
         description=(
             "NATS server to which donors are announced, for example nats://nats:4222. Empty "
-            "announces none. With SEMBLEND_NAMESPACE_SECRET events go to a fleet's log, which "
-            "needs JetStream; without it to the plain subject, for whoever listens."
+            "announces none. Events go to the plain subject, for whoever listens, and with "
+            "SEMBLEND_NAMESPACE_SECRET also to a fleet's log, which needs JetStream."
         ),
     )
     nats_subject: str = Field(
         "semantic-kv-events",
         min_length=1,
         description=(
-            "Subject of events: itself without SEMBLEND_NAMESPACE_SECRET, below it (worker, rank) "
-            "with it."
+            "Subject of events; with SEMBLEND_NAMESPACE_SECRET the fleet's log is below it "
+            "(worker, rank)."
         ),
     )
     worker_id: str = Field(

@@ -68,6 +68,7 @@ class DonorAnnouncer:
         blocks: BlockNames | None = None,
         options: PublisherOptions | None = None,
         plain: bool = False,
+        beside: DonorAnnouncer | None = None,
     ) -> None:
         """Begin to announce.
 
@@ -82,9 +83,13 @@ class DonorAnnouncer:
             Names the engine's blocks of a donor that is the engine's own cache, as its K/V
             events do; they are published for whoever follows those and has the secret.
         plain
-            Name tenant and template as they are configured: nobody has a secret to hash them with.
+            Name the tenant as it is configured: nobody has a secret to hash it with.
+        beside
+            Says the same elsewhere, and ends with this one.
         """
-        self._plain = plain_namespace(namespace) if plain and namespace is not None else None
+        self._plain = plain
+        self._beside = beside
+        self._parts = {} if namespace is None else self._published(namespace, secret)
         self._library = library
         self._secret = secret
         self._sampling = check_sampling(sampling)
@@ -140,6 +145,14 @@ class DonorAnnouncer:
 
     def close(self) -> None:
         self.publisher.close()
+        if self._beside is not None:
+            self._beside.close()
+
+    def _published(self, namespace: Namespace, secret: bytes) -> dict[str, Any]:
+        tenant = namespace.tenant or "none"
+        return published_namespace(
+            namespace, tenant=tenant if self._plain else tenant_key(tenant, secret)
+        )
 
     def _inventory(self) -> Iterator[Sayable]:
         local = {held[0]: held for held in self._library.inventory()}
@@ -156,16 +169,13 @@ class DonorAnnouncer:
     def _registered(
         self, donor_id: str, tokens: TokenArray, namespace: Namespace | bytes
     ) -> DonorRegistered | None:
-        parts: dict[str, Any] = {}
+        parts = self._parts  # the worker's own, where a donor's namespace is a key alone
         try:
             if isinstance(namespace, Namespace):
                 keys = FleetKeys.of(namespace, self._secret)
-                parts = published_namespace(namespace, self._secret)
-                if self._plain is not None:
-                    parts = plain_namespace(namespace)
+                parts = self._published(namespace, self._secret)
             else:
                 keys = FleetKeys.of_root(namespace)
-                parts = self._plain or {}
         except SemBlendError:
             return None  # An incomplete namespace matches nothing.
         names: Sequence[int] = ()
@@ -204,15 +214,16 @@ def public_parts(namespace: Namespace) -> dict[str, Any]:
     return {name: value for name, value in parts.items() if name not in _PRIVATE_PARTS}
 
 
-def published_namespace(namespace: Namespace, secret: bytes) -> dict[str, Any]:
-    """The namespace as other routers read it; tenants under a keyed name, salts not at all."""
-    extra = {"tenant_key": tenant_key(namespace.tenant or "none", secret)}
-    return {**_routing_parts(namespace), "extra": extra}
+def published_namespace(namespace: Namespace, *, tenant: str) -> dict[str, Any]:
+    """The namespace as listeners read it: `extra` is what their policies go by, without salts.
 
-
-def plain_namespace(namespace: Namespace) -> dict[str, Any]:
-    """The same for a fleet without a secret: tenant and template as configured, no salts."""
-    extra = {"tenant_key": namespace.tenant or "none", "template": namespace.template or "none"}
+    `tenant` is its configured name, or what stands for it where a secret is set.
+    """
+    extra = {
+        "tenant": tenant,
+        "tenant_key": tenant,
+        "template": namespace.template or "none",
+    }
     return {**_routing_parts(namespace), "extra": extra}
 
 

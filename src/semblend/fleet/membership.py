@@ -13,14 +13,16 @@ import socket
 import threading
 from typing import Any
 
+from semblend.core.errors import MissingExtraError
 from semblend.core.namespace import Namespace
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray
-from semblend.fleet.announcer import BlockNames, DonorAnnouncer, HeldDonor
+from semblend.fleet.announcer import BlockNames, DonorAnnouncer, DonorLibrary, HeldDonor
 from semblend.fleet.keys import fleet_secret
 from semblend.fleet.publish.jetstream import JetStreamSink
 from semblend.fleet.publish.nats_link import LogOptions
 from semblend.fleet.publish.plain import PlainSink
+from semblend.fleet.publish.publisher import PublisherOptions
 from semblend.fleet.publish.sink import EventSink
 from semblend.pipeline import SemBlendPipeline
 
@@ -68,26 +70,55 @@ def worker_name(settings: Settings) -> str:
     return settings.worker_id or f"{socket.gethostname()}-{os.getpid()}"
 
 
-def open_sink(
-    options: LogOptions, settings: Settings, *, worker_id: str, dp_rank: int = 0
-) -> tuple[EventSink, bytes]:
-    """Where a worker's events go, and the secret that its fingerprints are made with.
+def announce(
+    library: DonorLibrary,
+    settings: Settings,
+    namespace: Namespace,
+    *,
+    worker_id: str,
+    dp_rank: int = 0,
+    blocks: BlockNames | None = None,
+    publisher: PublisherOptions | None = None,
+) -> tuple[DonorAnnouncer, bytes]:
+    """Announce a library's donors; also the secret that their fingerprints are made with.
+
+    They are said on the plain subject, for whoever listens. With a secret they also go to the
+    fleet's log, and tenants are hashed in both.
 
     Raises
     ------
     SettingsError
-        If a secret is given and is too short to be one.
+        If a secret is given and is too short to be one, or an address is none.
     """
-    if settings.namespace_secret:
-        secret = fleet_secret(settings.namespace_secret)
-        return JetStreamSink(options, worker_id=worker_id, dp_rank=dp_rank), secret
+    options = LogOptions(url=settings.nats_url, subject=settings.nats_subject)
+    has_secret = bool(settings.namespace_secret)
+    secret = fleet_secret(settings.namespace_secret) if has_secret else secrets.token_bytes(32)
+
+    def announcer(sink: EventSink, beside: DonorAnnouncer | None = None) -> DonorAnnouncer:
+        return DonorAnnouncer(
+            library,
+            sink,
+            worker_id=worker_id,
+            dp_rank=dp_rank,
+            secret=secret,
+            plain=not has_secret,
+            beside=beside,
+            namespace=namespace,
+            sampling=settings.fleet_sampling,
+            blocks=blocks,
+            options=publisher,
+        )
+
+    if has_secret:
+        log = JetStreamSink(options, worker_id=worker_id, dp_rank=dp_rank)
+        return announcer(log, announcer(PlainSink(options))), secret
     logger.warning(
         "SEMBLEND_NAMESPACE_SECRET is not set: events go to the plain subject %s, with tenant and "
         "template as configured; the fleet's log, gateways and SEMBLEND_TRANSPORT need the secret "
         "and are off (docs/fleet.md)",
         options.subject,
     )
-    return PlainSink(options), secrets.token_bytes(32)
+    return announcer(PlainSink(options)), secret
 
 
 def join(
@@ -98,9 +129,7 @@ def join(
     dp_rank: int = 0,
     blocks: BlockNames | None = None,
 ) -> DonorAnnouncer | None:
-    """Announce a pipeline's donors, if SEMBLEND_NATS_URL says where.
-
-    With a secret they go to the fleet's log; without one to the plain subject, for listeners.
+    """Announce a pipeline's donors, if SEMBLEND_NATS_URL says where; see :func:`announce`.
 
     `blocks` names a donor's blocks where donors are the engine's own cache.
 
@@ -108,20 +137,23 @@ def join(
     ------
     SettingsError
         If the fleet's secret or the address is not what it should be.
+    MissingExtraError
+        With SEMBLEND_STRICT_START, if the client of NATS is not installed; without, a line says so.
     """
     if not settings.nats_url:
         return None
-    worker_id = worker_name(settings)
-    options = LogOptions(url=settings.nats_url, subject=settings.nats_subject)
-    sink, secret = open_sink(options, settings, worker_id=worker_id, dp_rank=dp_rank)
-    return DonorAnnouncer(
-        PipelineLibrary(pipeline),
-        sink,
-        worker_id=worker_id,
-        dp_rank=dp_rank,
-        secret=secret,
-        plain=not settings.namespace_secret,
-        namespace=namespace,
-        sampling=settings.fleet_sampling,
-        blocks=blocks,
-    )
+    try:
+        announcer, _ = announce(
+            PipelineLibrary(pipeline),
+            settings,
+            namespace,
+            worker_id=worker_name(settings),
+            dp_rank=dp_rank,
+            blocks=blocks,
+        )
+    except MissingExtraError as error:
+        if settings.strict_start:
+            raise
+        logger.warning("SemBlend announces no donors: %s", error)
+        return None
+    return announcer

@@ -11,6 +11,10 @@ from semblend.planning.certificates import Standing
 
 _FOUND = "Reusable text is found and counted (source=reusable), and all of it is computed"
 
+_DOCTOR = (
+    "`semblend doctor` says what is refused and why; SEMBLEND_STRICT_START=1 does not start instead"
+)
+
 _EXACT = "Identical prefixes are loaded; they are exact and need no certificate"
 
 
@@ -34,6 +38,12 @@ class RunningMode:
         """One line for the log."""
         line = f"SemBlend runs as {self.runs}: {self.why}. {self.does}."
         return f"{line} Next: {self.next_step}." if self.next_step else line
+
+    @classmethod
+    def nothing(cls, mode: ReuseMode, why: str) -> RunningMode:
+        """An adapter that an engine was not found fit for."""
+        does = "Every prompt is computed as without SemBlend"
+        return cls(asked=mode.value, runs="off", why=why, does=does, next_step=_DOCTOR)
 
     @classmethod
     def of(
@@ -74,7 +84,7 @@ class RunningMode:
         if settings.discovery_only:
             return discovery("SEMBLEND_DISCOVERY_ONLY is set", "unset SEMBLEND_DISCOVERY_ONLY")
         if objection is not None:
-            return discovery(objection, "`semblend doctor` says what is refused and why")
+            return discovery(objection, _DOCTOR)
         exact = cls(asked=asked, runs="exact_prefix", why="asked for", does=_EXACT, next_step="")
         if mode.value == exact.runs:
             return exact

@@ -166,6 +166,12 @@ def _scheduler(options: dict[str, Any]) -> Any:
     from sglang.srt.runtime_context import SpawnRanks, publish
     from sglang.srt.server_args import PortArgs, ServerArgs
 
+    if change := options.pop("before", None):  # what a test changes in SGLang or in us
+        from tests.integration.sglang import changes
+
+        changes.listen()
+        if change != "listen":
+            getattr(changes, change)()
     if options.pop("patched", False):  # as a program of the user's would
         from semblend.integration.sglang.radix_patcher import patch_radix_cache
 

@@ -45,7 +45,8 @@ def test_patch_radix_cache_is_enough(make_engine):
     assert engine.run(TARGET).semblend["outcome"] == "materialised"
 
 
-def test_an_engine_that_cannot_be_served_does_not_start_and_says_why():
+def test_an_engine_that_cannot_be_served_does_not_start_strictly_and_says_why(monkeypatch):
+    monkeypatch.setenv("SEMBLEND_STRICT_START", "1")
     with pytest.raises(SchedulerDiedError) as stopped:
         Engine("llama-dynamic", server={"enable_mixed_chunk": True})
     said = str(stopped.value)

@@ -65,7 +65,7 @@ class Engine:
         if "TEST_VLLM_SCHEDULING" in os.environ:
             settings.update(engine_options(Scheduling(os.environ["TEST_VLLM_SCHEDULING"])))
         settings.update(engine or {})
-        ProbeConnector.worker = None
+        ProbeConnector.scheduler = ProbeConnector.worker = None
         self.llm = LLM(model=folder_of(model), **settings)
         self.scheduler_connector = ProbeConnector.scheduler
         self.worker_connector = ProbeConnector.worker
@@ -133,8 +133,9 @@ class Engine:
 
     def drain(self) -> None:
         """Let captures finish and blocks be freed, as an engine that goes on would."""
-        if self.worker is not None and self.worker.captures is not None:
-            self.worker.captures.wait()
+        captures = getattr(self.worker, "captures", None)  # an unfit worker has none
+        if captures is not None:
+            captures.wait()
         core = self.llm.llm_engine.engine_core.engine_core
         core.step_fn()
         while core.scheduler.has_requests() or core.batch_queue:

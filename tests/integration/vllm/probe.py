@@ -17,7 +17,7 @@ from semblend.integration.vllm.metadata import ConnectorMeta
 class ProbeConnector(RewritingConnector):
     """Records blocks and orders; lets a test rewrite a load before the workers see it."""
 
-    scheduler: ClassVar[ProbeConnector]
+    scheduler: ClassVar[Any] = None
     worker: ClassVar[ProbeConnector | None]
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any = None):

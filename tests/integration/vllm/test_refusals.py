@@ -42,6 +42,12 @@ def config():
     ).create_engine_config()
 
 
+@pytest.fixture
+def strict(monkeypatch):
+    """What is refused does not start; `test_starting` is about what happens otherwise."""
+    monkeypatch.setenv("SEMBLEND_STRICT_START", "1")
+
+
 def changed(config, path, value):
     """The configuration with one attribute changed, the original left alone."""
     copied = copy.copy(config)
@@ -205,7 +211,7 @@ def test_attention_the_nested_pass_was_not_proven_with_is_refused_by_name(config
         NestedPass(SimpleNamespace(attn_groups=groups), config, ())
 
 
-def test_an_engine_whose_k_we_would_move_wrongly_does_not_start(engines, monkeypatch):
+def test_an_engine_whose_k_we_would_move_wrongly_does_not_start(engines, monkeypatch, strict):
     """The start-up proof on the real model, with a table whose angles are a little too large."""
     from semblend.integration.vllm import rotary
 
@@ -226,7 +232,7 @@ def test_an_engine_whose_k_we_would_move_wrongly_does_not_start(engines, monkeyp
         Engine("llama")
 
 
-def test_a_ladder_without_prefix_caching_is_refused_by_name(engines):
+def test_a_ladder_without_prefix_caching_is_refused_by_name(engines, strict):
     engines.close()
     without = {"worker_cls": "auto", "enable_prefix_caching": False}
     with pytest.raises(UnsupportedEngineError, match="prefix caching off"):
@@ -239,13 +245,15 @@ def test_unknown_versions_are_refused_by_name():
     assert "vLLM 0.40.0" in str(refusal)
 
 
-def test_a_refused_engine_does_not_start_and_says_why(engines):
+def test_a_refused_engine_does_not_start_and_says_why(engines, strict):
     engines.close()
     with pytest.raises(UnsupportedEngineError, match=r"worker class.*--worker-cls"):
         Engine("llama", engine={"worker_cls": "auto"})
 
 
-def test_an_engine_that_would_serve_without_the_connector_does_not_start(engines, monkeypatch):
+def test_an_engine_that_would_serve_without_the_connector_does_not_start(
+    engines, monkeypatch, strict
+):
     """vLLM puts its own connector in the place of one that it knows by its name alone.
 
     With `kv_connector_module_path` it looks for its own there, and does not start either.
@@ -356,7 +364,7 @@ def shared_with(other_folder, *, mode):
 
 
 @pytest.mark.parametrize("mode", ["segmented_experimental", "exact_prefix"])
-def test_the_connector_is_never_a_child_of_another(engines, tmp_path, mode):
+def test_the_connector_is_never_a_child_of_another(engines, tmp_path, mode, strict):
     """A MultiConnector's other children would save approximate K/V under exact keys."""
     engines.close()
     shared = shared_with(tmp_path, mode=mode)

@@ -142,13 +142,17 @@ class NatsLink:
         from nats.js.errors import NotFoundError
 
         options = self.options
+        # Not the subject itself: what is said there is for whoever listens, and not kept.
+        subjects = [f"{options.subject}.>"]
         try:
-            await jetstream.stream_info(options.stream)
+            info = await jetstream.stream_info(options.stream)
+            if options.subject in (info.config.subjects or ()):  # made by an earlier version
+                await jetstream.update_stream(info.config.evolve(subjects=subjects))
         except NotFoundError:
             await jetstream.add_stream(
                 StreamConfig(
                     name=options.stream,
-                    subjects=[options.subject, f"{options.subject}.>"],
+                    subjects=subjects,
                     max_age=options.max_age_s,
                     max_bytes=options.max_bytes,
                     num_replicas=options.replicas,

@@ -13,10 +13,9 @@ from semblend.core.settings import Settings
 from semblend.engine.api import EngineStats, GenerationRequest, SamplingParams
 from semblend.engine.engine import EmbeddedEngine
 from semblend.engine.handle import RequestHandle
-from semblend.fleet.announcer import DonorAnnouncer
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.follower import LogFollower
-from semblend.fleet.membership import open_sink, worker_name
+from semblend.fleet.membership import announce, worker_name
 from semblend.fleet.placement.cost import FleetCost
 from semblend.fleet.publish.nats_link import LogOptions
 from semblend.fleet.publish.publisher import PublisherOptions
@@ -55,19 +54,15 @@ class FleetMember:
         self.engine = engine
         self.worker_id = worker_name(settings)
         options = LogOptions(url=settings.nats_url, subject=settings.nats_subject)
-        sink, secret = open_sink(options, settings, worker_id=self.worker_id)
         self.importer: DonorImporter | None = None
         self.exporter: DonorExporter | None = None
         self._leaving = ExitStack()
-        self.announcer = DonorAnnouncer(
+        self.announcer, secret = announce(
             engine.donors,
-            sink,
+            settings,
+            engine.namespace(),
             worker_id=self.worker_id,
-            secret=secret,
-            namespace=engine.namespace(),
-            sampling=settings.fleet_sampling,
-            options=publisher,
-            plain=not settings.namespace_secret,
+            publisher=publisher,
         )
         self._leaving.callback(self.announcer.close)
         if settings.transport and settings.namespace_secret:

@@ -189,6 +189,8 @@ class WorkerReport:
     """Mean KL(cold || warm) and share of differing best tokens, by sample."""
     weights_epoch: int = 0
     """How often the weights have changed; in every report from the first change on."""
+    unfit: str = ""
+    """Why a rank can neither load nor keep K/V, if so; in every report of it."""
     layers: int = 0
     load_ms: float = 0.0
     nested_ms: float = 0.0
@@ -206,6 +208,7 @@ class WorkerReport:
             or self.shadow_done
             or self.shadow_failed
             or self.weights_epoch
+            or self.unfit
         )
 
     def __add__(self, other: WorkerReport) -> WorkerReport:
@@ -229,6 +232,7 @@ class WorkerReport:
             shadow_failed=self.shadow_failed | other.shadow_failed,
             shadow_verdicts={**other.shadow_verdicts, **self.shadow_verdicts},
             weights_epoch=max(self.weights_epoch, other.weights_epoch),
+            unfit=self.unfit or other.unfit,
             layers=max(self.layers, other.layers),
             load_ms=max(self.load_ms, other.load_ms),
             nested_ms=max(self.nested_ms, other.nested_ms),

@@ -146,6 +146,7 @@ class SchedulerSide(Generic[EngineHandle]):
         self._held = HeldBlocks()
         self._drop_all = False
         self._weights_epoch = 0
+        self._unfit = ""
 
     def _start_meaning(self) -> MeaningThread | None:
         """Lookup by meaning, where text is available and the settings ask for it."""
@@ -400,6 +401,9 @@ class SchedulerSide(Generic[EngineHandle]):
                 return
             if report.weights_epoch > self._weights_epoch:
                 self._weights_changed(report.weights_epoch)
+            if report.unfit and not self._unfit:
+                self._unfit = report.unfit
+                self._stop(f"the workers cannot load: {report.unfit}")
             for request_id, failure in report.failed.items():
                 with beside("settle a load that failed"):
                     self._load_failed(request_id, failure)
@@ -505,9 +509,13 @@ class SchedulerSide(Generic[EngineHandle]):
             logger.warning(WEIGHTS_WARNING)
         self._weights_epoch = epoch
         self.reset()
+        self._stop(WEIGHTS_CHANGED)
+
+    def _stop(self, why: str) -> None:
+        """Load and keep nothing from here on."""
         if self.setup.mode.loads:
-            self._claims.stop(WEIGHTS_CHANGED)
-            self._captures.stop(WEIGHTS_CHANGED)
+            self._claims.stop(why)
+            self._captures.stop(why)
 
     def close(self) -> None:
         """Stop the threads and close the audit file."""

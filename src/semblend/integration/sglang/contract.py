@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 HOOKED = "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation"
@@ -29,33 +30,61 @@ _MATCH_FIELDS = ("device_prefix_len", "last_device_node", "best_match_node", "ho
 
 def contract_problems() -> list[str]:
     """Everything that is not as this adapter knows it; empty when all is."""
+    return [*registration_problems(), *discovery_problems(), *loading_problems()]
+
+
+def registration_problems() -> list[str]:
+    """Why SGLang cannot be given a backend at all, nor make its own cache for us."""
+    return _asked(_registry_problems)
+
+
+def discovery_problems() -> list[str]:
+    """Why prompts cannot even be looked up beside SGLang's tree."""
+    return _asked(_tree_problems)
+
+
+def loading_problems() -> list[str]:
+    """Why nothing can be loaded, though prompts can be looked up."""
+    return [*_asked(_hook_problems), *_asked(_worker_problems)]
+
+
+def _asked(questions: Callable[[], list[str]]) -> list[str]:
     try:
-        return [*_registry_problems(), *_tree_problems(), *_worker_problems()]
+        return questions()
     except (ImportError, AttributeError) as error:
         return [f"SGLang cannot be asked: {error}"]
 
 
 def _registry_problems() -> list[str]:
     from sglang.srt.mem_cache import registry
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    problems = [
+    return [
         f"sglang.srt.mem_cache.registry has no {name}"
-        for name in ("register_radix_cache_backend", "create_unified_radix_cache")
+        for name in (
+            "register_radix_cache_backend",
+            "get_radix_cache_factory",
+            "default_radix_cache_factory",
+        )
         if not hasattr(registry, name)
     ]
-    if not problems and "cache_class" not in _parameters(registry.create_unified_radix_cache):
-        problems.append("create_unified_radix_cache takes no cache_class")
+
+
+def _hook_problems() -> list[str]:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
     if not hasattr(HookRegistry, "register") or not hasattr(HookType, "AROUND"):
-        problems.append("HookRegistry has no AROUND hooks")
-    return problems
+        return ["HookRegistry has no AROUND hooks"]
+    return []
 
 
 def _tree_problems() -> list[str]:
+    from sglang.srt.mem_cache import registry
     from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams, MatchResult
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
     problems = []
+    if "cache_class" not in _parameters(registry.create_unified_radix_cache):
+        problems.append("create_unified_radix_cache takes no cache_class")
     for name, expected in _OVERRIDDEN.items():
         method = getattr(UnifiedRadixCache, name, None)
         if method is None:

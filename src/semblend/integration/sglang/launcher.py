@@ -59,8 +59,9 @@ def _serve(argv: list[str]) -> None:
     from semblend.integration.sglang.radix_patcher import patch_radix_cache
 
     with stopping(_PROGRAM):
-        patch_radix_cache()
+        chosen = patch_radix_cache()
     load_plugins()
+    argv = argv if chosen else without_backend(argv)
     _name_worker()
     try:
         run_server(prepare_server_args(argv))
@@ -76,6 +77,13 @@ def _name_worker() -> None:
         from sglang.srt.entrypoints.http_server import app
 
         app.add_middleware(WorkerHeader)
+
+
+def without_backend(argv: list[str]) -> list[str]:
+    """SGLang's arguments for a version that cannot be given our backend: the flag is refused."""
+    index = next((i for i, each in enumerate(argv) if each.partition("=")[0] == _FLAG), len(argv))
+    taken = 1 if "=" in "".join(argv[index : index + 1]) else 2
+    return argv[:index] + argv[index + taken :]
 
 
 def _with_backend(argv: list[str]) -> list[str]:

@@ -2,8 +2,8 @@
 
 Entry point group `sglang.srt.plugins`. Registering costs nothing and changes nothing:
 the backend is built only where `--radix-cache-backend semblend` asks for it, and the
-hook passes every call on until then. SGLang swallows what a plugin raises, so a reason
-not to serve is remembered and raised by the factory, which stops the server.
+hook passes every call on until then. Whatever this SGLang lacks, the backend's name is registered
+where that is possible: the flag takes registered names only, and `starting` decides how far we go.
 """
 
 from __future__ import annotations
@@ -25,23 +25,34 @@ _followers: list[Callable[[Any], object]] = []
 
 def register() -> None:
     """Register the backend and the hook. Called by SGLang; safe to call again."""
-    from semblend.integration.sglang.contract import HOOKED, contract_problems
-    from semblend.integration.sglang.forward_hook import before_forward
+    from semblend.integration.sglang.contract import registration_problems
 
     try:
         require_this_distribution("sglang")
-        _problems[:] = contract_problems()
+        _problems[:] = registration_problems()
     except ForeignDistributionError as error:
         _problems[:] = [str(error)]
     if _problems:
         logger.warning("SemBlend does not serve in this SGLang: %s", "; ".join(_problems))
         return
     from sglang.srt.mem_cache.registry import get_radix_cache_factory, register_radix_cache_backend
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     if get_radix_cache_factory(BACKEND) is None:
         register_radix_cache_backend(BACKEND, build)
+        _register_hook()
+
+
+def _register_hook() -> None:
+    """Without the hook nothing is loaded: the factory asks whether it is there."""
+    from semblend.integration.sglang.contract import HOOKED
+    from semblend.integration.sglang.forward_hook import before_forward
+
+    try:
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
         HookRegistry.register(HOOKED, before_forward, HookType.AROUND)
+    except (ImportError, AttributeError) as error:
+        logger.warning("SemBlend's hook cannot be registered: %s", error)
 
 
 def problems() -> tuple[str, ...]:
@@ -68,8 +79,5 @@ def when_built(follower: Callable[[Any], object]) -> None:
 def build(context: Any) -> Any:
     """The factory SGLang calls for `--radix-cache-backend semblend`."""
     # Imported here: it needs SGLang's tree, which only the scheduler's process has.
-    setup = importlib.import_module("semblend.integration.sglang.setup")
-    cache = setup.build_cache(context)
-    for follower in _followers:
-        follower(cache)
-    return cache
+    starting = importlib.import_module("semblend.integration.sglang.starting")
+    return starting.build_tree_cache(context, followers=_followers)

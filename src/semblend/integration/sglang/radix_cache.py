@@ -25,6 +25,8 @@ class SemBlendRadixCache(UnifiedRadixCache):
         self, params: Any, *, make_side: Callable[[SemBlendRadixCache], SchedulerSide]
     ) -> None:
         """`make_side` makes what decides for this tree; it is given the tree."""
+        self._loaded_ours = False
+        """Whether the last load was ours: SGLang asks who owns it without naming the request."""
         self.made_with = params
         """SGLang's CacheInitParams: also how K/V events name pages."""
         self._is_made = False
@@ -38,14 +40,21 @@ class SemBlendRadixCache(UnifiedRadixCache):
         return result if params.req is None else self.side.offered(params.req, params.key, result)
 
     def init_load_back(self, params: Any) -> tuple[int, Any] | None:
-        """Load what was offered; without SemBlend's offers, whatever the tree itself has."""
-        if not self.side.can_load:
-            return super().init_load_back(params)  # type: ignore[no-any-return]
-        return self.side.load(params)
+        """Load what was offered to this request; without an offer, what the tree itself has."""
+        self._loaded_ours = self.side.has_offered(params.req)
+        if self._loaded_ours:
+            return self.side.load(params)
+        loaded: tuple[int, Any] | None = super().init_load_back(params)
+        if loaded is not None:
+            self.side.loaded_by_the_tree(params.req, loaded[0])
+        return loaded
 
     def load_back_is_cache_owned(self) -> bool:
-        """Slots SemBlend loads belong to the request, which frees them with its row."""
-        return not self.side.can_load and bool(super().load_back_is_cache_owned())
+        """Slots SemBlend loads belong to the request, which frees them with its row.
+
+        Asked right after a load, and of that load.
+        """
+        return not self._loaded_ours and bool(super().load_back_is_cache_owned())
 
     def prefix_device_indices(self, req: Any) -> torch.Tensor:
         """Slots of the request's prefix: the tree's path, then its private region."""

@@ -3,7 +3,7 @@
 It once replaced a method of SGLang's radix cache. Current SGLang uses another cache
 class in another process, so that patch changed nothing and said nothing. Now the
 backend is registered with SGLang's own registry and chosen by its own setting; where
-that is not possible, the call raises and says why.
+that is not possible, the call says why.
 """
 
 from __future__ import annotations
@@ -11,8 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 from semblend.core.errors import MissingExtraError, UnsupportedModelError
+from semblend.integration.running_mode import RunningMode
+from semblend.integration.sglang.log_lines import logger
+from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.plugin import BACKEND, problems, register, unseen
 from semblend.integration.sglang.versions import installed
+
+_HOOKED = "sglang.srt.server_args.ServerArgs.resolve_once"
 
 
 def patch_radix_cache() -> str:
@@ -20,43 +25,48 @@ def patch_radix_cache() -> str:
 
     Call it before `sglang.Engine(...)` or `sglang.launch_server`. The server's processes
     load the backend through SemBlend's entry point, so it must be installed as a package,
-    not merely importable.
+    not merely importable. Where this SGLang cannot be given a backend, engines start without:
+    one line says why, and the name is empty.
 
     Raises
     ------
     MissingExtraError
         If SGLang is not installed.
     UnsupportedModelError
-        If this SGLang cannot serve the backend, with every reason.
+        With SEMBLEND_STRICT_START, if this SGLang cannot be given the backend, with every reason.
     """
-    verdict = installed()
-    if verdict is None:
+    if installed() is None:
         raise MissingExtraError(package="sglang", extra="sglang", purpose="patch_radix_cache()")
-    reasons = [] if verdict.supported else [f"SGLang {verdict.version} is not a known version"]
     register()
-    reasons += problems()
-    reasons += [unfound] if (unfound := unseen()) else []
-    if reasons:
+    reasons = [*problems(), *([unfound] if (unfound := unseen()) else [])]
+    if not reasons and not _choose_by_default():
+        reasons = [f"{_HOOKED} cannot be hooked"]
+    if not reasons:
+        return BACKEND
+    options = BackendOptions.from_env()
+    if options.settings().strict_start:
         raise UnsupportedModelError(f"patch_radix_cache(): {'; '.join(reasons)}")
-    _choose_by_default()
-    return BACKEND
+    running = RunningMode.nothing(options.mode, "; ".join(reasons))
+    logger.log(running.level, "%s", running)
+    return ""
 
 
-def _choose_by_default() -> None:
-    """Engines whose settings do not name a backend get this one.
+def _choose_by_default() -> bool:
+    """Engines whose settings do not name a backend get this one; returns whether they will.
 
     Settings travel to the scheduler's process inside ServerArgs, which every way of
     starting SGLang resolves once: with SGLang's own hook the choice is made just before,
     and what the user states is kept.
     """
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    try:
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    hooked = "sglang.srt.server_args.ServerArgs.resolve_once"
-    if hooked not in HookRegistry._patched:
-        HookRegistry.register(hooked, _choose, HookType.BEFORE)
-        HookRegistry.apply_hooks()
-    if hooked not in HookRegistry._patched:
-        raise UnsupportedModelError(f"patch_radix_cache(): {hooked} cannot be hooked")
+        if _HOOKED not in HookRegistry._patched:
+            HookRegistry.register(_HOOKED, _choose, HookType.BEFORE)
+            HookRegistry.apply_hooks()
+        return _HOOKED in HookRegistry._patched
+    except (ImportError, AttributeError):
+        return False
 
 
 def _choose(arguments: Any) -> None:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from semblend.core.errors import CapacityError
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.integration.donor_queue import DonorQueue
@@ -29,6 +30,7 @@ from semblend.integration.scheduler.admissions import Admissions
 from semblend.integration.scheduler.request import Stage
 from semblend.integration.scheduler.settlement import Settlements, beside
 from semblend.integration.scheduler.setup import CaptureRules
+from semblend.integration.sglang.hicache import HostTier
 from semblend.integration.sglang.loading import SpanLoader
 from semblend.integration.sglang.log_lines import ENGINE, BackendLog, logger
 from semblend.integration.sglang.options import BackendOptions
@@ -57,8 +59,10 @@ class SchedulerSide:
         passes: RegionPasses | None,
         hole_budget: int,
         standing: Standing,
+        host_tier: HostTier,
     ) -> None:
         """Build from parts; without loader and passes it only discovers."""
+        self._host_tier = host_tier
         self.provider = provider
         self.log = log
         self.stats = stats
@@ -106,12 +110,16 @@ class SchedulerSide:
             return result
 
     def _offered(self, request: Any, key: Any, result: Any) -> Any:
-        if result.host_hit_length or request.kv.holds_kv:
+        if request.kv.holds_kv:
             return result
         namespace = self.provider.namespace_of(request.extra_key, request.cache_salt)
         state = state_of(request, self.settlements.accounts, namespace)
         if state.stage is Stage.LOADING:
             self._take_back(state)
+        if result.host_hit_length:  # HiCache has more of the prefix, and that is exact
+            state.withdraw()
+            state.account.exact_tokens = int(result.device_prefix_len)
+            return result
         plan = self.admissions.claim(
             state,
             key.token_ids,
@@ -137,6 +145,17 @@ class SchedulerSide:
 
     # -- loading ---------------------------------------------------------------------
 
+    def has_offered(self, request: Any) -> bool:
+        """Whether what the scheduler was told to load is ours."""
+        state = known_state(request)
+        return state is not None and state.stage is Stage.CLAIMED
+
+    def loaded_by_the_tree(self, request: Any, tokens: int) -> None:
+        """HiCache brings back an exact prefix of the request."""
+        state = known_state(request)
+        if state is not None:
+            state.account.exact_tokens += tokens
+
     def load(self, params: Any) -> tuple[int, Any] | None:
         """(tokens, node) that were loaded: all that were offered or none; None is "ask again"."""
         request, loader = params.req, self._loader
@@ -147,7 +166,13 @@ class SchedulerSide:
         if params.host_hit_length != plan.end - plan.exact_tokens:
             return 0, request.last_node
 
+        if self._host_tier.is_loading and self._host_tier.may_wait(state.request_id):
+            self.stats.count("waits")
+            return None
+
         def carry_out(plan: Plan) -> None:
+            if self._host_tier.is_loading:
+                raise CapacityError("HiCache loads all the time")
             state.handle.load = loader.load(plan, state.handle.tokens)
             request.skip_radix_cache_insert = True
 
@@ -221,6 +246,7 @@ class SchedulerSide:
             return
         with beside("settle a request"):
             self.admissions.no_longer_waits(state)
+            self._host_tier.forget(state.request_id)
             if request.finished():
                 self.admissions.ended(state)
                 self._show()

@@ -8,13 +8,13 @@ from typing import Any
 from semblend.integration.model_cost import cost_model
 from semblend.integration.probing import can_probe
 from semblend.integration.provider import SemBlendProvider
-from semblend.integration.refusals import Refusal, UnsupportedEngineError
 from semblend.integration.rotary import proven_table
 from semblend.integration.running_mode import RunningMode
 from semblend.integration.scheduler.setup import may_load, standing_for
 from semblend.integration.sentence_ends import boundaries_of
 from semblend.integration.sglang import namespaces
-from semblend.integration.sglang.forward_hook import attach, is_installed
+from semblend.integration.sglang.forward_hook import attach
+from semblend.integration.sglang.hicache import HostTier
 from semblend.integration.sglang.kv_pool import KvPool
 from semblend.integration.sglang.loading import SpanLoader
 from semblend.integration.sglang.log_lines import BackendLog, logger
@@ -24,10 +24,8 @@ from semblend.integration.sglang.passes import RegionPasses
 from semblend.integration.sglang.radix_cache import SemBlendRadixCache
 from semblend.integration.sglang.scheduler_side import SchedulerSide
 from semblend.integration.sglang.stats import backend_stats
-from semblend.integration.sglang.support import (
-    engine_refusals,
-    resolved,
-)
+from semblend.integration.sglang.support import resolved
+from semblend.integration.starting import Start
 from semblend.integration.worker.pool_copies import PoolCopies
 from semblend.integration.worker.sequences import PassLimits
 from semblend.kv.depth_drift import read_table
@@ -36,36 +34,20 @@ _UNCHUNKED_PASS = 8192
 """Tokens of a pass where the engine does not cut its prefills."""
 
 
-def build_cache(context: Any) -> SemBlendRadixCache:
-    """The backend for one engine.
-
-    Raises
-    ------
-    UnsupportedEngineError
-        Naming everything in this engine under which nothing may be loaded.
-    """
-    options = BackendOptions.from_env()
-    settings = options.settings()
-    if options.mode.loads and not settings.discovery_only:
-        refusals = engine_refusals(context, options)
-        if not is_installed(context.tp_worker):
-            refusals.append(
-                Refusal(
-                    feature="the forward hook is not installed",
-                    remedy="SGLANG_PLUGINS must not leave out semblend",
-                )
-            )
-        if refusals:
-            raise UnsupportedEngineError(refusals)
+def build_cache(context: Any, asked: BackendOptions, start: Start) -> SemBlendRadixCache:
+    """The backend for one engine, as far as it may go."""
     from sglang.srt.mem_cache.registry import create_unified_radix_cache
 
-    made = partial(SemBlendRadixCache, make_side=partial(_side, context, options))
+    made = partial(SemBlendRadixCache, make_side=partial(_side, context, asked, start))
     cache = create_unified_radix_cache(context, cache_class=made)
     attach(context.tp_worker, cache.side)
     return cache  # type: ignore[no-any-return]
 
 
-def _side(context: Any, options: BackendOptions, cache: SemBlendRadixCache) -> SchedulerSide:
+def _side(
+    context: Any, asked: BackendOptions, start: Start, cache: SemBlendRadixCache
+) -> SchedulerSide:
+    options = start.allowed(asked)
     runner = context.tp_worker.model_runner
     settings = options.settings()
     namespace = namespaces.engine_namespace(context, options, settings)
@@ -104,11 +86,12 @@ def _side(context: Any, options: BackendOptions, cache: SemBlendRadixCache) -> S
         limits = proven(runner, cache, limits)
         passes = RegionPasses(runner, pool=pool, copies=copies, limits=limits, loader=loader)
     running = RunningMode.of(
-        options.mode,
-        given="mode" in options.model_fields_set,
-        settings=settings,
+        asked.mode,
+        given="mode" in asked.model_fields_set,
+        settings=asked.settings(),
         standing=standing,
         model=str(runner.model_config.model_path),
+        objection=start.objection,
     )
     logger.log(running.level, "%s", running)
     if unheeded := options.unheeded():
@@ -126,6 +109,7 @@ def _side(context: Any, options: BackendOptions, cache: SemBlendRadixCache) -> S
         passes=passes,
         hole_budget=options.max_hole_tokens_per_step or budget,
         standing=standing,
+        host_tier=HostTier(cache),
     )
 
 

@@ -15,6 +15,7 @@ from semblend.integration.refusals import (
     refused_features,
     stated,
 )
+from semblend.integration.sglang.hicache import hicache_refusals
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.versions import installed
 
@@ -23,6 +24,10 @@ ATTENTION_BACKENDS = ("torch_native", "triton", "fa3", "flashinfer")
 start; only torch_native was run."""
 
 
+_OTHER_CACHES: Features = (
+    ("LMCache", stated("enable_lmcache")),
+    ("FlexKV", stated("enable_flexkv")),
+)
 _FEATURES: Features = (
     ("tensor parallelism", more_than_one("tp_size")),
     ("pipeline parallelism", more_than_one("pp_size")),
@@ -35,9 +40,7 @@ _FEATURES: Features = (
         "prefill/decode disaggregation",
         lambda args: getattr(args, "disaggregation_mode", "null") not in (None, "null"),
     ),
-    ("hierarchical cache", stated("enable_hierarchical_cache")),
-    ("LMCache", stated("enable_lmcache")),
-    ("FlexKV", stated("enable_flexkv")),
+    *_OTHER_CACHES,
     ("an external cache linker", stated("enable_unified_cache_external_linker")),
     ("streaming sessions", stated("enable_streaming_session")),
     ("session radix cache", stated("enable_session_radix_cache")),
@@ -77,9 +80,18 @@ def engine_refusals(context: Any, options: BackendOptions) -> list[Refusal]:
     ]
 
 
+def other_cache_refusals(context: Any) -> list[Refusal]:
+    """What SGLang serves with another cache than its unified tree: ours would take its place."""
+    refusals = refused_features(_OTHER_CACHES, resolved(context.server_args))
+    if context.is_hybrid_swa and getattr(context, "full_tokens_per_layer", None) == 0:
+        refusals.append(Refusal(feature="a model with sliding windows alone"))
+    return refusals
+
+
 def feature_refusals(server_args: Any) -> list[Refusal]:
     """Everything the server was told to do that this adapter was not proven with."""
-    return refused_features(_FEATURES, resolved(server_args))
+    arguments = resolved(server_args)
+    return [*refused_features(_FEATURES, arguments), *hicache_refusals(arguments)]
 
 
 def version_refusals() -> list[Refusal]:

@@ -24,6 +24,7 @@ from typing import Any
 
 from semblend.core.distribution import require_this_distribution
 from semblend.integration.ladder_socket import DeskServer
+from semblend.integration.refusals import Refusal, UnsupportedEngineError
 from semblend.integration.scheduler.planner import PlanRewriter
 from semblend.integration.trtllm import upstream
 from semblend.integration.trtllm.engine_facts import EngineFacts
@@ -33,6 +34,12 @@ from semblend.integration.trtllm.options import ConnectorOptions
 from semblend.integration.trtllm.pool_view import PoolView
 from semblend.integration.trtllm.scheduler_side import TrtSchedulerSide
 from semblend.integration.trtllm.setup import TrtSetup
+from semblend.integration.trtllm.start import (
+    idle_scheduler,
+    idle_worker,
+    say_nothing_is_done,
+    trtllm_start,
+)
 from semblend.integration.trtllm.support import MANAGER_REMEDY
 from semblend.integration.trtllm.wiring import link_of, unlink
 from semblend.integration.trtllm.worker_side import TrtWorkerSide
@@ -49,6 +56,20 @@ class SemBlendKvConnectorScheduler(_SchedulerBase):  # type: ignore[misc, valid-
     """Offers donors' K/V to requests; lives in the leader's process."""
 
     supports_attention_dp = False
+
+    def __new__(cls, llm_args: Any) -> Any:
+        """A connector, or one that does nothing where the interface is not as we know it.
+
+        Raises
+        ------
+        UnsupportedEngineError
+            With SEMBLEND_STRICT_START, naming everything that stands in the way.
+        """
+        start = trtllm_start(llm_args)
+        if start.does_nothing:
+            say_nothing_is_done(start)
+            return idle_scheduler(_SchedulerBase)(llm_args)
+        return super().__new__(cls)
 
     def __init__(self, llm_args: Any) -> None:
         """Set up; whatever is unknown or unproven means discovery, never a failed start.
@@ -127,6 +148,12 @@ class SemBlendKvConnectorWorker(_WorkerBase):  # type: ignore[misc, valid-type]
 
     supports_attention_dp = False
 
+    def __new__(cls, llm_args: Any) -> Any:
+        """A worker's half, or one that does nothing beside a scheduler's that does nothing."""
+        if trtllm_start(llm_args).does_nothing:
+            return idle_worker(_WorkerBase)(llm_args)
+        return super().__new__(cls)
+
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)
         self._options = ConnectorOptions.from_env()
@@ -198,6 +225,8 @@ class SemBlendKvConnectorWorker(_WorkerBase):  # type: ignore[misc, valid-type]
         self.side.close()
 
     def _refuse(self, reason: str) -> None:
+        if self._options.settings().strict_start:
+            raise UnsupportedEngineError([Refusal(feature=reason)])
         logger.warning("SemBlend loads nothing in this engine: %s", reason)
         if self._link is not None:
             self._link.refused((reason,))

@@ -20,36 +20,40 @@ See docs/vllm.md for how to set it up.
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm import __version__ as vllm_version
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+
+from semblend.core.distribution import PACKAGE, require_this_distribution
+from semblend.integration.idle import idle_class
+from semblend.integration.logs import speak_through
+from semblend.integration.refusals import UnsupportedEngineError
+from semblend.integration.running_mode import RunningMode
+from semblend.integration.scheduler.planner import PlanRewriter
+from semblend.integration.scheduler.side import SchedulerSide
+from semblend.integration.starting import Start, build
+from semblend.integration.vllm import worker_port
+from semblend.integration.vllm.fleet import FleetMember
+from semblend.integration.vllm.interface import (
+    BASES,
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
     SupportsHMA,
 )
-
-from semblend.core.distribution import PACKAGE, require_this_distribution
-from semblend.integration.logs import speak_through
-from semblend.integration.refusals import Refusal, UnsupportedEngineError
-from semblend.integration.scheduler.planner import PlanRewriter
-from semblend.integration.scheduler.side import SchedulerSide
-from semblend.integration.vllm import worker_port
-from semblend.integration.vllm.fleet import FleetMember
 from semblend.integration.vllm.metadata import ConnectorMeta, RankReports
 from semblend.integration.vllm.options import ConnectorOptions
+from semblend.integration.vllm.ranks import TensorParallelRanks
 from semblend.integration.vllm.scheduler_port import VllmRequest, VllmScheduler, step_of
 from semblend.integration.vllm.setup import VllmSetup
-from semblend.integration.vllm.stats import SemBlendPromMetrics, SemBlendStats
-from semblend.integration.vllm.support import (
-    cache_refusals,
-    engine_refusals,
-    sharing_refusal,
-    version_refusals,
-)
+from semblend.integration.vllm.start import vllm_start
+from semblend.integration.vllm.support import sharing_refusal
 from semblend.integration.worker.side import WorkerSide
+from semblend.integration.worker.unfit import AnyWorker, UnfitWorker, prepared
+
+if TYPE_CHECKING:
+    from semblend.integration.vllm.stats import SemBlendPromMetrics, SemBlendStats
 
 logger = logging.getLogger("vllm.semblend")
 
@@ -57,10 +61,13 @@ logger = logging.getLogger("vllm.semblend")
 class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
     """Reuses K/V of donors in stock vLLM; see the module's docstring for the order of calls."""
 
-    def __init__(
-        self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any | None = None
-    ) -> None:
-        """Check everything that can be refused at start, then set one side up.
+    _start: Start
+    _setup: VllmSetup | None
+
+    def __new__(
+        cls, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any | None = None
+    ) -> Any:
+        """A connector, or one that does nothing where this vLLM's interface is not as we know it.
 
         Raises
         ------
@@ -69,31 +76,60 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         SettingsError
             If `kv_connector_extra_config` has a key or value it cannot take.
         UnsupportedEngineError
-            Naming every feature in use that this adapter was not proven with.
+            With SEMBLEND_STRICT_START, naming every feature in use that this adapter was not
+            proven with.
         """
         for beside in require_this_distribution("vllm").beside:
             logger.warning("SemBlend runs from %s, and %s is installed beside it", PACKAGE, beside)
         speak_through(logger)
-        super().__init__(vllm_config, role, kv_cache_config)
-        options = ConnectorOptions.from_extra_config(
+        asked = ConnectorOptions.from_extra_config(
             vllm_config.kv_transfer_config.kv_connector_extra_config
         )
-        _refuse_unproven(vllm_config, kv_cache_config, options)
+        start = vllm_start(
+            SemBlendConnectorV1,
+            BASES,
+            vllm_config=vllm_config,
+            kv_cache_config=kv_cache_config,
+            options=asked,
+        )
+        setup = None
+        if role is KVConnectorRole.SCHEDULER:
+            start, setup = build(
+                start, asked.settings(), lambda start: VllmSetup.of(vllm_config, asked, start)
+            )
+        if start.does_nothing:
+            running = RunningMode.nothing(asked.mode, str(start.objection))
+            if role is KVConnectorRole.SCHEDULER:
+                logger.log(running.level, "%s", running)
+            return _idle_connector()(vllm_config, role, kv_cache_config)
+        made = super().__new__(cls)
+        made._start, made._setup = start, setup
+        return made
+
+    def __init__(
+        self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any | None = None
+    ) -> None:
+        """Set one side up, as far as vLLM was found fit for it."""
+        super().__init__(vllm_config, role, kv_cache_config)
+        options = self._start.allowed(
+            ConnectorOptions.from_extra_config(
+                vllm_config.kv_transfer_config.kv_connector_extra_config
+            )
+        )
         self.options = options
         self.fleet = FleetMember(vllm_config, options)
         self._config = vllm_config
         self.scheduler_side: SchedulerSide[VllmRequest] | None = None
-        self.worker_side: WorkerSide | None = None
-        if role is KVConnectorRole.SCHEDULER:
-            setup = VllmSetup.of(vllm_config, options)
-            self._port = VllmScheduler(setup)
+        self.worker_side: AnyWorker | None = None
+        if self._setup is not None:
+            self._port = VllmScheduler(self._setup)
             self.scheduler_side = SchedulerSide(
-                setup.scheduler,
+                self._setup.scheduler,
                 self._port,
                 make_remote=self.fleet.join,
                 rewrite=self.rewrite_plan,
             )
-            logger.log(setup.running.level, "%s", setup.running)
+            logger.log(self._setup.running.level, "%s", self._setup.running)
             if unheeded := options.unheeded():
                 logger.warning("SemBlend: %s", unheeded)
         else:
@@ -116,7 +152,7 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         return self.scheduler_side
 
     @property
-    def _worker(self) -> WorkerSide:
+    def _worker(self) -> AnyWorker:
         if self.worker_side is None:
             raise RuntimeError("a worker's call on a scheduler's connector")
         return self.worker_side
@@ -125,17 +161,33 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """The cache is allocated."""
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        group = get_kv_transfer_group()
-        if group is not self and self.options.mode.loads:
-            raise UnsupportedEngineError([sharing_refusal(group, self)])
-        if self.options.mode.loads:
-            worker_port.attach(self._worker, self._config, kv_caches, nested=self.options.nested)
+        def attach(side: WorkerSide) -> None:
+            from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+            group = get_kv_transfer_group()
+            if group is not self:
+                raise UnsupportedEngineError([sharing_refusal(group, self)])
+            worker_port.attach(side, self._config, kv_caches, nested=self.options.nested)
+
+        self._prepare(attach)
 
     def bind_model_runner(self, runner: Any) -> None:
         """Called by :class:`semblend.integration.vllm.worker.SemBlendWorker`."""
-        worker_port.bind(self._worker, self._config, runner)
+        self._prepare(lambda side: worker_port.bind(side, self._config, runner))
+
+    def _prepare(self, step: Callable[[WorkerSide], None]) -> None:
+        """Carry out a step of the worker's start; where it fails, nothing is loaded or kept."""
+        side = self._worker
+        if isinstance(side, UnfitWorker) or not self.options.mode.loads:
+            return
+        self.worker_side = prepared(
+            side,
+            lambda: step(side),
+            TensorParallelRanks(self._config),
+            block_size=int(self._config.cache_config.block_size),
+            strict=self.options.settings().strict_start,
+        )
 
     def weights_changed(self, how: str) -> None:
         """Called by our worker class: donors of the old weights must not survive."""
@@ -191,7 +243,8 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         """The scheduler's cache manager exists now."""
         super().bind_kv_cache_manager(kv_cache_manager)
         self._port.manager = kv_cache_manager
-        _let_go_before_resets(kv_cache_manager, self._scheduler)
+        if self.options.mode.loads:  # discovery holds no blocks
+            _let_go_before_resets(kv_cache_manager, self._scheduler)
 
     def on_new_request(self, request: Any) -> None:
         """A request arrived."""
@@ -265,24 +318,28 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
 
     def get_kv_connector_stats(self) -> SemBlendStats | None:
         """Statistics; the scheduler's side has them all."""
+        from semblend.integration.vllm.stats import SemBlendStats
+
         taken = None if self.scheduler_side is None else self.scheduler_side.take_stats()
         return None if taken is None else SemBlendStats(data=taken.data)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> SemBlendStats:
         """Statistics from their plain form."""
+        from semblend.integration.vllm.stats import SemBlendStats
+
         return SemBlendStats() if data is None else SemBlendStats(data=data)
 
     @classmethod
-    def build_prom_metrics(
-        cls,
-        vllm_config: Any,
-        metric_types: dict[Any, Any],
-        labelnames: list[str],
-        per_engine_labelvalues: dict[int, list[object]],
-    ) -> SemBlendPromMetrics:
-        """Our metrics in vLLM's /metrics."""
-        return SemBlendPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+    def build_prom_metrics(cls, *arguments: Any, **options: Any) -> SemBlendPromMetrics | None:
+        """Our metrics in vLLM's /metrics; none where vLLM makes them another way."""
+        try:
+            from semblend.integration.vllm.stats import SemBlendPromMetrics
+
+            return SemBlendPromMetrics(*arguments, **options)
+        except Exception:
+            logger.warning("SemBlend has no metrics in this vLLM", exc_info=True)
+            return None
 
     def shutdown(self) -> None:
         """Withdraw what is shared and stop the threads, then say goodbye to the fleet."""
@@ -293,9 +350,8 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
 
 
 def _only(groups: tuple[list[int], ...]) -> list[int]:
-    """The block ids of vLLM's one cache group; more are refused at start."""
-    (only,) = groups or ([],)
-    return only
+    """The block ids of vLLM's one cache group; with several, which only discovers, none."""
+    return groups[0] if len(groups) == 1 else []
 
 
 def _let_go_before_resets(manager: Any, side: SchedulerSide[VllmRequest]) -> None:
@@ -313,17 +369,11 @@ def _let_go_before_resets(manager: Any, side: SchedulerSide[VllmRequest]) -> Non
     manager.reset_prefix_cache = reset_prefix_cache
 
 
-def _refuse_unproven(
-    vllm_config: Any, kv_cache_config: Any | None, options: ConnectorOptions
-) -> None:
-    refusals = version_refusals(vllm_version)
-    if options.mode.loads:
-        refusals += engine_refusals(vllm_config, options)
-        if kv_cache_config is not None:
-            refusals += cache_refusals(kv_cache_config)
-        if options.staged and not vllm_config.cache_config.enable_prefix_caching:
-            refusals.append(
-                Refusal(feature="prefix caching off", remedy="the staged ladder climbs on it")
-            )
-    if refusals:
-        raise UnsupportedEngineError(refusals)
+def _idle_connector() -> Any:
+    answers: dict[str, Callable[[], Any]] = {
+        "get_num_new_matched_tokens": lambda: (0, False),
+        "build_connector_meta": ConnectorMeta,
+        "request_finished": lambda: (False, None),
+        "request_finished_all_groups": lambda: (False, None),
+    }
+    return idle_class("IdleConnector", BASES, answers)

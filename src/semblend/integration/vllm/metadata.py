@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorMetadata,
-    KVConnectorWorkerMetadata,
-)
+from typing import Any
 
 from semblend.integration.scheduler.orders import StepOrders, WorkerReport
+from semblend.integration.vllm.interface import KVConnectorMetadata, KVConnectorWorkerMetadata
 
 
 @dataclass(slots=True)
@@ -23,7 +20,7 @@ class RankReports(KVConnectorWorkerMetadata):
 
     report: WorkerReport
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> RankReports:
+    def aggregate(self, other: Any) -> RankReports:
         """This rank's report and another's."""
         if not isinstance(other, RankReports):  # another connector's: nothing of ours in it
             return self

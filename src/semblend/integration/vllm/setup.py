@@ -15,6 +15,7 @@ from semblend.integration.scheduler.setup import (
     SchedulerSetup,
     standing_for,
 )
+from semblend.integration.starting import UNHINDERED, Start
 from semblend.integration.vllm import namespaces
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.tokenizer import boundaries_of, decoder_of
@@ -28,29 +29,37 @@ class VllmSetup:
 
     config: Any
     """vLLM's VllmConfig."""
-    options: ConnectorOptions
+    asked: ConnectorOptions
+    start: Start
     scheduler: SchedulerSetup
     hash_block_size: int
+
+    @property
+    def options(self) -> ConnectorOptions:
+        """What was asked for, as far as it may be carried out."""
+        return self.start.allowed(self.asked)
 
     @property
     def running(self) -> RunningMode:
         """Which mode really runs, and why."""
         return RunningMode.of(
-            self.options.mode,
-            given="mode" in self.options.model_fields_set,
-            settings=self.scheduler.settings,
+            self.asked.mode,
+            given="mode" in self.asked.model_fields_set,
+            settings=self.asked.settings(),
             standing=self.scheduler.standing,
             model=str(self.config.model_config.model),
+            objection=self.start.objection,
         )
 
     @classmethod
-    def of(cls, config: Any, options: ConnectorOptions) -> VllmSetup:
+    def of(cls, config: Any, asked: ConnectorOptions, start: Start = UNHINDERED) -> VllmSetup:
         """Read what is needed from a VllmConfig."""
         block_size = int(config.cache_config.block_size)
         return cls(
             config=config,
-            options=options,
-            scheduler=_scheduler_setup(config, options, block_size),
+            asked=asked,
+            start=start,
+            scheduler=_scheduler_setup(config, start.allowed(asked), block_size),
             hash_block_size=int(
                 getattr(config.cache_config, "hash_block_size", None) or block_size
             ),

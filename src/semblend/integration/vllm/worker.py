@@ -9,12 +9,14 @@ weights change and before the cache is unmapped.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.platforms import current_platform
 
+from semblend.core.settings import Settings
 from semblend.integration.refusals import UnsupportedEngineError
 from semblend.integration.vllm.support import offloading_refusals
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING or current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
 else:
     from vllm.v1.worker.gpu_worker import Worker as PlatformWorker
+
+logger = logging.getLogger("vllm.semblend")
 
 CHANGING_METHODS = (
     "load_model",
@@ -46,12 +50,15 @@ class SemBlendWorker(PlatformWorker):
         Raises
         ------
         UnsupportedEngineError
-            If vLLM would serve without the connector this class is there for.
+            If vLLM would serve without the connector this class is there for, with
+            SEMBLEND_STRICT_START.
         """
         super().__init__(*arguments, **options)
         size = getattr(self.cache_config, "kv_offloading_size", None)
         if refusals := offloading_refusals(size):
-            raise UnsupportedEngineError(refusals)
+            if Settings.from_env().strict_start:
+                raise UnsupportedEngineError(refusals)
+            logger.warning("SemBlend does nothing: %s", "; ".join(map(str, refusals)))
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Allocate the K/V cache as ever, then hand the runner over."""

@@ -1,0 +1,54 @@
+"""How far the connector goes in the vLLM it finds itself in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from vllm import __version__ as vllm_version
+
+from semblend.integration.refusals import Refusal
+from semblend.integration.starting import Start, start_of
+from semblend.integration.vllm.contract import contract_problems
+from semblend.integration.vllm.options import ConnectorOptions
+from semblend.integration.vllm.support import cache_refusals, engine_refusals, version_refusals
+
+
+def vllm_start(
+    connector: type,
+    bases: Iterable[type],
+    *,
+    vllm_config: Any,
+    kv_cache_config: Any | None,
+    options: ConnectorOptions,
+) -> Start:
+    """Ask vLLM.
+
+    Raises
+    ------
+    SettingsError
+        If a setting is wrong.
+    UnsupportedEngineError
+        With SEMBLEND_STRICT_START, naming everything that stands in the way.
+    """
+
+    def loading() -> Iterable[Refusal]:
+        return loading_refusals(vllm_config, kv_cache_config, options)
+
+    def discovery() -> Iterable[Refusal]:
+        for problem in contract_problems(connector, bases):
+            yield Refusal(feature=f"vLLM {vllm_version}: {problem}")
+
+    return start_of(options, options.settings(), loading=loading, discovery=discovery)
+
+
+def loading_refusals(
+    vllm_config: Any, kv_cache_config: Any | None, options: ConnectorOptions
+) -> Iterable[Refusal]:
+    """Everything under which donor K/V must not be loaded."""
+    yield from version_refusals(vllm_version)
+    yield from engine_refusals(vllm_config, options)
+    if kv_cache_config is not None:
+        yield from cache_refusals(kv_cache_config)
+    if options.staged and not vllm_config.cache_config.enable_prefix_caching:
+        yield Refusal(feature="prefix caching off", remedy="the staged ladder climbs on it")
