@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from semblend.integration.model_cost import cost_model
+from semblend.integration.model_identity import added_quantization
 from semblend.integration.probing import can_probe
 from semblend.integration.refusals import Refusal, UnsupportedEngineError
 from semblend.integration.running_mode import RunningMode
@@ -77,6 +78,7 @@ def _side(context: Any, cache: SemBlendRadixCache, options: BackendOptions) -> S
         dtype=str(model.dtype).removeprefix("torch."),
         settings=settings,
         revision=getattr(model, "revision", None),
+        quantization=added_quantization(**namespaces.quantised(context)),
         can_run=can_probe,
     )
     provider = SemBlendProvider(
