@@ -2,8 +2,8 @@
 
     python -m benchmarks.suite.similarity --base-url http://localhost:8000 --embedder minilm
 
-Some documents are served. Prompts are then asked whose documents share all, three quarters, half,
-a quarter and nothing of their paragraphs with one of them; with `--conversations`, the prompts of
+A document is served. Prompts are then asked whose documents share all, three quarters, half, a
+quarter and nothing with it; with `--conversations`, the prompts of
 a log in their order. Similarity is the cosine of embeddings that the older documents speak of. It
 is reported and decides nothing: a hit is what the backend confirms, of identical tokens.
 """
@@ -99,24 +99,23 @@ def add_bins(figures: Figures, name: str, found: Sequence[tuple[float | None, Pa
 async def _mixed(
     endpoint: Endpoint, embedder: Embedder, found: list[tuple[Any, str]]
 ) -> list[tuple[float | None, Pair]]:
-    """Every second document is served; targets mix it with the one that was not."""
-    nearest, salt = Nearest(embedder), endpoint.new_salt("similarity")
-    await endpoint.empty()
-    targets: list[str] = []
+    """Every second document is served; targets mix it with the one that was not.
+
+    Each target has a cache of its own, or it would find the target before it.
+    """
+    warm = []
     for (record, document), (_, other) in zip(found[::2], found[1::2], strict=False):
         donor, _ = prompts_of(record, document)
-        await endpoint.ask(donor, salt=salt, max_tokens=1)
+        nearest = Nearest(embedder)
         nearest.add(donor)
         for share in SHARES:
-            targets.append(prompts_of(record, mixed(document, other, share))[1])
-    await endpoint.settle()
-    # A target that missed becomes a donor itself, so the next may find it: it counts as served.
-    warm = []
-    for target in targets:
-        cosine = nearest.cosine(target)
-        warm.append((cosine, target, await endpoint.ask(target, salt=salt)))
-        nearest.add(target)
-        await endpoint.settle()
+            _, target = prompts_of(record, mixed(document, other, share))
+            await endpoint.empty()
+            salt = endpoint.new_salt("similarity")
+            await endpoint.ask(donor, salt=salt, max_tokens=1)
+            await endpoint.settle()
+            reply = await endpoint.ask(target, salt=salt)
+            warm.append((nearest.cosine(target), target, reply))
     return await _paired(endpoint, warm)
 
 
