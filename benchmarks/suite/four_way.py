@@ -34,7 +34,7 @@ async def main(arguments: list[str]) -> int:
     datasets.add_flags(flags)
     chosen = flags.parse_args(arguments)
     engines.running(chosen)  # a wrong one is said before anything is started
-    figures = Figures(benchmark="four_way", context={})
+    figures = Figures(benchmark="four_way", context={}, divider=": ")
     contexts: dict[str, Any] = {}
     baseline: dict[str, float] = {}
     failed: list[str] = []

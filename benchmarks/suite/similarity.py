@@ -3,9 +3,9 @@
     python -m benchmarks.suite.similarity --base-url http://localhost:8000 --embedder minilm
 
 A document is served. Prompts are then asked whose documents share all, three quarters, half, a
-quarter and nothing with it; with `--conversations`, the prompts of
-a log in their order. Similarity is the cosine of embeddings that the older documents speak of. It
-is reported and decides nothing: a hit is what the backend confirms, of identical tokens.
+quarter and nothing with it; with `--conversations`, the prompts of a log in their order.
+Similarity is the cosine of embeddings that the older documents speak of. It is reported and
+decides nothing: a hit is what the backend confirms, of identical tokens.
 """
 
 from __future__ import annotations

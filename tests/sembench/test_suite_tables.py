@@ -222,6 +222,11 @@ def test_exact_semantic_and_candidates_stand_apart(table: dict[str, Any]) -> Non
     for arm in ("vllm", "sglang", "sglang+semblend"):
         assert not semantic[f"{arm}: moved, 200 tokens"]
         assert values(table, "hit_rate")[f"{arm}: moved, 200 tokens"] == 0.0
+    # A plain prefix cache hits the edited document's first block; that is no semantic hit.
+    exact = values(table, "exact_hit_rate")
+    assert not values(table, "semantic_hit_rate")["vllm: edited, 200 tokens"]
+    assert exact["vllm: edited, 200 tokens"] == exact["vllm+semblend: edited, 200 tokens"]
+    assert values(table, "semantic_hit_rate")["vllm+semblend: moved, 200 tokens"] == 1.0
 
 
 def test_quality_has_rows_of_its_own(table: dict[str, Any]) -> None:
@@ -285,3 +290,16 @@ def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:
     flags = options("--sglang-python", str(tmp_path / "nowhere"), "--logs", str(tmp_path))
     with pytest.raises(UsageError, match="--sglang-python"), engines.served(Arm.SGLANG, flags):
         pass
+
+
+def test_every_case_is_a_table_with_the_engines_side_by_side(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    figures = Figures(benchmark="b", context={}, command="c", divider=": ")
+    shared: dict[str, Any] = {"context_tokens": 5.0, "samples": 1, "backend_confirmed": True}
+    for arm, case in itertools.product(("one", "two"), ("moved", "edited")):
+        figures.add(f"{arm}: {case}", "speed", 2.0, "x", **shared)
+    assert figures.show(as_json=False, output=None) == 0
+    printed = capsys.readouterr().out
+    assert printed.index("b: moved") < printed.index("b: edited")
+    assert printed.count("one") == printed.count("two") == 2
