@@ -17,6 +17,8 @@ LENGTHS = (4096, 8192, 16384, 32768)
 AS_THEY_ARE = 0
 CHARACTERS_PER_TOKEN = 4.0
 """Of English text, about; figures state the backend's own count."""
+FILLERS = 1024
+"""Records of a published dataset that are read beside those asked about, to fill prompts with."""
 _ENOUGH = 0.75
 """A dataset that fills less than this share of a length does not reach it."""
 
@@ -56,7 +58,7 @@ def grouped(flags: Any) -> dict[str, list[SourceRecord]]:
             datasets=tuple(flags.datasets),
             data_dir=flags.data,
             hf_revision=flags.hf_revision,
-            records_per_dataset=flags.samples * 64 if flags.hf_revision else None,
+            records_per_dataset=flags.samples + FILLERS,
             seed=flags.seed,
         )
     found: dict[str, list[SourceRecord]] = {}
