@@ -5,9 +5,10 @@
     python -m benchmarks.suite.multi_turn         --base-url …   dialogue, turn by turn
     python -m benchmarks.suite.instruction_change --base-url …   one document, other instructions
     python -m benchmarks.suite.quality            --base-url …   perplexity ratio, judged quality
+    python -m benchmarks.suite.similarity         --base-url …   hit rate by cosine to the nearest
+    python -m benchmarks.suite.four_way           --model …      vLLM and SGLang, plain and with us
 
-Small by default (the reference model on two cores); `--lengths`, `--samples` and
-`--data` make them full size where there is a GPU. Every request of a comparison is
-isolated by a cache salt (or `--reset-url`), and reuse counts only where the backend
-confirms it.
+Lengths are 4K to 32K tokens by default, as far as the model has room; `--lengths`, `--samples`
+and `--data` choose others. Every request of a comparison is isolated by a cache salt (or
+`--reset-url`), and reuse counts only where the backend confirms it.
 """

@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,8 @@ class Figures:
         )
     )
     rows: list[Row] = field(default_factory=list)
+    divider: str | None = None
+    """Where cases are "what: case" with this between them, each case is a table of its own."""
 
     def add(
         self,
@@ -96,6 +98,15 @@ class Figures:
             "rows": [asdict(row) for row in self.rows],
         }
 
+    def _tables(self) -> dict[str, list[Row]]:
+        if self.divider is None:
+            return {self.benchmark: self.rows}
+        found: dict[str, list[Row]] = {}
+        for row in self.rows:
+            what, _, case = row.case.partition(self.divider)
+            found.setdefault(f"{self.benchmark}: {case}", []).append(replace(row, case=what))
+        return found
+
     def show(self, *, as_json: bool, output: Path | None) -> int:
         """Print (and write) the figures; the exit code is 1 where a target is missed."""
         text = json.dumps(self.to_dict(), indent=None if as_json else 2)
@@ -106,7 +117,8 @@ class Figures:
             print(text)
         else:
             console = Console()
-            console.print(_table(self.benchmark, self.rows))
+            for title, rows in self._tables().items():
+                console.print(_table(title, rows))
             for name, value in self.context.items():
                 console.print(f"[dim]{name}[/dim] {value}", highlight=False)
         return int(self.failed)

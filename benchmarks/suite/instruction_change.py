@@ -21,7 +21,7 @@ from semblend.quality.documents import DocumentWriter
 async def main(arguments: list[str]) -> int:
     """Run the benchmark."""
     flags = parser(__doc__ or "")
-    flags.add_argument("--length", type=int, default=1024, help="tokens of a document")
+    flags.add_argument("--length", type=int, default=8192, help="tokens of a document")
     chosen = flags.parse_args(arguments)
     endpoint = await Endpoint.open(chosen)
     try:
@@ -29,6 +29,7 @@ async def main(arguments: list[str]) -> int:
             benchmark="instruction_change",
             context=endpoint.context("generated prose with facts (semblend.quality.documents)"),
         )
+        (chosen.length,) = endpoint.fitting([chosen.length])
         await _measure(endpoint, figures)
     finally:
         await endpoint.close()

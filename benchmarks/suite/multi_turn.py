@@ -23,7 +23,7 @@ Messages = tuple[tuple[str, str], ...]
 async def main(arguments: list[str]) -> int:
     """Run the benchmark."""
     flags = parser(__doc__ or "")
-    flags.add_argument("--length", type=int, default=1024, help="tokens of the document")
+    flags.add_argument("--length", type=int, default=4096, help="tokens of the document")
     flags.add_argument("--turns", type=int, default=3, help="questions in a dialogue")
     chosen = flags.parse_args(arguments)
     endpoint = await Endpoint.open(chosen)
@@ -32,6 +32,7 @@ async def main(arguments: list[str]) -> int:
             benchmark="multi_turn",
             context=endpoint.context("generated dialogues over one document"),
         )
+        (chosen.length,) = endpoint.fitting([chosen.length])
         await _measure(endpoint, figures)
     finally:
         await endpoint.close()

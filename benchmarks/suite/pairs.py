@@ -93,7 +93,10 @@ def add_speedup(
 
 
 def add_reuse(figures: Figures, case: str, pairs: Sequence[Pair]) -> None:
-    """Hit rate, and the shares of prompts that were exact and semantic."""
+    """Hit rates, and the shares of prompts that were exact, semantic, and found but not loaded.
+
+    `hit_rate` counts both kinds of reuse. A figure that the backend says nothing of is missing.
+    """
     known = [pair for pair in pairs if pair.confirmed_tokens is not None]
     shared: dict[str, Any] = {
         "context_tokens": context_tokens([pair.warm for pair in pairs]),
@@ -107,9 +110,16 @@ def add_reuse(figures: Figures, case: str, pairs: Sequence[Pair]) -> None:
         "",
         **shared,
     )
+    for metric, hits in (
+        ("exact_hit_rate", [pair.warm.exact_tokens for pair in known]),
+        ("semantic_hit_rate", [pair.warm.reused_tokens for pair in known]),
+    ):
+        told = [tokens >= HIT_TOKENS for tokens in hits if tokens is not None]
+        figures.add(case, metric, sum(told) / len(told) if told else None, "", **shared)
     for metric, counts in (
         ("exact_token_share", [pair.warm.exact_tokens for pair in known]),
         ("semantic_token_share", [pair.warm.reused_tokens for pair in known]),
+        ("candidate_token_share", [pair.warm.candidate_tokens for pair in known]),
     ):
         total = sum(pair.warm.prompt_tokens or 0 for pair in known)
         told = [count for count in counts if count is not None]

@@ -1,7 +1,7 @@
 """Perplexity ratio and judged quality per dataset, warm against cold.
 
     python -m benchmarks.suite.quality --base-url http://localhost:8000 \\
-        --data path/to/longbench.jsonl --judge-command "python judge.py" --ppl-model models/…
+        --data path/to/data --judge-command "python judge.py" --ppl-model models/…
 
 Perplexity is that of the endpoint's own log probabilities, and with `--ppl-model` that of
 the answer under a local model. A perplexity ratio near 1 does not show that answers are
@@ -12,20 +12,20 @@ their donors in one fact ("edited") as a dataset of their own, with the donor's 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from benchmarks.suite import datasets
 from benchmarks.suite.documents import Case, case, document_of
 from benchmarks.suite.endpoint import Endpoint, parser, run
 from benchmarks.suite.figures import Figures
 from benchmarks.suite.judging import LocalModel, judge, local_model, perplexity
 from benchmarks.suite.pairs import Pair, add_reuse, confirmed, context_tokens
+from benchmarks.suite.workloads import prompts_of
 from sembench import statistics
-from sembench.profiles import load_profile
 from sembench.quality import answer_recall, rouge_l, states_value
-from semblend.quality.documents import INSTRUCTIONS, DocumentWriter, Fact
+from semblend.quality.documents import DocumentWriter, Fact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +41,7 @@ class Item:
 async def main(arguments: list[str]) -> int:
     """Run the benchmark."""
     flags = parser(__doc__ or "")
-    flags.add_argument("--length", type=int, default=1024, help="tokens of generated documents")
-    flags.add_argument("--data", type=Path, help="file or folder of LongBench-format JSONL")
-    flags.add_argument("--datasets", nargs="+", default=[], help="of the data; left out, all")
-    flags.add_argument("--max-chars", type=int, default=4000, help="of a document that are used")
+    datasets.add_flags(flags)
     flags.add_argument("--ppl-model", help="local model that scores answers")
     flags.add_argument("--judge-command", help="reads {baseline, semblend} JSON, prints a score")
     flags.add_argument("--max-ppl-ratio", type=float, help="target of the perplexity ratio")
@@ -52,54 +49,45 @@ async def main(arguments: list[str]) -> int:
     scorer = local_model(chosen.ppl_model)
     endpoint = await Endpoint.open(chosen)
     try:
-        data = f"generated documents; {chosen.data}" if chosen.data else "generated documents"
+        data = "generated documents"
+        if chosen.data or chosen.hf_revision:
+            data += f"; {datasets.said(chosen)}"
         figures = Figures(benchmark="quality", context=endpoint.context(data))
-        for name, items in _datasets(chosen):
+        for name, items in _datasets(chosen, endpoint.fitting(chosen.lengths)):
             await _measure(endpoint, figures, name, items, scorer)
     finally:
         await endpoint.close()
     return figures.show(as_json=chosen.json, output=chosen.output)
 
 
-def _datasets(flags: Any) -> Iterator[tuple[str, list[Item]]]:
-    yield "facts, moved", [_moved(flags, number) for number in range(flags.samples)]
-    yield "facts, edited", [_edited(flags, number) for number in range(flags.samples)]
-    if flags.data is None:
+def _datasets(flags: Any, lengths: Sequence[int]) -> Iterator[tuple[str, list[Item]]]:
+    for length in lengths:
+        numbers = range(flags.samples)
+        of = f"{length} tokens"
+        yield f"facts, moved, {of}", [moved(flags.seed + n, length, n) for n in numbers]
+        yield f"facts, edited, {of}", [edited(flags.seed + n, length, n) for n in numbers]
+    if flags.data is None and flags.hf_revision is None:
         return
-    source = load_profile(
-        "longbench-v1",
-        datasets=tuple(flags.datasets),
-        data_dir=flags.data,
-        hf_revision=None,
-        records_per_dataset=flags.samples,
-        seed=flags.seed,
-    )
-    grouped: dict[str, list[Item]] = {}
-    for record in source.records():
-        document = record.context[: flags.max_chars]
-        question = record.input or "What is this text about?"
-        grouped.setdefault(record.dataset, []).append(
-            Item(
-                donor=f"{INSTRUCTIONS[0]}\n\n{document}\n\nQuestion: What is mentioned first?",
-                target=f"{INSTRUCTIONS[2]}\n\n{document}\n\nQuestion: {question}",
-                answers=record.answers,
-            )
-        )
-    for name in sorted(grouped):
-        yield name, grouped[name][: flags.samples]
+    for name, found in datasets.cases(flags, lengths):
+        items = []
+        for record, document in found:
+            donor, target = prompts_of(record, document)
+            items.append(Item(donor=donor, target=target, answers=record.answers))
+        yield name, items
 
 
-def _moved(flags: Any, number: int) -> Item:
-    document = document_of(DocumentWriter(flags.seed + number), flags.length)
+def moved(seed: int, length: int, number: int) -> Item:
+    """The same document behind another instruction, asked for another fact."""
+    document = document_of(DocumentWriter(seed), length)
     target = case(document, instruction=number + 1, fact=number)
     donor = case(document, instruction=number, fact=number + 1)
     return Item(donor=donor.text, target=target.text, answers=(target.answer,))
 
 
-def _edited(flags: Any, number: int) -> Item:
+def edited(seed: int, length: int, number: int) -> Item:
     """The donor's document states other values for two facts: the hard case."""
-    writer = DocumentWriter(flags.seed + 1000 + number)
-    document = document_of(writer, flags.length)
+    writer = DocumentWriter(seed + 1000)
+    document = document_of(writer, length)
     asked, other = document.facts[0], document.facts[1]
     exchanged: dict[Fact, Fact] = {
         asked: Fact(attribute=asked.attribute, subject=asked.subject, value=other.value),

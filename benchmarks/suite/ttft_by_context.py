@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 
+from benchmarks.suite.datasets import add_lengths
 from benchmarks.suite.documents import case, document_of
 from benchmarks.suite.endpoint import Endpoint, parser, run
 from benchmarks.suite.figures import Figures
@@ -21,7 +22,7 @@ from semblend.quality.documents import DocumentWriter
 async def main(arguments: list[str]) -> int:
     """Run the benchmark."""
     flags = parser(__doc__ or "")
-    flags.add_argument("--lengths", type=int, nargs="+", default=[512, 1024], help="tokens")
+    add_lengths(flags)
     flags.add_argument("--unrelated", type=int, default=2, help="prompts a miss looks through")
     chosen = flags.parse_args(arguments)
     endpoint = await Endpoint.open(chosen)
@@ -30,7 +31,7 @@ async def main(arguments: list[str]) -> int:
             benchmark="ttft_by_context",
             context=endpoint.context("generated prose with facts (semblend.quality.documents)"),
         )
-        for length in chosen.lengths:
+        for length in endpoint.fitting(chosen.lengths):
             await _length(endpoint, figures, length)
     finally:
         await endpoint.close()

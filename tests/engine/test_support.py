@@ -34,6 +34,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         ),
         "M-RoPE",
     ),
+    "awq": (
+        transformers.LlamaConfig(quantization_config={"quant_method": "awq", "bits": 4}),
+        "a quantised checkpoint",
+    ),
     "gpt2": (transformers.GPT2Config(), "'gpt2' is not supported"),
     "linear attention": (transformers.Qwen3NextConfig(), "linear or state-space"),
 }

@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from semblend.core.tokens import TokenArray
+from tests.integration.quantised import METHODS, quantise
 
 REFERENCE = Path(__file__).parents[2] / "models" / "semblend-reference-27m"
 VOCABULARY = 512
@@ -85,6 +86,8 @@ REFUSED = ("llama-dynamic", "gemma-windows")
 
 SERVED = tuple(name for name in MODELS if name not in ("one-layer", *REFUSED))
 """One of every architecture and rotary kind that adapters take."""
+QUANTISED = tuple(f"llama-{method}" for method in METHODS)
+"""The tiny Llama with its weights quantised; any model's name takes the ending."""
 
 
 @cache
@@ -93,7 +96,11 @@ def folder_of(name: str) -> str:
     if name == "reference":
         return str(REFERENCE)
     folder = _FOLDER / name
-    plain_model(name).save_pretrained(folder)
+    base, _, method = name.rpartition("-")
+    if method in METHODS:
+        quantise(Path(folder_of(base)), folder, method)
+    else:
+        plain_model(name).save_pretrained(folder)
     return str(folder)
 
 

@@ -42,8 +42,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def standing(folder, *, fingerprint=GOOD.fingerprint, dtype="float32", now=NOW):
-    return look_up(fingerprint, dtype=dtype, folders=[folder], now=now)
+def standing(folder, *, fingerprint=GOOD.fingerprint, now=NOW, dtype="float32", **asked):
+    return look_up(fingerprint, dtype=dtype, folders=[folder], now=now, **asked)
 
 
 def test_a_certificate_reads_back_and_names_its_policy(folder):
@@ -81,6 +81,13 @@ def test_an_altered_file_allows_nothing_and_is_said(folder, caplog):
     [
         ({}, {"now": NOW + timedelta(days=31)}, DeclineReason.CERTIFICATE_EXPIRED, "expired"),
         ({}, {"dtype": "bfloat16"}, DeclineReason.NO_CERTIFICATE, "measured in float32"),
+        ({}, {"quantization": "fp8:1"}, DeclineReason.NO_CERTIFICATE, "with fp8:1"),
+        (
+            {"data": {"quantization": "fp8:1"}},
+            {"quantization": "none"},
+            DeclineReason.NO_CERTIFICATE,
+            "measured with quantization fp8:1",
+        ),
         ({}, {"fingerprint": "0" * 32}, DeclineReason.NO_CERTIFICATE, "no quality certificate"),
         ({"versions": {"measurement": "0"}}, {}, DeclineReason.NO_CERTIFICATE, "measurement 0"),
         ({"versions": {"measurement": "1 "}}, {}, DeclineReason.NO_CERTIFICATE, "measurement 1 "),
@@ -94,6 +101,16 @@ def test_another_time_model_format_or_version_allows_nothing(tmp_path, change, a
     found = standing(tmp_path, **asked)
     assert (found.policy, found.reason) == (None, reason)
     assert said in found.detail
+
+
+def test_weights_quantised_at_start_have_a_certificate_and_a_file_of_their_own(tmp_path):
+    quantised = replace(GOOD, data={"quantization": "fp8_per_tensor:1a"}, policy="none")
+    for certificate in (GOOD, quantised):
+        (tmp_path / file_name(certificate)).write_text(certificate.to_json(), encoding="utf-8")
+    assert len(list(tmp_path.iterdir())) == 2
+    assert standing(tmp_path, quantization="none").policy == GOOD.policy
+    assert standing(tmp_path, quantization="fp8_per_tensor:1a").policy == "none"
+    assert standing(tmp_path, quantization="fp8_per_tensor:2b").policy is None
 
 
 @pytest.mark.parametrize("release", ["0.4.0", "0.5.0", "1.12.3", ""])

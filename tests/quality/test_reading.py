@@ -91,3 +91,19 @@ def test_too_few_contexts_are_refused(tmp_path):
     path.write_text("{}\n", encoding="utf-8")
     with pytest.raises(SerialisationError, match="LongBench's form"):
         list(reading_cases(str(path), seed=1, items=2))
+
+
+def test_chats_in_samsums_form_are_asked_for_what_they_come_to(tmp_path):
+    plain = tmp_path / "samsum.jsonl"
+    rows = [
+        {"id": str(n), "dialogue": f"A: shall we {n}?\r\nB: yes, at {n}", "summary": f"At {n}."}
+        for n in range(6)
+    ]
+    plain.write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
+    found = list(reading_cases(str(plain), seed=1, items=6))
+    assert {case.kind for case in found} == {"samsum"}
+    assert {case.answer for case in found} == {f"At {n}." for n in range(6)}
+    assert all("B: yes" in case.target.body for case in found)
+    plain.write_text(json.dumps({"dialogue": "A: no summary"}) + "\n", encoding="utf-8")
+    with pytest.raises(SerialisationError, match=r"samsum\.jsonl:1"):
+        list(reading_cases(str(plain), seed=1, items=6))

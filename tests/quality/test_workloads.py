@@ -81,3 +81,23 @@ def test_the_datas_fingerprint_sees_every_word_and_the_order():
     other = replace(one, donors=(replace(one.donors[0], body=one.donors[0].body + "x"),))
     assert data_fingerprint([other]) != data_fingerprint([one])
     assert data_fingerprint([replace(one, answer="1")]) != data_fingerprint([one])
+
+
+def test_a_dialogue_is_short_turns_that_the_donor_read_in_another_order():
+    for case in cases("dialogue"):
+        lines = [line for line in case.target.body.split("\n") if line]
+        words = sorted(len(line.split()) for line in lines)
+        assert words[len(words) // 4] <= 6, "a quarter of the turns are a few words"
+        assert all(re.match(r"\w+: ", line) for line in lines)
+        first, second = case.target.body.split("\n\n")
+        assert case.donors[0].body == f"{second}\n\n{first}"
+
+
+def test_a_certificate_rests_on_dialogues_where_they_are_asked_for():
+    from semblend.quality.certifying import choice_cells, confirmation_cells
+
+    for cells in (choice_cells, confirmation_cells):
+        usual = {cell.workload for cell in cells(4)}
+        more = {cell.workload for cell in cells(4, more=("dialogue",))}
+        assert more - usual == {"dialogue"}
+        assert usual < more

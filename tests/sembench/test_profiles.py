@@ -170,7 +170,9 @@ def test_unknown_synthetic_datasets_are_named():
 def test_every_profile_gives_a_source(tmp_path):
     (tmp_path / "a.jsonl").write_text(line(), encoding="utf-8")
     for name in PROFILES:
-        data = tmp_path if name.startswith("longbench") else None
+        generated = name in ("fixture", "synthetic-v1")
+        published = Path(__file__).parent / "published"
+        data = None if generated else published if name == "published" else tmp_path
         source = load_profile(name, data_dir=data)
         assert source.profile == name
         assert next(source.records()).context

@@ -32,8 +32,9 @@ SMALL = {
     "ttft_by_context": ("--lengths", 200, 300),
     "instruction_change": ("--length", 200),
     "multi_turn": ("--length", 200, "--turns", 3),
-    "workloads": ("--max-chars", 1500),
-    "quality": ("--length", 200),
+    "workloads": ("--lengths", 300),
+    "quality": ("--lengths", 200),
+    "similarity": ("--lengths", 300),
 }
 ROW = {
     "case",
@@ -131,16 +132,16 @@ def test_datasets_are_reported_apart(reports: dict[str, dict[str, Any]]) -> None
 
 def test_quality_counts_the_donors_facts(reports: dict[str, dict[str, Any]]) -> None:
     report = reports["quality"]
-    assert values(report, "donor_fact_leak_rate") == {"facts, edited": 0.0}
-    assert values(report, "ppl_ratio")["facts, moved"] == pytest.approx(1.0)
-    assert values(report, "warm_accuracy")["facts, edited"] == 1.0
+    assert values(report, "donor_fact_leak_rate") == {"facts, edited, 200 tokens": 0.0}
+    assert values(report, "ppl_ratio")["facts, moved, 200 tokens"] == pytest.approx(1.0)
+    assert values(report, "warm_accuracy")["facts, edited, 200 tokens"] == 1.0
 
 
 def test_a_leaking_engine_shows_in_the_quality_table() -> None:
     with mock_engine(cheat=Cheat.LEAK_DONOR_FACTS) as url:
         report = suite("quality", url)
-    assert values(report, "donor_fact_leak_rate")["facts, edited"] == 1.0
-    assert values(report, "warm_accuracy")["facts, edited"] == 0.0
+    assert values(report, "donor_fact_leak_rate")["facts, edited, 200 tokens"] == 1.0
+    assert values(report, "warm_accuracy")["facts, edited, 200 tokens"] == 0.0
 
 
 def test_a_silent_backend_has_no_hits_to_show_and_misses_its_target() -> None:
@@ -190,7 +191,7 @@ def test_a_judge_command_is_asked_with_both_answers(tmp_path: Path) -> None:
     assert judge(command, baseline="a", semblend="b") == 0.0
     with mock_engine() as url:
         report = suite("quality", url, "--judge-command", command)
-    assert values(report, "judge_score")["facts, moved"] == 1.0
+    assert values(report, "judge_score")["facts, moved, 200 tokens"] == 1.0
 
 
 @pytest.mark.parametrize("body", ["print('good')", "raise SystemExit(3)", "", "print('nan')"])

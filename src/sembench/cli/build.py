@@ -20,7 +20,8 @@ from sembench.progress import track
 def build(
     output: Annotated[Path, typer.Option(help="Manifest to write (.jsonl, .xz, .gz).")],
     profile: Annotated[
-        str | None, typer.Option(help="fixture, synthetic-v1, longbench-v1 or longbench-v2.")
+        str | None,
+        typer.Option(help="fixture, synthetic-v1, longbench-v1, longbench-v2 or published."),
     ] = None,
     frozen: Annotated[
         str | None,

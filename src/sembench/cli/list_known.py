@@ -12,6 +12,7 @@ from sembench.conversations import STORIES
 from sembench.gates.table import GATES
 from sembench.planners import BUILT_IN
 from sembench.profiles import PROFILES
+from sembench.profiles.published import PUBLISHED
 from sembench.transforms.registry import TRANSFORMS
 
 
@@ -22,10 +23,11 @@ class Known(StrEnum):
     GATES = "gates"
     PROFILES = "profiles"
     PLANNERS = "planners"
+    DATASETS = "datasets"
 
 
 def list_known(what: Annotated[Known, typer.Argument(help="What to list.")]) -> None:
-    """List transforms, gates, profiles or planners with what each is."""
+    """List transforms, gates, profiles, planners or published datasets with what each is."""
     for name, summary in sorted(_LISTED[what]().items()):
         typer.echo(f"{name:48} {summary}")
 
@@ -53,6 +55,14 @@ def _planners() -> dict[str, str]:
     return {**_plugged(plugins.PLANNERS), **BUILT_IN}
 
 
+def _datasets() -> dict[str, str]:
+    return {
+        name: f"{each.title}; fields {each.fields}; "
+        + (f"hub: {each.hub}" if each.hub else "files only")
+        for name, each in PUBLISHED.items()
+    }
+
+
 def _plugged(group: str) -> dict[str, str]:
     return {name: f"plug-in: {point.value}" for name, point in plugins.plugin_points(group).items()}
 
@@ -62,4 +72,5 @@ _LISTED = {
     Known.GATES: _gates,
     Known.PROFILES: _profiles,
     Known.PLANNERS: _planners,
+    Known.DATASETS: _datasets,
 }

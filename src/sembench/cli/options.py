@@ -29,8 +29,8 @@ DataDir = Annotated[
     typer.Option(
         "--data-dir",
         help=(
-            "File or folder of LongBench-format JSONL (plain, .xz or .gz) to read "
-            "instead of the hub."
+            "File or folder to read instead of the hub: LongBench-format JSONL (plain, .xz or "
+            ".gz), or files named after published datasets."
         ),
     ),
 ]

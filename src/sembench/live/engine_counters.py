@@ -156,6 +156,7 @@ class EngineCounters:
             exact_tokens=exact,
             reused_tokens=reused,
             continued_tokens=continued,
+            candidate_tokens=grown.get("reusable"),
             cached_tokens=exact + reused + (continued or 0),
             confirmed_by="counters",
         )

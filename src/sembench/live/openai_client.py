@@ -130,6 +130,7 @@ class OpenAIReader:
             exact_tokens=exact,
             reused_tokens=reused,
             continued_tokens=continued,
+            candidate_tokens=_whole(semblend.get("reusable_tokens")),
             cached_tokens=sum(known) if known else None,
             confirmed_by="response" if known else None,
             outcome=_text_or_none(semblend.get("outcome")),

@@ -37,6 +37,8 @@ class Reply:
     """Semantic reuse, as the backend's metadata states it."""
     cached_tokens: int | None = None
     """All reuse together: exact and semantic where both are told, else the one number given."""
+    candidate_tokens: int | None = None
+    """Found with donors and computed all the same: what reuse would have been."""
     continued_tokens: int | None = None
     """Taken over from an earlier request of the same conversation, approximate ones included."""
     confirmed_by: str | None = None

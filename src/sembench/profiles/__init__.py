@@ -11,6 +11,7 @@ from sembench.plugins import load_plugin
 from sembench.profiles.base import Source, SourceRecord
 from sembench.profiles.hub import HubLongBenchV1, HubLongBenchV2
 from sembench.profiles.local_files import LocalFiles
+from sembench.profiles.published import PublishedData
 from sembench.profiles.synthetic import Synthetic
 
 __all__ = ["PROFILES", "Source", "SourceRecord", "load_profile"]
@@ -20,6 +21,7 @@ PROFILES = {
     "synthetic-v1": "any number of generated documents, by seed",
     "longbench-v1": "LongBench from the hub or from files",
     "longbench-v2": "LongBench v2 from the hub or from files",
+    "published": "XSum, CNN/DailyMail, SAMSum and others (`sembench list datasets`)",
 }
 """Profiles that manifests are built from, with what each is."""
 FIXTURE_RECORDS = 3
@@ -77,6 +79,10 @@ def load_profile(
         )
     if name == "synthetic-v1":
         return Synthetic(datasets=datasets, records_per_dataset=records_per_dataset, seed=seed)
+    if name == "published":
+        return PublishedData(
+            datasets=datasets, data_dir=data_dir, revision=hf_revision, limit=records_per_dataset
+        )
     if data_dir is not None:
         return LocalFiles(profile=name, path=data_dir, datasets=datasets)
     if name == "longbench-v1":

@@ -7,13 +7,11 @@ Scripts are no longer run by ``datasets``, so the files inside are read directly
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
 from itertools import islice
-from typing import Any
 
-from sembench.errors import MissingExtraError, SourceError
 from sembench.profiles.base import SourceRecord
 from sembench.profiles.local_files import to_record
+from sembench.profiles.streamed import load_streamed, streamed_rows
 
 LONGBENCH_V1 = "zai-org/LongBench"
 LONGBENCH_V2 = "zai-org/LongBench-v2"
@@ -63,12 +61,12 @@ class HubLongBenchV1:
     def records(self) -> Iterator[SourceRecord]:
         """The first `limit` records of each chosen dataset, dataset by dataset."""
         for dataset in self._datasets:
-            rows = _load(
+            rows = load_streamed(
                 f"dataset {dataset!r} of LongBench v1",
                 "json",
                 data_files=f"zip://data/{dataset}.jsonl::{self._archive}",
             )
-            for index, row in enumerate(islice(_rows(rows, dataset), self._limit)):
+            for index, row in enumerate(islice(streamed_rows(rows, dataset), self._limit)):
                 yield to_record(row, dataset=dataset, index=index, where=f"{dataset}[{index}]")
 
 
@@ -90,39 +88,10 @@ class HubLongBenchV2:
 
     def records(self) -> Iterator[SourceRecord]:
         """All records (of the chosen domains), in published order."""
-        rows = _load("LongBench v2", self._repository, revision=self._revision)
+        rows = load_streamed("LongBench v2", self._repository, revision=self._revision)
         index = 0
-        for row in _rows(rows, V2_DATASET):
+        for row in streamed_rows(rows, V2_DATASET):
             if self._domains and row.get("domain") not in self._domains:
                 continue
             yield to_record(row, dataset=V2_DATASET, index=index, where=f"{V2_DATASET}[{index}]")
             index += 1
-
-
-def _load(what: str, path: str, **options: Any) -> Any:
-    try:
-        load_dataset = import_module("datasets").load_dataset
-    except ImportError as error:
-        raise MissingExtraError(
-            package="datasets", extra="benchmarks", purpose="LongBench from the hub"
-        ) from error
-    try:
-        return load_dataset(path, split="train", streaming=True, **options)
-    except Exception as error:  # network, hub, archive and parse errors are many kinds
-        raise _unreadable(what, error) from error
-
-
-def _rows(rows: Any, what: str) -> Iterator[dict[str, Any]]:
-    try:
-        yield from rows
-    except SourceError:
-        raise
-    except Exception as error:  # a streamed dataset fails where it is read
-        raise _unreadable(what, error) from error
-
-
-def _unreadable(what: str, error: Exception) -> SourceError:
-    return SourceError(
-        f"{what} cannot be read from the hub ({type(error).__name__}: {error}). Without a network, "
-        f"give --data-dir a file or folder of LongBench-format JSONL"
-    )

@@ -60,7 +60,7 @@ class LocalFiles:
 
     def _records_of(self, file: Path, counts: Counter[str]) -> Iterator[SourceRecord]:
         default = file.name.split(".")[0]
-        for where, data in _objects(file):
+        for where, data in json_objects(file):
             dataset = str(data.get("dataset") or default)
             if self._datasets and dataset not in self._datasets:
                 continue
@@ -68,7 +68,8 @@ class LocalFiles:
             counts[dataset] += 1
 
 
-def _objects(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def json_objects(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The objects of a JSONL file, each with where it stands."""
     try:
         with open_text(file) as stream:
             for number, line in enumerate(stream, start=1):

@@ -68,9 +68,15 @@ def certify(
     policy: Annotated[
         list[str] | None, typer.Option(help="Try only this policy; may be repeated.")
     ] = None,
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(help="Also this workload: dialogue (chats of short turns)."),
+    ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Also real questions: a file of LongBench's form, or longbench:NAME."),
+        typer.Option(
+            help="Also real questions: a file of LongBench's or SAMSum's form, or longbench:NAME."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the documents to choose by.")] = 1,
     confirm_seed: Annotated[
@@ -118,9 +124,15 @@ def certify(
     from semblend.engine.model import load_model
     from semblend.quality.bound import Bound
     from semblend.quality.campaign import Campaign
+    from semblend.quality.suite import ON_REQUEST
 
     if seed == confirm_seed:
         raise SettingsError("--confirm-seed: another seed than --seed expected")
+    for name in workload or ():
+        if name not in ON_REQUEST:
+            raise SettingsError(
+                f"--workload: one of {', '.join(ON_REQUEST)} expected, got {name!r}"
+            )
     policies = tuple(policy_from_spec(spec).spec for spec in policy or ())
     with console.status(escape(f"loading {model}")):
         loaded = load_model(model, device=device, dtype=dtype)
@@ -141,6 +153,7 @@ def certify(
         ),
         policies=policies,
         lengths=tuple(length or ()),
+        workloads=tuple(workload or ()),
         data=data,
         processes=processes,
         measured_on=measured_on,

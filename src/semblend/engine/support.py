@@ -46,6 +46,7 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
         lambda c: bool(_get(c, "attn_logit_softcapping") or _get(c, "attention_logit_cap")),
     ),
     ("chunked attention", lambda c: bool(_get(c, "attention_chunk_size"))),
+    ("a quantised checkpoint", lambda c: bool(_get(c, "quantization_config"))),
     ("ALiBi positions", lambda c: bool(_get(c, "alibi"))),
 )
 

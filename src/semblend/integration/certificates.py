@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from semblend.core.namespace import NONE
 from semblend.core.outcomes import DeclineReason
 from semblend.core.settings import Settings
 from semblend.integration.model_identity import content_fingerprint, weights_folder
@@ -29,9 +30,13 @@ def standing_of(
     dtype: str,
     settings: Settings,
     revision: str | None = None,
+    quantization: str = NONE,
     can_run: Callable[[str], bool] | None = None,
 ) -> Standing:
     """The valid certificate for exactly these weights, or why there is none. Never raises.
+
+    `quantization` is what the engine does to the weights as it loads them: the fingerprint is
+    that of their files, which state only how they are stored.
 
     A certificate holds for its policy: where the engine cannot run that (`can_run`), for none.
     """
@@ -41,7 +46,7 @@ def standing_of(
             detail = f"no safetensors files of {name} were found to look up"
             return Standing(reason=DeclineReason.NO_CERTIFICATE, detail=detail)
         folders = certificate_folders(settings.certificate_dir)
-        standing = look_up(fingerprint, dtype=dtype, folders=folders)
+        standing = look_up(fingerprint, dtype=dtype, quantization=quantization, folders=folders)
         if standing.policy is None or can_run is None or can_run(standing.policy):
             return standing
         detail = f"the certified policy {standing.policy} {UNPROBED}"
@@ -52,12 +57,18 @@ def standing_of(
 
 
 def uncertified_standing(
-    name: str, hf_config: Any, *, dtype: str, settings: Settings, revision: str | None = None
+    name: str,
+    hf_config: Any,
+    *,
+    dtype: str,
+    settings: Settings,
+    revision: str | None = None,
+    quantization: str = NONE,
 ) -> Standing:
     """For modes that ask for no certificate: the model's table of depth drift, if there is one
     and the policy set up goes by it. Never raises."""
     try:
-        if not shifts_depth(settings.recompute_policy):
+        if quantization != NONE or not shifts_depth(settings.recompute_policy):
             return Standing()
         fingerprint = content_fingerprint(weights_folder(name, revision), hf_config)
         folders = certificate_folders(settings.certificate_dir)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from semblend.core.errors import UnsupportedRotaryError
-from semblend.core.namespace import Namespace
+from semblend.core.namespace import NONE, Namespace
 
 _HEADER_BYTES = 1 << 20
 _PROCESS = secrets.token_hex(16)
@@ -78,6 +78,32 @@ def rope_name(text_config: Any) -> str:
         # Discovery runs with any model; the configuration distinguishes them.
         stated = getattr(text_config, "rope_parameters", None)
         return "unmovable:" + json.dumps(stated, sort_keys=True, default=str)
+
+
+def quantization_name(method: str | None, *, stored: Any = None, told: Any = None) -> str:
+    """The quantisation of the weights in full: the engine's method and a hash of what decides it.
+
+    Parameters
+    ----------
+    stored
+        What the checkpoint says of its own format.
+    told
+        What the engine was told beside it. A method alone leaves open which layers it takes.
+    """
+    if method is None and not stored and not told:
+        return NONE
+    text = json.dumps([stored, told], sort_keys=True, default=repr)
+    return f"{method or 'stored'}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def added_quantization(method: str | None, *, stored: Any = None, told: Any = None) -> str:
+    """The quantisation that an engine adds to weights as it loads them; "none": it adds none.
+
+    Weights that are stored quantised are known by their files, and so is how they are.
+    """
+    if told or (method is not None and not stored):
+        return quantization_name(method, told=told)
+    return NONE
 
 
 def shown(engine: str, namespace: Namespace) -> str:

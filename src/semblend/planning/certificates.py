@@ -20,6 +20,7 @@ from semblend.core.chain import MEASURED_TURNS
 from semblend.core.errors import SemBlendError, SerialisationError
 from semblend.core.faults import clock_jump_s
 from semblend.core.json_text import parse_json
+from semblend.core.namespace import NONE
 from semblend.core.outcomes import DeclineReason
 from semblend.planning.policies.base import policy_from_spec
 from semblend.planning.policy_plugins import plugin_versions
@@ -63,6 +64,11 @@ class Certificate:
         first = "1" if self.versions.get("semblend", "").startswith("0.4.") else "unknown"
         return self.versions.get("measurement", first)
 
+    @property
+    def quantization(self) -> str:
+        """How the engine quantised weights as it loaded them; "none": they were used as stored."""
+        return str(self.data.get("quantization", NONE))
+
     def signed(self) -> Certificate:
         """The same certificate with the hash of its contents."""
         values = {**asdict(self), "digest": _digest(asdict(self))}
@@ -102,7 +108,9 @@ class Certificate:
             raise SerialisationError(f"not a certificate: {error}") from error
         return certificate
 
-    def objection(self, *, dtype: str | None, now: datetime) -> tuple[DeclineReason, str] | None:
+    def objection(
+        self, *, dtype: str | None, quantization: str | None = None, now: datetime
+    ) -> tuple[DeclineReason, str] | None:
         """Why it may not be used here and now, if anything is against it."""
         if datetime.fromisoformat(self.expires) <= now:
             return DeclineReason.CERTIFICATE_EXPIRED, f"the certificate expired on {self.expires}"
@@ -123,6 +131,12 @@ class Certificate:
             return (
                 DeclineReason.NO_CERTIFICATE,
                 f"the certificate was measured in {self.dtype}, this model runs in {dtype}",
+            )
+        if quantization is not None and quantization != self.quantization:
+            return (
+                DeclineReason.NO_CERTIFICATE,
+                f"the certificate was measured with quantization {self.quantization}, this engine "
+                f"loads the weights with {quantization}",
             )
         return None
 
@@ -180,6 +194,7 @@ def examined(
     folders: Iterable[Path] | None = None,
     *,
     dtype: str | None = None,
+    quantization: str | None = None,
     now: datetime | None = None,
 ) -> Iterator[Examined]:
     """Every file where certificates are looked for, in the order of the search. Never raises."""
@@ -191,7 +206,7 @@ def examined(
             objection = DeclineReason.NO_CERTIFICATE, str(error)
             yield Examined(path=path, certificate=None, objection=objection)
             continue
-        against = certificate.objection(dtype=dtype, now=now)
+        against = certificate.objection(dtype=dtype, quantization=quantization, now=now)
         against = against or _table_objection(certificate, depth_table(path))
         yield Examined(path=path, certificate=certificate, objection=against)
 
@@ -200,6 +215,7 @@ def look_up(
     fingerprint: str,
     *,
     dtype: str | None = None,
+    quantization: str | None = None,
     folders: Iterable[Path] | None = None,
     now: datetime | None = None,
 ) -> Standing:
@@ -208,7 +224,7 @@ def look_up(
     Never raises: a file that cannot be read is a warning and no certificate.
     """
     refusal: tuple[DeclineReason, str] | None = None
-    for found in examined(folders, dtype=dtype, now=now):
+    for found in examined(folders, dtype=dtype, quantization=quantization, now=now):
         certificate, path = found.certificate, found.path
         if certificate is None:
             logger.warning("certificate %s is not used: %s", path, found.detail)
@@ -248,8 +264,12 @@ def users_folder() -> Path:
 
 def file_name(certificate: Certificate) -> str:
     """`<model>-<fingerprint>-<dtype>.json`, without characters a path could stumble over."""
-    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(certificate.model).name)
-    return f"{name}-{certificate.fingerprint}-{certificate.dtype}.json"
+    name, added = (
+        "".join(c if c.isalnum() or c in "-_." else "-" for c in text)
+        for text in (Path(certificate.model).name, certificate.quantization)
+    )
+    suffix = "" if certificate.quantization == NONE else f"-{added}"
+    return f"{name}-{certificate.fingerprint}-{certificate.dtype}{suffix}.json"
 
 
 def depth_table(certificate_path: Path) -> Path:

@@ -41,6 +41,8 @@ class Campaign:
     bound: Bound
     policies: tuple[str, ...] = ()
     lengths: tuple[int, ...] = ()
+    workloads: tuple[str, ...] = ()
+    """Beside those that every certificate rests on."""
     data: str | None = None
     processes: int = 1
     measured_on: str = ""
@@ -70,6 +72,7 @@ class Campaign:
             "data": self.data,
             "lengths": self.lengths or None,
             "policies": self.policies,
+            "more": self.workloads,
         }
         cells = choice_cells(self.items, **options)
         choice = self._part(cells, self.seed, measure)

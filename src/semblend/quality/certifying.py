@@ -52,13 +52,14 @@ def choice_cells(
     data: str | None = None,
     lengths: tuple[int, ...] | None = None,
     policies: tuple[str, ...] = (),
+    more: tuple[str, ...] = (),
 ) -> list[Cell]:
-    """What a policy is chosen by: the candidates on moved and edited text.
+    """What a policy is chosen by: the candidates on moved and edited text, and on `more`.
 
     Controls choose nothing; they refuse. `policies` are tried instead of the candidates.
     """
     core = (*BASELINES, *(policies or candidates()))
-    names = dict.fromkeys((*TELLING, *MOVED, *KINDS_OF_EDITS))
+    names = dict.fromkeys((*TELLING, *MOVED, *KINDS_OF_EDITS, *more))
     cells = [Cell(workload=name, items=items, specs=core) for name in names]
     if data is not None:
         cells.append(Cell(workload=READING, items=items, specs=core, data=data))
@@ -71,12 +72,13 @@ def confirmation_cells(
     data: str | None = None,
     lengths: tuple[int, ...] | None = None,
     policies: tuple[str, ...] = (),
+    more: tuple[str, ...] = (),
 ) -> list[Cell]:
     """What it is confirmed by: other documents, the controls, and the whole grid where it tells.
 
     The cells that decide come first, so that an interrupted run has them.
     """
-    cells = choice_cells(items, data=data, lengths=lengths, policies=policies)
+    cells = choice_cells(items, data=data, lengths=lengths, policies=policies, more=more)
     if not policies:
         cells = [
             replace(cell, specs=(*BASELINES, *grid())) if cell.workload in TELLING else cell

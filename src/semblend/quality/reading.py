@@ -1,8 +1,8 @@
 """Questions about real text, in LongBench's field names: from a file, or from the hub.
 
-A file holds one JSON object a line (`input`, `context`, `answers`, `dataset`), plain or
-compressed by xz. `longbench:NAME` is a dataset of LongBench, fetched by `datasets`. Texts are
-other people's: nothing of them is written anywhere.
+A file holds one JSON object a line (`input`, `context`, `answers`, `dataset`; or `dialogue` and
+`summary`, as SAMSum has them), plain or compressed by xz. `longbench:NAME` is a dataset of
+LongBench, fetched by `datasets`. Texts are other people's: nothing of them is written anywhere.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ MOST_CHARACTERS = 24_000
 """About 6,000 tokens; longer contexts are cut, at the front of the question."""
 
 FIELDS = ("input", "context", "answers", "dataset")
+DIALOGUE_QUESTION = "What do the speakers agree on?"
 HUB = "longbench:"
 ARCHIVE = "hf://datasets/zai-org/LongBench/data.zip"
 """Where LongBench keeps one file of JSON lines a dataset, in its folder `data`."""
@@ -124,6 +125,13 @@ def _hub_rows(name: str, archive: str) -> Iterator[dict[str, Any]]:
 
 def _fields(row: Any, where: str) -> dict[str, Any]:
     try:
+        if "dialogue" in row:
+            return {
+                "input": DIALOGUE_QUESTION,
+                "context": row["dialogue"],
+                "answers": [row["summary"]],
+                "dataset": "samsum",
+            }
         return {key: row[key] for key in FIELDS}
     except (KeyError, TypeError) as error:
         raise SerialisationError(f"{where}: not LongBench's form: {error}") from error

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from semblend.core.errors import SerialisationError
-from semblend.quality import controls, edited, workloads
+from semblend.quality import controls, dialogue, edited, workloads
 from semblend.quality.items import Case, to_item
 from semblend.quality.lab import Lab
 from semblend.quality.measure import Record, measure
@@ -44,6 +44,8 @@ class Cell:
 
 
 KINDS_OF_EDITS = tuple(f"edited_{kind}" for kind in edited.EDITS)
+ON_REQUEST = (dialogue.DIALOGUE,)
+"""Workloads that a certificate rests on only if it was asked for."""
 KINDS_OF_CONTROLS = tuple(f"control_{kind}" for kind in controls.CONTROLS)
 
 

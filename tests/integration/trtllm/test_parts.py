@@ -109,6 +109,16 @@ def test_a_part_that_cannot_be_read_is_unknown_and_never_any(missing, part):
     assert namespaces.for_discovery(found).is_complete
 
 
+def test_a_quantisation_the_files_do_not_state_is_not_what_was_certified():
+    """A certificate is found by the files; a build that quantises them computes something else."""
+    stored, plain = folder_of("llama-awq"), folder_of("llama")
+    told = SimpleNamespace(quant_algo="FP8", kv_cache_quant_algo=None)
+    untold = SimpleNamespace(quant_algo=None, kv_cache_quant_algo=None)
+    assert EngineFacts.of(llm_args(plain, quant_config=untold)).added_quantization == "none"
+    assert EngineFacts.of(llm_args(stored, quant_config=untold)).added_quantization == "none"
+    assert EngineFacts.of(llm_args(plain, quant_config=told)).added_quantization == "FP8"
+
+
 def test_a_model_of_the_hub_is_known_by_its_commit(tmp_path, monkeypatch):
     """What users give is a name, and the files are in the hub's cache."""
     from huggingface_hub import constants

@@ -58,7 +58,7 @@ class Engine:
             "kv_cache_memory_bytes": 32 << 20,
             "block_size": 32,
             "worker_cls": WORKER,
-            "skip_tokenizer_init": model != "reference",
+            "skip_tokenizer_init": not model.startswith("reference"),
             "disable_log_stats": False,
             "kv_transfer_config": transfer_config(**extra),
         }

@@ -4,6 +4,7 @@
     python -m tests.integration.vllm.on_gpu --runner v2 --scheduling async   one of them
     python -m tests.integration.vllm.on_gpu ... --engine lora                with --enable-lora
     python -m tests.integration.vllm.on_gpu ... --engine sleep               with sleep mode
+    python -m tests.integration.vllm.on_gpu ... --engine awq                 with AWQ weights
 
 Needs no pytest. A configuration is chosen for a whole process, so each runs in one of its own; its
 engine starts once. Exits with 1 where a check finds something. Without a GPU the same checks run
@@ -42,13 +43,24 @@ class Kind(StrEnum):
     PLAIN = "plain"
     LORA = "lora"
     SLEEP = "sleep"
+    AWQ = "awq"
+    GPTQ = "gptq"
+    INT8 = "int8"
+    FP8 = "fp8"
+    """A checkpoint of fp8 weights."""
+    FP8_AT_START = "fp8_at_start"
+    """Plain weights that vLLM makes fp8 of as it loads them."""
 
 
 ENGINES: dict[Kind, dict[str, Any]] = {
     Kind.PLAIN: {},
     Kind.LORA: {"enable_lora": True, "max_loras": 2},
     Kind.SLEEP: {"enable_sleep_mode": True},
+    Kind.FP8_AT_START: {"quantization": "fp8_per_tensor" if on_gpu() else "fp8_per_channel"},
 }
+STORED = (Kind.AWQ, Kind.GPTQ, Kind.INT8, Kind.FP8)
+"""Kinds whose weights are stored quantised; `tests.integration.quantised` writes them."""
+QUANTISED = (*STORED, Kind.FP8_AT_START)
 
 
 class Harness:
@@ -62,10 +74,14 @@ class Harness:
         if on_gpu():
             device |= {"dtype": "bfloat16", "enforce_eager": False, "block_size": 16}
             device["gpu_memory_utilization"] = 0.2
-        device |= ENGINES[kind] | engine_options(scheduling)
-        self.engine = Engine("reference", engine=device)
+        if kind in QUANTISED:
+            device["dtype"] = "bfloat16"  # kernels of quantised weights take no float32
+        device |= ENGINES.get(kind, {}) | engine_options(scheduling)
+        model = f"reference-{kind}" if kind in STORED else "reference"
+        self.engine = Engine(model, engine=device)
+        self.rounded = device.get("dtype") == "bfloat16"
         self.tokenizer: Any = self.engine.llm.get_tokenizer()
-        self.comparison = Comparison(margin=0.25 if on_gpu() else 1e-3)
+        self.comparison = Comparison(margin=0.25 if self.rounded else 1e-3)
         self.block_size = int(self.engine.scheduler.setup.block_size)
         self._salts = itertools.count()
 
@@ -148,7 +164,7 @@ def all_holes(harness: Harness) -> list[str]:
     load = engine.scheduler_connector.loads[-1]
     found = [] if load.hole_tokens > 500 else [f"only {load.hole_tokens} tokens were holes"]
     off = _apart(engine.kv(warm, 0, len(item.tokens)), expected)
-    if off > (0.02 if on_gpu() else 1e-4):
+    if off > (0.02 if harness.rounded else 1e-4):
         found.append(f"K/V is {off:.2%} off cold's")
     cold = harness.cold(item.tokens)
     return found + harness.unlike(
@@ -340,6 +356,7 @@ CHECKS: dict[Kind, tuple[Callable[[Harness], list[str]], ...]] = {
     ),
     Kind.LORA: (all_holes, scheduling, faults),
     Kind.SLEEP: (sleeping, scheduling),
+    **dict.fromkeys(QUANTISED, (all_holes, prefix_hashes, scheduling, faults)),
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from benchmarks.vllm_runners import Runner, Scheduling
 
-from tests.integration.vllm.on_gpu import CHECKS, CONFIGURATIONS, Kind, run_apart
+from tests.integration.vllm.on_gpu import CHECKS, CONFIGURATIONS, QUANTISED, Kind, run_apart
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,8 +23,8 @@ def test_what_holds_on_a_cpu_holds_on_a_gpu(runner, scheduling):
     assert not any(found.values()), found
 
 
-@pytest.mark.parametrize("kind", [Kind.LORA, Kind.SLEEP])
-def test_adapters_and_sleep_under_vllms_own_defaults(kind):
+@pytest.mark.parametrize("kind", [Kind.LORA, Kind.SLEEP, *QUANTISED])
+def test_adapters_sleep_and_quantised_weights_under_vllms_own_defaults(kind):
     found = run_apart(Runner.V2, Scheduling.ASYNC, kind)
     assert set(found) == {check.__name__ for check in CHECKS[kind]}
     assert not any(found.values()), found

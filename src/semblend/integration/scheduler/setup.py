@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from semblend.core.namespace import Namespace
+from semblend.core.namespace import NONE, Namespace
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray
 from semblend.integration.certificates import standing_of, uncertified_standing
@@ -103,13 +103,25 @@ def standing_for(
     dtype: str,
     settings: Settings,
     revision: str | None = None,
+    quantization: str = NONE,
     can_run: Callable[[str], bool] | None = None,
 ) -> Standing:
     """What certificates say about the model; only `segmented` requires one."""
     if mode != Mode.SEGMENTED:
         return uncertified_standing(
-            name, hf_config, dtype=dtype, settings=settings, revision=revision
+            name,
+            hf_config,
+            dtype=dtype,
+            settings=settings,
+            revision=revision,
+            quantization=quantization,
         )
     return standing_of(
-        name, hf_config, dtype=dtype, settings=settings, revision=revision, can_run=can_run
+        name,
+        hf_config,
+        dtype=dtype,
+        settings=settings,
+        revision=revision,
+        quantization=quantization,
+        can_run=can_run,
     )

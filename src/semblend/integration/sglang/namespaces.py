@@ -32,7 +32,7 @@ def engine_namespace(context: Any, options: BackendOptions, settings: Settings) 
         tokenizer_revision=revision,
         kv_dtype=str(model.dtype).removeprefix("torch."),
         cache_dtype=str(pool.dtype).removeprefix("torch."),
-        quantization=str(model.quantization or NONE),
+        quantization=model_identity.quantization_name(**quantised(context)),
         adapter=NONE,
         rope=model_identity.rope_name(model.hf_text_config),
         tensor_parallel=int(context.tp_size),
@@ -42,3 +42,14 @@ def engine_namespace(context: Any, options: BackendOptions, settings: Settings) 
         template=settings.donor_template,
         cache_salt=isolation.UNKEYED,
     )
+
+
+def quantised(context: Any) -> dict[str, Any]:
+    """How the weights are quantised, in the words of `model_identity`."""
+    model = context.tp_worker.model_runner.model_config
+    return {
+        "method": model.quantization,
+        "stored": getattr(model.hf_config, "quantization_config", None),
+        # Quantises in place, whatever `quantization` says.
+        "told": getattr(context.server_args, "torchao_config", None),
+    }

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from semblend.integration.model_cost import cost_model
+from semblend.integration.model_identity import added_quantization
 from semblend.integration.probing import can_probe
 from semblend.integration.provider import SemBlendProvider
 from semblend.integration.rotary import proven_table
@@ -59,6 +60,7 @@ def _side(
         dtype=str(model.dtype).removeprefix("torch."),
         settings=settings,
         revision=getattr(model, "revision", None),
+        quantization=added_quantization(**namespaces.quantised(context)),
         can_run=can_probe,
     )
     provider = SemBlendProvider(

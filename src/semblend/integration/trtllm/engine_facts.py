@@ -39,6 +39,8 @@ class EngineFacts:
     block_size: int | None
     block_reuse: bool | None = None
     """Whether the engine keeps blocks for later requests."""
+    added_quantization: str = NONE
+    """What the engine was told to do to weights that are not stored so; "none": nothing."""
 
     @property
     def text_config(self) -> Any:
@@ -63,6 +65,7 @@ class EngineFacts:
             dtype=dtype,
             cache_dtype=_cache_dtype(cache, llm_args, dtype, folder),
             quantization=_quantization(llm_args, folder),
+            added_quantization=_added(llm_args, folder),
             tensor_parallel=_whole(getattr(llm_args, "tensor_parallel_size", None)),
             block_size=_whole(getattr(cache, "tokens_per_block", None)),
             block_reuse=getattr(cache, "enable_block_reuse", None),
@@ -129,6 +132,13 @@ def _quantization(llm_args: Any, folder: Path | None) -> str | None:
     if config is _MISSING or stored is None:
         return None
     return _enum(getattr(config, "quant_algo", None)) or stored.get("quant_algo") or NONE
+
+
+def _added(llm_args: Any, folder: Path | None) -> str:
+    """A quantisation that the checkpoint's files do not state; then they do not know of it."""
+    told = _enum(getattr(getattr(llm_args, "quant_config", None), "quant_algo", None))
+    stored = (_stored_quantization(folder) or {}).get("quant_algo")
+    return NONE if told is None or told == stored else told
 
 
 def _stored_quantization(folder: Path | None) -> dict[str, str] | None:

@@ -167,5 +167,6 @@ def standing_of(facts: EngineFacts, options: ConnectorOptions, settings: Setting
         dtype=facts.dtype or "unknown",
         settings=settings,
         revision=facts.revision,
+        quantization=facts.added_quantization,
         can_run=is_static,
     )

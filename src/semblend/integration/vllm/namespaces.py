@@ -33,7 +33,7 @@ def engine_namespace(config: Any, options: ConnectorOptions, settings: Settings)
         tokenizer_revision=str(model.tokenizer_revision or weights),
         kv_dtype=dtype,
         cache_dtype=dtype if cache_dtype == "auto" else cache_dtype,
-        quantization=str(model.quantization or NONE),
+        quantization=model_identity.quantization_name(**quantised(model)),
         adapter=NONE,
         rope=model_identity.rope_name(model.hf_text_config),
         tensor_parallel=int(config.parallel_config.tensor_parallel_size),
@@ -43,6 +43,19 @@ def engine_namespace(config: Any, options: ConnectorOptions, settings: Settings)
         template=settings.donor_template,
         cache_salt=NONE,
     )
+
+
+def quantised(model: Any) -> dict[str, Any]:
+    """How a ModelConfig's weights are quantised, in the words of `model_identity`.
+
+    `quantization_config` holds what `--quantization` with layers of one's own says; versions
+    before 0.32 have none.
+    """
+    return {
+        "method": model.quantization,
+        "stored": getattr(model.hf_config, "quantization_config", None),
+        "told": getattr(model, "quantization_config", None),
+    }
 
 
 def of_request(engine: Namespace, cache_salt: str | None) -> Namespace:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from semblend.integration.model_cost import cost_model
+from semblend.integration.model_identity import added_quantization
 from semblend.integration.modes import Provider
 from semblend.integration.running_mode import RunningMode
 from semblend.integration.scheduler.setup import (
@@ -93,6 +94,7 @@ def _scheduler_setup(config: Any, options: ConnectorOptions, block_size: int) ->
             dtype=str(model.dtype).removeprefix("torch."),
             settings=settings,
             revision=model.revision,
+            quantization=added_quantization(**namespaces.quantised(model)),
         ),
         boundaries=boundaries_of(model) if options.mode.segmented else None,
         capture=CaptureRules(

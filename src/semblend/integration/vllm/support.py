@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from semblend.integration.refusals import (
@@ -86,6 +86,13 @@ def engine_refusals(config: Any, options: ConnectorOptions) -> list[Refusal]:
     dtype = str(config.cache_config.cache_dtype)
     if dtype not in CACHE_DTYPES:
         refusals.append(Refusal(feature=f"quantised K/V cache ({dtype})"))
+    elif dtype == "auto" and _stores_kv_quantised(config):
+        refusals.append(
+            Refusal(
+                feature="quantised K/V cache (the checkpoint asks for one)",
+                remedy="pass --kv-cache-dtype bfloat16",
+            )
+        )
     refusals += rotary_refusals(config.model_config.hf_text_config)
     transfer = config.kv_transfer_config
     if transfer.kv_load_failure_policy != "recompute":
@@ -103,6 +110,14 @@ def engine_refusals(config: Any, options: ConnectorOptions) -> list[Refusal]:
     if options.nested:
         refusals += _worker_refusals(config.parallel_config.worker_cls)
     return refusals
+
+
+def _stores_kv_quantised(config: Any) -> bool:
+    """Whether a checkpoint with quantised weights wants K/V quantised too; `auto` obeys it."""
+    stated = getattr(config.model_config.hf_config, "quantization_config", None)
+    return isinstance(stated, Mapping) and bool(
+        stated.get("kv_cache_scheme") or stated.get("kv_cache_quant_algo")
+    )
 
 
 def offloading_refusals(kv_offloading_size: float | None) -> list[Refusal]:
@@ -151,6 +166,10 @@ def cache_refusals(kv_cache_config: Any) -> list[Refusal]:
     if type(spec) is not FullAttentionSpec:
         return [Refusal(feature=f"K/V cache of kind {type(spec).__name__}")]
     refusals = []
+    dtype = str(spec.dtype).removeprefix("torch.")
+    if dtype not in CACHE_DTYPES:
+        # A checkpoint may ask for it beside its weights, whatever `--kv-cache-dtype` says.
+        refusals.append(Refusal(feature=f"quantised K/V cache ({dtype})"))
     if spec.sliding_window or spec.attention_chunk_size:
         refusals.append(Refusal(feature="sliding-window or chunked attention"))
     if getattr(spec, "non_causal", False):
