@@ -1,4 +1,4 @@
-"""``sembench list``: what there is to choose from, plug-ins included."""
+"""``sembench list``: what you can choose from, plug-ins included."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from sembench.transforms.registry import TRANSFORMS
 
 
 class Known(StrEnum):
-    """What can be listed."""
-
     TRANSFORMS = "transforms"
     GATES = "gates"
     PROFILES = "profiles"
@@ -25,7 +23,7 @@ class Known(StrEnum):
 
 
 def list_known(what: Annotated[Known, typer.Argument(help="What to list.")]) -> None:
-    """List transforms, gates, profiles or planners with what each is."""
+    """List the transforms, gates, profiles or planners with a short description of each."""
     for name, summary in sorted(_LISTED[what]().items()):
         typer.echo(f"{name:48} {summary}")
 
@@ -40,7 +38,7 @@ def _gates() -> dict[str, str]:
 
 
 def _profiles() -> dict[str, str]:
-    stories = dict.fromkeys(STORIES, "turns that follow one another; for run-turns")
+    stories = dict.fromkeys(STORIES, "multi-turn conversations, for run-turns")
     return {
         **_plugged(plugins.PROFILES),
         **_plugged(plugins.STORIES),

@@ -1,7 +1,7 @@
 """LongBench from the Hugging Face hub, through the ``datasets`` package, streamed.
 
-LongBench v1 is published as one archive of JSONL files behind a loading script.
-Scripts are no longer run by ``datasets``, so the files inside are read directly.
+LongBench v1 is published as one archive of JSONL files plus a loading script. ``datasets``
+no longer runs scripts, so this reads the files in the archive directly.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ V2_DATASET = "longbench-v2"
 
 
 def v1_archive(revision: str | None) -> str:
-    """Where the archive of LongBench v1 is, at `revision` (a commit, tag or branch)."""
+    """The URL of the LongBench v1 archive at `revision` (a commit, tag or branch)."""
     return f"hf://datasets/{LONGBENCH_V1}@{revision or 'main'}/data.zip"
 
 
 class HubLongBenchV1:
-    """LongBench v1: one dataset a JSONL file in the published archive."""
+    """LongBench v1: one JSONL file per dataset in the published archive."""
 
     profile = "longbench-v1"
 
@@ -61,7 +61,7 @@ class HubLongBenchV1:
         self._archive = archive or v1_archive(revision)
 
     def records(self) -> Iterator[SourceRecord]:
-        """The first `limit` records of each chosen dataset, dataset by dataset."""
+        """Yield the first `limit` records of each chosen dataset."""
         for dataset in self._datasets:
             rows = _load(
                 f"dataset {dataset!r} of LongBench v1",
@@ -73,7 +73,7 @@ class HubLongBenchV1:
 
 
 class HubLongBenchV2:
-    """LongBench v2: multiple-choice questions over long documents; `datasets` chooses domains."""
+    """LongBench v2: multiple-choice questions over long documents; `datasets` selects domains."""
 
     profile = "longbench-v2"
 
@@ -89,7 +89,7 @@ class HubLongBenchV2:
         self._repository = repository
 
     def records(self) -> Iterator[SourceRecord]:
-        """All records (of the chosen domains), in published order."""
+        """Yield all records (of the chosen domains), in published order."""
         rows = _load("LongBench v2", self._repository, revision=self._revision)
         index = 0
         for row in _rows(rows, V2_DATASET):
@@ -108,7 +108,7 @@ def _load(what: str, path: str, **options: Any) -> Any:
         ) from error
     try:
         return load_dataset(path, split="train", streaming=True, **options)
-    except Exception as error:  # network, hub, archive and parse errors are many kinds
+    except Exception as error:  # network, hub, archive and parse errors have many types
         raise _unreadable(what, error) from error
 
 
@@ -117,12 +117,12 @@ def _rows(rows: Any, what: str) -> Iterator[dict[str, Any]]:
         yield from rows
     except SourceError:
         raise
-    except Exception as error:  # a streamed dataset fails where it is read
+    except Exception as error:  # a streamed dataset fails while it is read
         raise _unreadable(what, error) from error
 
 
 def _unreadable(what: str, error: Exception) -> SourceError:
     return SourceError(
         f"{what} cannot be read from the hub ({type(error).__name__}: {error}). Without a network, "
-        f"give --data-dir a file or folder of LongBench-format JSONL"
+        f"pass --data-dir a file or folder of LongBench-format JSONL"
     )
