@@ -33,7 +33,8 @@ def standing_of(
 ) -> Standing:
     """The valid certificate for exactly these weights, or why there is none. Never raises.
 
-    A certificate holds for its policy: where the engine cannot run that (`can_run`), for none.
+    A certificate covers one policy, so it does not apply if the engine cannot run that
+    policy (`can_run`).
     """
     try:
         fingerprint = content_fingerprint(weights_folder(name, revision), hf_config)
@@ -54,8 +55,8 @@ def standing_of(
 def uncertified_standing(
     name: str, hf_config: Any, *, dtype: str, settings: Settings, revision: str | None = None
 ) -> Standing:
-    """For modes that ask for no certificate: the model's table of depth drift, if there is one
-    and the policy set up goes by it. Never raises."""
+    """For modes that need no certificate: the model's depth-drift table, if there is one and the
+    configured policy uses it. Never raises."""
     try:
         if not shifts_depth(settings.recompute_policy):
             return Standing()
@@ -63,7 +64,7 @@ def uncertified_standing(
         folders = certificate_folders(settings.certificate_dir)
         table = None if fingerprint is None else find_depth_table(fingerprint, dtype, folders)
         if table is not None:
-            read_table(table)  # no certificate covers it: a damaged table is not used
+            read_table(table)  # no certificate covers it, so check it for damage
         return Standing(depth_table=table)
     except Exception:
         logger.warning("no table of depth drift for %s", name, exc_info=True)

@@ -1,4 +1,4 @@
-"""Orders and reports as vLLM carries them between the two sides of a connector."""
+"""Orders and reports in the types vLLM carries between the two sides of a connector."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class ConnectorMeta(StepOrders, KVConnectorMetadata):
 
 @dataclass(frozen=True, slots=True)
 class RankReports(KVConnectorWorkerMetadata):
-    """What the ranks did in a step, added up by vLLM."""
+    """What the ranks did in a step, combined by vLLM."""
 
     report: WorkerReport
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> RankReports:
-        """This rank's report and another's."""
-        if not isinstance(other, RankReports):  # another connector's: nothing of ours in it
+        """Combine this rank's report with another's."""
+        if not isinstance(other, RankReports):  # another connector's, with nothing of ours in it
             return self
         return RankReports(self.report + other.report)

@@ -1,4 +1,4 @@
-"""What a VllmConfig says to the scheduler's side, worked out once at start."""
+"""What the scheduler side needs from a VllmConfig, computed once at start."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class VllmSetup:
 
     @property
     def running(self) -> RunningMode:
-        """Which mode really runs, and why."""
+        """The mode that really runs, and why."""
         return RunningMode.of(
             self.options.mode,
             given="mode" in self.options.model_fields_set,
