@@ -51,7 +51,7 @@ def run_load(
     timeout_seconds: live.TimeoutSeconds = 900.0,
     seed: Annotated[int, typer.Option(help="Seed of the arrival process.")] = 0,
 ) -> None:
-    """Send recipients at a given arrival process and report goodput under an objective."""
+    """Send recipients on an arrival schedule and report goodput under an objective."""
     own = {name: value for name, value in locals().items() if name != "flags"}
     live.require_http()
     live.require_urls(base_url=base_url, metrics_url=flags.metrics_url)
