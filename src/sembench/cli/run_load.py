@@ -25,22 +25,26 @@ def run_load(
     concurrency: Annotated[
         int, typer.Option(min=1, help="Users of a closed loop, or in-flight limit of an open one.")
     ] = 8,
-    requests: Annotated[int | None, typer.Option(min=1, help="Stop after this many.")] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this many requests.")
+    ] = None,
     duration_seconds: Annotated[
-        float | None, typer.Option(min=0.001, help="Stop sending after this long.")
+        float | None, typer.Option(min=0.001, help="Stop sending after this many seconds.")
     ] = None,
     warmup_seconds: Annotated[
-        float, typer.Option(min=0, help="Ignore this much at the start.")
+        float, typer.Option(min=0, help="Seconds at the start not counted.")
     ] = 0.0,
     cooldown_seconds: Annotated[
-        float, typer.Option(min=0, help="Ignore this much at the end.")
+        float, typer.Option(min=0, help="Seconds at the end not counted.")
     ] = 0.0,
     slo_ttft_ms: Annotated[
         float | None, typer.Option(min=0, help="Longest time to first token allowed.")
     ] = None,
-    slo_tpot_ms: Annotated[float | None, typer.Option(min=0, help="Per output token.")] = None,
+    slo_tpot_ms: Annotated[
+        float | None, typer.Option(min=0, help="Longest time per output token allowed.")
+    ] = None,
     slo_latency_ms: Annotated[
-        float | None, typer.Option(min=0, help="Until the last token.")
+        float | None, typer.Option(min=0, help="Longest time to last token allowed.")
     ] = None,
     max_tokens: live.MaxTokens = 32,
     serve_donors: Annotated[bool, typer.Option(help="Serve all donors first, unmeasured.")] = True,
