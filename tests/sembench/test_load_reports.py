@@ -159,7 +159,7 @@ def test_the_command_knows_a_load_result_and_replays_refuse_it(tmp_path: Path) -
     assert "How much of it met the objective?" in sembench("report", "--result", source).stdout
     refused = sembench("assert-result-gates", "--result", source)
     assert refused.exit_code == 2
-    assert "load run" in str(refused.exception)
+    assert "load result" in str(refused.exception)
 
 
 @pytest.mark.browser

@@ -106,7 +106,11 @@ def refused(response: httpx.Response, status: int, param: str | None, *words: st
         ({"tools": [{"type": "function"}]}, "tools[0].function", "required"),
         ({"tools": [{"type": "code"}]}, "tools[0].type", "'function'"),
         ({"tool_choice": "required"}, "tool_choice", "'none' or 'auto'"),
-        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize", "itself"),
+        (
+            {"chat_template_kwargs": {"tokenize": True}},
+            "chat_template_kwargs.tokenize",
+            "set by the server",
+        ),
         ({"response_format": {"type": "yaml"}}, "response_format.type", "'json_schema'"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "only and always with"),
         ({"logit_bias": {"cat": 1}}, "logit_bias", "token ids"),
