@@ -130,7 +130,7 @@ def _let_in(body: dict[str, Any], *, reads: bool) -> None:
 
 
 def _leave_out(body: dict[str, Any], reply: Any) -> bool:
-    """Remove the field that a refusal names; return True if there is none."""
+    """Take the field that a refusal names out of the body; True if there is none to take."""
     named = (reply.json()["error"]["param"] or "") if reply.status_code == 400 else ""
     field = re.split(r"[.\[]", named)[0]
     if body.pop(field, None) is None:

@@ -6,7 +6,8 @@
     python -m benchmarks.suite.instruction_change --base-url …   one document, other instructions
     python -m benchmarks.suite.quality            --base-url …   perplexity ratio, judged quality
 
-Small by default (the reference model on two cores); on a GPU, `--lengths`, `--samples` and
-`--data` make them full size. A cache salt (or `--reset-url`) isolates every request of a
-comparison, and reuse counts only if the backend confirms it.
+Small by default (the reference model on two cores); `--lengths`, `--samples` and
+`--data` make them full size where there is a GPU. Every request of a comparison is
+isolated by a cache salt (or `--reset-url`), and reuse counts only where the backend
+confirms it.
 """

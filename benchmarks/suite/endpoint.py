@@ -21,12 +21,12 @@ from sembench.live.verify import served_models, verify
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """The flags of every benchmark in the suite."""
+    """The flags every benchmark of the suite has."""
     flags = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     flags.add_argument("--base-url", required=True, help="OpenAI-compatible endpoint")
-    flags.add_argument("--model", help="model to request; default: the first one served")
+    flags.add_argument("--model", help="model to ask for; left out, the first one served")
     flags.add_argument("--api-key", default=os.environ.get("SEMBENCH_API_KEY", ""))
     flags.add_argument("--tenant", default="", help="x-tenant-id, if the endpoint accepts it")
     flags.add_argument("--reset-url", action="append", default=[], help="POST here to empty caches")
@@ -102,7 +102,7 @@ class Endpoint:
         return f"suite-{os.getpid()}-{self.flags.seed}-{case}-{next(self._numbers)}"
 
     async def empty(self) -> None:
-        """Empty all caches if possible; otherwise salts keep cases apart."""
+        """Empty all caches, where there is a way to; else salts keep cases apart."""
         for url in self.flags.reset_url:
             await self.client.post(url)
 

@@ -20,7 +20,7 @@ from semblend.quality.documents import DocumentWriter
 
 async def main(arguments: list[str]) -> int:
     flags = parser(__doc__ or "")
-    flags.add_argument("--length", type=int, default=1024, help="tokens per document")
+    flags.add_argument("--length", type=int, default=1024, help="tokens of a document")
     chosen = flags.parse_args(arguments)
     endpoint = await Endpoint.open(chosen)
     try:

@@ -23,7 +23,7 @@ Messages = tuple[tuple[str, str], ...]
 async def main(arguments: list[str]) -> int:
     flags = parser(__doc__ or "")
     flags.add_argument("--length", type=int, default=1024, help="tokens of the document")
-    flags.add_argument("--turns", type=int, default=3, help="questions per dialogue")
+    flags.add_argument("--turns", type=int, default=3, help="questions in a dialogue")
     chosen = flags.parse_args(arguments)
     endpoint = await Endpoint.open(chosen)
     try:

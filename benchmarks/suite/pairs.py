@@ -93,7 +93,7 @@ def add_speedup(
 
 
 def add_reuse(figures: Figures, case: str, pairs: Sequence[Pair]) -> None:
-    """Add the hit rate, and the exact and semantic shares of the prompts."""
+    """Hit rate, and the shares of prompts that were exact and semantic."""
     known = [pair for pair in pairs if pair.confirmed_tokens is not None]
     shared: dict[str, Any] = {
         "context_tokens": context_tokens([pair.warm for pair in pairs]),

@@ -21,7 +21,7 @@ from semblend.quality.documents import DocumentWriter
 async def main(arguments: list[str]) -> int:
     flags = parser(__doc__ or "")
     flags.add_argument("--lengths", type=int, nargs="+", default=[512, 1024], help="tokens")
-    flags.add_argument("--unrelated", type=int, default=2, help="unrelated prompts before a miss")
+    flags.add_argument("--unrelated", type=int, default=2, help="prompts a miss looks through")
     chosen = flags.parse_args(arguments)
     endpoint = await Endpoint.open(chosen)
     try:

@@ -3,10 +3,10 @@
     python -m benchmarks.suite.workloads --base-url http://localhost:8000 \\
         --data path/to/longbench.jsonl --datasets qmsum squad --conversations chats.jsonl
 
-Each document of a dataset is served once after one instruction and asked about after another, all
-in one cache, so that donors compete as in production. A log is JSONL of conversations
-(``messages`` with role and content, or ``conversations`` with from and value), replayed turn by
-turn. Without `--data` the built-in fixture is used.
+A dataset's documents are each served once behind one instruction and asked about behind
+another, all in one cache, so that donors compete as they do in production. A log is
+JSONL of conversations (``messages`` with role and content, or ``conversations`` with
+from and value), replayed turn by turn. Without `--data` the built-in fixture is used.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Messages = tuple[tuple[str, str], ...]
 async def main(arguments: list[str]) -> int:
     flags = parser(__doc__ or "")
     flags.add_argument("--data", type=Path, help="file or folder of LongBench-format JSONL")
-    flags.add_argument("--datasets", nargs="+", default=[], help="datasets to use; default: all")
+    flags.add_argument("--datasets", nargs="+", default=[], help="of the data; left out, all")
     flags.add_argument("--conversations", type=Path, help="JSONL of conversations")
-    flags.add_argument("--max-chars", type=int, default=4000, help="characters used per document")
+    flags.add_argument("--max-chars", type=int, default=4000, help="of a document that are used")
     chosen = flags.parse_args(arguments)
     endpoint = await Endpoint.open(chosen)
     try:
@@ -97,7 +97,7 @@ async def _dataset(endpoint: Endpoint, records: list[SourceRecord]) -> list[Pair
 
 
 def _prompts(record: SourceRecord, max_chars: int) -> tuple[str, str]:
-    """The document after one instruction, and after another with its question."""
+    """The document behind one instruction, and behind another with its question."""
     document = record.context[:max_chars]
     question = record.input or "What is this text about?"
     return (
@@ -124,7 +124,7 @@ async def _conversations(endpoint: Endpoint, dialogues: Iterator[Messages]) -> l
 
 
 def read_conversations(path: Path) -> Iterator[Messages]:
-    """Conversations of a JSONL file, in either of the two common formats."""
+    """Conversations of a JSONL file, in either of the two usual shapes."""
     with open_text(path) as stream:
         for number, line in enumerate(stream, start=1):
             if not line.strip():

@@ -23,7 +23,7 @@ class Known(StrEnum):
 
 
 def list_known(what: Annotated[Known, typer.Argument(help="What to list.")]) -> None:
-    """List the transforms, gates, profiles or planners with a short description of each."""
+    """List transforms, gates, profiles or planners with what each is."""
     for name, summary in sorted(_LISTED[what]().items()):
         typer.echo(f"{name:48} {summary}")
 

@@ -30,7 +30,7 @@ DataDir = Annotated[
         "--data-dir",
         help=(
             "File or folder of LongBench-format JSONL (plain, .xz or .gz) to read "
-            "instead of the Hugging Face hub."
+            "instead of the hub."
         ),
     ),
 ]

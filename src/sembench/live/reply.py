@@ -36,7 +36,7 @@ class Reply:
     reused_tokens: int | None = None
     """Semantic reuse, according to the backend's metadata."""
     cached_tokens: int | None = None
-    """All reuse: exact plus semantic if both are reported, otherwise the single number given."""
+    """All reuse together: exact and semantic where both are told, else the one number given."""
     continued_tokens: int | None = None
     """Taken over from an earlier request of the same conversation, approximate K/V included."""
     confirmed_by: str | None = None

@@ -18,8 +18,8 @@ __all__ = ["PROFILES", "Source", "SourceRecord", "load_profile"]
 PROFILES = {
     "fixture": "12 generated documents, identical everywhere",
     "synthetic-v1": "any number of generated documents, by seed",
-    "longbench-v1": "LongBench from the Hugging Face hub or from files",
-    "longbench-v2": "LongBench v2 from the Hugging Face hub or from files",
+    "longbench-v1": "LongBench from the hub or from files",
+    "longbench-v2": "LongBench v2 from the hub or from files",
 }
 """Profiles that manifests are built from, with descriptions."""
 FIXTURE_RECORDS = 3

@@ -89,7 +89,7 @@ class HubLongBenchV2:
         self._repository = repository
 
     def records(self) -> Iterator[SourceRecord]:
-        """Yield all records (of the chosen domains), in published order."""
+        """All records (of the chosen domains), in published order."""
         rows = _load("LongBench v2", self._repository, revision=self._revision)
         index = 0
         for row in _rows(rows, V2_DATASET):
@@ -108,7 +108,7 @@ def _load(what: str, path: str, **options: Any) -> Any:
         ) from error
     try:
         return load_dataset(path, split="train", streaming=True, **options)
-    except Exception as error:  # network, hub, archive and parse errors have many types
+    except Exception as error:  # network, hub, archive and parse errors are many kinds
         raise _unreadable(what, error) from error
 
 
@@ -117,12 +117,12 @@ def _rows(rows: Any, what: str) -> Iterator[dict[str, Any]]:
         yield from rows
     except SourceError:
         raise
-    except Exception as error:  # a streamed dataset fails while it is read
+    except Exception as error:  # a streamed dataset fails where it is read
         raise _unreadable(what, error) from error
 
 
 def _unreadable(what: str, error: Exception) -> SourceError:
     return SourceError(
         f"{what} cannot be read from the hub ({type(error).__name__}: {error}). Without a network, "
-        f"pass --data-dir a file or folder of LongBench-format JSONL"
+        f"give --data-dir a file or folder of LongBench-format JSONL"
     )

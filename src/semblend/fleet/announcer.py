@@ -82,7 +82,7 @@ class DonorAnnouncer:
             Names the engine's blocks of a donor that lives in the engine's own cache, as its K/V
             events do. They are published for followers of those events that have the secret.
         plain
-            Publish tenant and template names as configured; there is no secret to hash them.
+            Name tenant and template as they are configured: nobody has a secret to hash them with.
         """
         self._plain = plain_namespace(namespace) if plain and namespace is not None else None
         self._library = library
@@ -205,7 +205,7 @@ def public_parts(namespace: Namespace) -> dict[str, Any]:
 
 
 def published_namespace(namespace: Namespace, secret: bytes) -> dict[str, Any]:
-    """The namespace as other routers read it: tenants under a keyed name, no salts."""
+    """The namespace as other routers read it; tenants under a keyed name, salts not at all."""
     extra = {"tenant_key": tenant_key(namespace.tenant or "none", secret)}
     return {**_routing_parts(namespace), "extra": extra}
 

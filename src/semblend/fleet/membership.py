@@ -71,12 +71,12 @@ def worker_name(settings: Settings) -> str:
 def open_sink(
     options: LogOptions, settings: Settings, *, worker_id: str, dp_rank: int = 0
 ) -> tuple[EventSink, bytes]:
-    """Open the sink of a worker's events; return it and the secret for its fingerprints.
+    """Where a worker's events go, and the secret that its fingerprints are made with.
 
     Raises
     ------
     SettingsError
-        If a secret is set but too short.
+        If a secret is given and is too short to be one.
     """
     if settings.namespace_secret:
         secret = fleet_secret(settings.namespace_secret)
@@ -98,9 +98,9 @@ def join(
     dp_rank: int = 0,
     blocks: BlockNames | None = None,
 ) -> DonorAnnouncer | None:
-    """Announce a pipeline's donors if SEMBLEND_NATS_URL is set.
+    """Announce a pipeline's donors, if SEMBLEND_NATS_URL says where.
 
-    With a secret they go to the fleet's log, without one to the plain subject for listeners.
+    With a secret they go to the fleet's log; without one to the plain subject, for listeners.
 
     `blocks` names a donor's blocks if donors live in the engine's own cache.
 

@@ -33,8 +33,7 @@ def standing_of(
 ) -> Standing:
     """The valid certificate for exactly these weights, or why there is none. Never raises.
 
-    A certificate covers one policy, so it does not apply if the engine cannot run that
-    policy (`can_run`).
+    A certificate holds for its policy: where the engine cannot run that (`can_run`), for none.
     """
     try:
         fingerprint = content_fingerprint(weights_folder(name, revision), hf_config)

@@ -97,9 +97,9 @@ def tokens_to_compute(plan: Plan) -> int:
 
 
 def left_to_compute(before: Plan, after: Plan) -> tuple[Hole, ...]:
-    """Holes of a refined plan whose K/V differs from what the probe's pass over `before` left.
+    """Holes of a refined plan whose K/V the probe's pass over `before` left otherwise.
 
-    Nothing before the first token that the policy added has changed.
+    What precedes the first token that the policy added depends on nothing that has changed.
     """
     first = first_added(before, after)
     return tuple(hole for hole in after.holes if hole.end > first)

@@ -74,10 +74,8 @@ class RunningMode:
         if settings.discovery_only:
             return discovery("SEMBLEND_DISCOVERY_ONLY is set", "unset SEMBLEND_DISCOVERY_ONLY")
         if objection is not None:
-            return discovery(objection, "run `semblend doctor` to see what is refused and why")
-        exact = cls(
-            asked=asked, runs="exact_prefix", why="this mode was chosen", does=_EXACT, next_step=""
-        )
+            return discovery(objection, "`semblend doctor` says what is refused and why")
+        exact = cls(asked=asked, runs="exact_prefix", why="asked for", does=_EXACT, next_step="")
         if mode.value == exact.runs:
             return exact
         if mode.uncertified:

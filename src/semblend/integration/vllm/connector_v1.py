@@ -60,7 +60,7 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
     def __init__(
         self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any | None = None
     ) -> None:
-        """Check everything that can be refused at start, then set up one side.
+        """Check everything that can be refused at start, then set one side up.
 
         Raises
         ------
@@ -124,7 +124,7 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
     # -- worker ----------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """The cache has been allocated."""
+        """The cache is allocated."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         group = get_kv_transfer_group()
@@ -261,12 +261,13 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
     # -- both ------------------------------------------------------------------------
 
     def get_kv_connector_stats(self) -> SemBlendStats | None:
-        """Statistics; only the scheduler side has them."""
+        """Statistics; the scheduler's side has them all."""
         taken = None if self.scheduler_side is None else self.scheduler_side.take_stats()
         return None if taken is None else SemBlendStats(data=taken.data)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> SemBlendStats:
+        """Statistics from their plain form."""
         return SemBlendStats() if data is None else SemBlendStats(data=data)
 
     @classmethod
@@ -277,6 +278,7 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> SemBlendPromMetrics:
+        """Our metrics in vLLM's /metrics."""
         return SemBlendPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
@@ -288,7 +290,7 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
 
 
 def _only(groups: tuple[list[int], ...]) -> list[int]:
-    """The block ids of vLLM's only cache group; more groups are refused at start."""
+    """The block ids of vLLM's one cache group; more are refused at start."""
     (only,) = groups or ([],)
     return only
 
@@ -318,7 +320,7 @@ def _refuse_unproven(
             refusals += cache_refusals(kv_cache_config)
         if options.staged and not vllm_config.cache_config.enable_prefix_caching:
             refusals.append(
-                Refusal(feature="prefix caching off", remedy="the staged ladder needs it")
+                Refusal(feature="prefix caching off", remedy="the staged ladder climbs on it")
             )
     if refusals:
         raise UnsupportedEngineError(refusals)

@@ -24,7 +24,7 @@ class RankReports(KVConnectorWorkerMetadata):
     report: WorkerReport
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> RankReports:
-        """Combine this rank's report with another's."""
-        if not isinstance(other, RankReports):  # another connector's, with nothing of ours in it
+        """This rank's report and another's."""
+        if not isinstance(other, RankReports):  # another connector's: nothing of ours in it
             return self
         return RankReports(self.report + other.report)

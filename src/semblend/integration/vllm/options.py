@@ -98,7 +98,7 @@ class ConnectorOptions(AdapterOptions):
         0, ge=0, description="Disk space for donor K/V below that, per rank; 0 uses none."
     )
     donor_folder: Path | None = Field(
-        None, description="Folder for donor K/V on disk; required if disk_donor_bytes is not 0."
+        None, description="Where donor K/V on disk goes; needed when disk_donor_bytes is not 0."
     )
 
     @classmethod

@@ -46,7 +46,7 @@ class SemBlendWorker(PlatformWorker):
         Raises
         ------
         UnsupportedEngineError
-            If vLLM would serve without the connector that needs this class.
+            If vLLM would serve without the connector this class is there for.
         """
         super().__init__(*arguments, **options)
         size = getattr(self.cache_config, "kv_offloading_size", None)
@@ -69,7 +69,7 @@ class SemBlendWorker(PlatformWorker):
 
 
 def _tell(method: str, *arguments: Any) -> None:
-    """Call the connector, if there is one and it is ours."""
+    """Call the connector, where there is one and it is ours."""
     if has_kv_transfer_group():
         told = getattr(get_kv_transfer_group(), method, None)
         if told is not None:

@@ -179,6 +179,6 @@ def _salt_part(salt: str | None, extra_key: str | None, cache_layout: str) -> st
     if cache_layout.startswith("trtllm:"):
         return by_salt(salt)
     if cache_layout.startswith("slots:"):
-        # SGLang's API turns an empty key into none before its tree sees it.
+        # SGLang's API makes none of an empty key before its tree sees it.
         return sglang_namespaces.isolation_of(extra_key or None, salt)
     return salt_part(salt)
