@@ -107,7 +107,7 @@ def join(
     Raises
     ------
     SettingsError
-        If the fleet's secret or the address is malformed.
+        If the fleet's secret or the address is not what it should be.
     """
     if not settings.nats_url:
         return None

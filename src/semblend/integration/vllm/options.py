@@ -154,5 +154,5 @@ class ConnectorOptions(AdapterOptions):
 
 
 def options_table_markdown() -> str:
-    """The table in docs/vllm.md; a test compares the two."""
+    """The table that docs/vllm.md holds; a test compares the two."""
     return options_table(ConnectorOptions)
