@@ -78,7 +78,7 @@ test-vllm:
 	TEST_VLLM_RUNNER=v1 TEST_VLLM_SCHEDULING=async $(VLLM_TEST) $(VLLM_STEPS)
 	TEST_VLLM_RUNNER=v2 TEST_VLLM_SCHEDULING=sync $(VLLM_TEST) $(VLLM_FAILING)
 
-# One engine per process, one thread per engine: twice as fast as one engine with two threads.
+# An engine a process, a thread an engine: twice as fast as one engine with two threads.
 VLLM_TEST := OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest -n 2 --dist loadfile
 
 # The V2 runner and asynchronous scheduling are vLLM's defaults on GPUs. Loads in steps
