@@ -1,5 +1,5 @@
 # SemBlend's targets. `make demo` and `make test` make what they need.
-# The first Python of 3.11 to 3.13 that runs here; `make PYTHON=/path/to/python` names another.
+# Uses the first Python from 3.11 to 3.13 that runs here; `make PYTHON=/path/to/python` picks another.
 ifndef PYTHON
 PYTHON := $(shell bash scripts/find_python.sh)
 endif
@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-# One thread a worker: two workers on two cores, and results that do not depend on the machine.
+# One thread per worker: two workers on two cores, and results that do not depend on the machine.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 # A file's tests share an engine, so a file stays in one process. tests/conftest.py says which start first.
@@ -21,7 +21,7 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "no Python to make $(VENV) with" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
-# dist/semblend-VERSION-py3-none-any.whl: all that a machine without this clone needs. Beside it
+# dist/semblend-VERSION-py3-none-any.whl: all that a machine without this clone needs. Also builds
 # semblend_vllm_connector-VERSION-py3-none-any.whl, the connector's second name.
 wheel: $(BIN)/python
 	@rm -f dist/semblend-*.whl dist/semblend_vllm_connector-*.whl
@@ -29,7 +29,7 @@ wheel: $(BIN)/python
 	    . ./packaging/semblend-vllm-connector
 	@ls dist/semblend-*.whl dist/semblend_vllm_connector-*.whl
 
-# What the engine, the server and the demo need. torch first and pinned: asked for by
+# What the engine, the server and the demo need. torch first and pinned: as a dependency of
 # another package, pip would take the newest build.
 $(VENV)/.engine: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing the engine (a minute or two)"
@@ -45,10 +45,10 @@ $(VENV)/.dev: $(VENV)/.engine
 demo: $(VENV)/.engine
 	@$(BIN)/semblend demo
 
-# Everything, each engine for real on the CPU: about half an hour on two cores when new.
+# Everything, with real engines on the CPU: about half an hour on two cores the first time.
 test: lint types unit test-pythons soak-short test-vllm test-sglang test-fleet
 
-# What needs no other engine, before a change is sent.
+# What needs no other engine; run it before you send a change.
 check: lint types unit
 
 lint: $(VENV)/.dev
@@ -61,18 +61,18 @@ types: $(VENV)/.dev
 unit: $(VENV)/.dev
 	$(TEST_ENV) $(BIN)/python -m pytest $(TWO) --ignore tests/fleet
 
-# The light ones on the oldest and the newest Python there is.
+# The light tests on the oldest and the newest Python found.
 test-pythons: $(VENV)/.dev
 	$(TEST_ENV) bash scripts/test_pythons.sh
 
-# A real nats-server, real engines (vLLM and SGLang where their environments are), Dynamo and
+# A real nats-server, real engines (vLLM and SGLang if their environments exist), Dynamo and
 # Mooncake. Dynamo brings pytest plugins that ignore every file with an engine in its name.
 test-fleet: $(VENV)/.dev
 	@bash scripts/fleet_env.sh
 	$(TEST_ENV) FLEET_TESTS=required .venv-fleet/bin/python -m pytest $(TWO) \
 	    -p no:vllm_tests -p no:sglang_tests -p no:trtllm_tests -p no:triton_tests tests/fleet
 
-# Real engines on the CPU, each in an environment of its own.
+# Real engines on the CPU, each in its own environment.
 test-vllm:
 	@echo "the vLLM environment (a few minutes when new)"
 	@bash scripts/vllm_env.sh $(PYTHON)
@@ -84,8 +84,8 @@ test-vllm:
 # An engine a process, a thread an engine: twice as fast as one engine with two threads.
 VLLM_TEST := OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest $(TWO)
 
-# The V2 runner and asynchronous scheduling are vLLM's defaults on GPUs. What steps do with loads
-# is tried under all four combinations, on a CPU: V2's kernels run in Triton's interpreter.
+# The V2 runner and asynchronous scheduling are vLLM's defaults on GPUs. Loads in steps
+# are tested under all four combinations, on a CPU: V2's kernels run in Triton's interpreter.
 VLLM_FAILING := $(addprefix tests/integration/vllm/,test_failures.py test_fault_points.py)
 VLLM_STEPS := $(VLLM_FAILING) $(addprefix tests/integration/vllm/,\
     test_scheduling.py test_segmented.py test_prefix_cache.py)
@@ -95,7 +95,7 @@ test-sglang:
 	@bash scripts/sglang_env.sh $(PYTHON)
 	OMP_NUM_THREADS=1 .venv-sglang/bin/python -m pytest $(TWO) tests/integration/sglang
 
-# The real server under mixed tenants, hang-ups and faults, its answers held to cold.
+# The real server under mixed tenants, hang-ups and faults; answers must match cold.
 MINUTES ?= 20
 soak: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
@@ -118,7 +118,7 @@ docs: .venv-docs/.docs
 	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-docs.txt mkdocs-material
 	@touch $@
 
-# Pages and pictures that are made from code: docs/cli.md, docs/api.md, docs/images.
+# Pages and pictures generated from code: docs/cli.md, docs/api.md, docs/images.
 reference: $(VENV)/.engine
 	$(BIN)/python scripts/reference.py
 	$(BIN)/python scripts/diagrams.py

@@ -1,1 +1,1 @@
-"""Benchmarks: one command a table, each figure beside what it depends on."""
+"""Benchmarks: one command per table; every figure states what it depends on."""

@@ -2,13 +2,13 @@
 
     PYTHONPATH=src:. python -m benchmarks.conversations --json
 
-Counts the prompt tokens that each turn computes, beside the same engine with its prefix cache
-alone. The chat reads a document that another conversation has read before, and asks ten
-questions about it. The agent reads files until its history has 6,000 tokens, has it summarised,
-goes on behind the summary and the last part of the history, and does so twice; every third file
-is one it has read before. Each arm goes on with its own answers; a turn is held against what a
-prefix cache computes of the very same prompt, a whole run against the other arm's. What
-promotion computes in idle steps is a row of its own: it is no turn's, and it is not free.
+Counts the prompt tokens that each turn computes, next to the same engine with only its prefix
+cache. The chat reads a document that another conversation has already read, and asks ten
+questions about it. The agent reads files until its history has 6,000 tokens, has it summarized,
+continues with the summary and the end of the history, and does so twice; every third file is one
+it has read before. Each arm continues with its own answers. A turn is compared with what a prefix
+cache computes for the very same prompt, a whole run with the other arm's. Tokens that promotion
+computes in idle steps are a separate row: they belong to no turn, and they are not free.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class Talk:
     serial: int = 0
     computed: list[int] = field(default_factory=list)
     cached: list[int] = field(default_factory=list)
-    """What the prefix cache alone computes of the same prompts behind the same answers."""
+    """What the prefix cache alone computes for the same prompts after the same answers."""
     past: list[TokenArray] = field(default_factory=list)
     right: list[bool] = field(default_factory=list)
 
     def ask(self, messages: Messages, *, tokens: int, full: bool = False) -> GenerationResult:
-        """One turn; `full` takes all `tokens`, whatever the model would say."""
+        """One turn; `full` generates all `tokens`, whatever the model would say."""
         self.serial += 1
         tokenizer = self.engine.tokenizer
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -86,7 +86,7 @@ class Talk:
         return result
 
     def settle(self) -> None:
-        """An idle moment: donors are stored, chains promoted."""
+        """An idle moment: donors are stored and chains promoted."""
         self.engine.donors.wait()
         promotion = self.engine.promotion
         while promotion is not None and promotion.waiting:
@@ -96,7 +96,7 @@ class Talk:
 
 
 def chat(talk: Talk, seed: int, *, length: int, turns: int) -> None:
-    """Ten questions about a document that somebody else has read."""
+    """Ten questions about a document that someone else has read."""
     writer = DocumentWriter(seed)
     document = writer.document(paragraphs=max(2, length // 150), sentences=8, facts=turns + 1)
     *asked, read = document.facts
@@ -120,7 +120,7 @@ def _question(document: Document, instruction: str, question: str) -> Messages:
 
 
 def agent(talk: Talk, seed: int, *, threshold: int, compactions: int) -> list[str]:
-    """A tool loop with compaction; says what each turn was."""
+    """A tool loop with compaction; returns what each turn was."""
     files = list(_files(seed))
     order = _reads(len(files))
     messages: Messages = [{"role": "system", "content": SYSTEM}]
@@ -154,7 +154,7 @@ def _files(seed: int) -> Iterator[str]:
 
 
 def _reads(files: int) -> Iterator[int]:
-    """Which file is read at each step: new ones, and every third time an old one."""
+    """Which file to read at each step: new ones, and every third time an old one."""
     new = 0
     for step in range(10_000):
         if step % 3 == 2 and new > 4:
@@ -165,7 +165,7 @@ def _reads(files: int) -> Iterator[int]:
 
 
 def measure_chat(report: BenchmarkReport, model: LoadedModel, flags: argparse.Namespace) -> None:
-    """Per turn: what is computed, against the prefix cache; and whether answers are right."""
+    """Per turn: what is computed relative to the prefix cache, and whether answers are right."""
     turns = flags.turns
     computed = {arm: np.zeros((flags.conversations, turns)) for arm in ARMS}
     cached = {arm: np.zeros((flags.conversations, turns)) for arm in ARMS}
@@ -229,7 +229,6 @@ def _promoted(report: BenchmarkReport, case: str, engine: EmbeddedEngine) -> Non
 
 
 def main(arguments: list[str]) -> int:
-    """Run the benchmark."""
     flags = argparse.ArgumentParser(description=__doc__)
     flags.add_argument("--json", action="store_true")
     flags.add_argument("--only", choices=("chat", "agent"))

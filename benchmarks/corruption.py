@@ -2,11 +2,11 @@
 
     python -m benchmarks.corruption --json
 
-Each trial damages one stored thing (K/V in memory, a file of the disk tier, a shared
-segment, a donor's manifest, a certificate, a directory's snapshot, an event, a benchmark's
-manifest) and reads it as the product does. Every damage must be noticed and be a miss; what
-is read must never differ from what was written, and nothing else may be raised. A share of
-the trials goes through the embedded engine: its answers stay the cold ones, token by token.
+Each trial damages one stored thing (K/V in memory, a file of the disk tier, a shared segment, a
+donor's manifest, a certificate, a directory's snapshot, an event, a benchmark's manifest) and
+reads it as the product does. Every damage must be detected and treated as a miss. What is read
+must never differ from what was written, and nothing else may be raised. Some trials go through
+the embedded engine, whose answers must stay the cold ones, token by token.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RESIZING = {"truncation": 4, "appended": 1}
 
 
 def damage(data: bytes, roll: random.Random, *, resizable: bool) -> tuple[str, bytes]:
-    """One way of going bad, and the bytes afterwards, which differ from `data`."""
+    """One kind of damage, and the resulting bytes, which differ from `data`."""
     kinds = {**_KINDS, **_RESIZING} if resizable else _KINDS
     while True:
         kind = roll.choices(list(kinds), weights=list(kinds.values()))[0]
@@ -68,7 +68,7 @@ def trials(targets: list[Target], count: int) -> Iterator[Target]:
 
 
 def run(count: int, *, seed: int, folder: Path) -> tuple[Counter[tuple[str, Verdict]], list[str]]:
-    """Plant `count` corruptions; what came of them by target, and what went wrong."""
+    """Plant `count` corruptions; return the outcomes by target, and what went wrong."""
     roll = random.Random(seed)
     seen: Counter[tuple[str, Verdict]] = Counter()
     wrong: list[str] = []
@@ -91,7 +91,6 @@ def run(count: int, *, seed: int, folder: Path) -> tuple[Counter[tuple[str, Verd
 
 
 def main() -> int:
-    """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=DEFAULT_TRIALS)
     parser.add_argument("--seed", type=int, default=0)

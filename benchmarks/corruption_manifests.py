@@ -1,4 +1,4 @@
-"""SemBench's manifests as targets: frozen ones are verified, compressed ones say what is wrong."""
+"""SemBench's manifests as targets: frozen ones are verified, compressed ones report damage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPEC = BuildSpec(
 
 
 class FrozenManifest(Target):
-    """A frozen manifest beside its checksums."""
+    """A frozen manifest with its checksums."""
 
     name = "frozen manifest"
 
@@ -43,7 +43,7 @@ class FrozenManifest(Target):
 
 
 class CompressedManifest(Target):
-    """A compressed manifest without checksums: its own format notices, or nothing changed."""
+    """A compressed manifest without checksums: its format detects damage, or nothing changed."""
 
     name = "compressed manifest"
     weight = 2

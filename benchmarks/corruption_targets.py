@@ -1,4 +1,4 @@
-"""What can be corrupted, and how the product reads it: one class a stored or sent thing."""
+"""What can be corrupted, and how the product reads it: one class per stored or sent thing."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ from semblend.planning.certificates import MEASUREMENT_VERSION, Certificate, fil
 
 
 class Verdict(StrEnum):
-    """What came of reading something damaged."""
+    """The result of reading something damaged."""
 
     DETECTED = "detected"
     SAME = "same"
-    """Not noticed, and what was read is what was written."""
+    """Not detected, but what was read is what was written."""
     WRONG = "wrong"
     CRASHED = "crashed"
 
 
 class Target(ABC):
-    """One kind of stored thing: made anew, damaged from outside, read as the product does."""
+    """One kind of stored thing: created, damaged from outside, read as the product does."""
 
     name: str
     weight: int = 4
@@ -58,15 +58,14 @@ class Target(ABC):
     """Whether damage may change its length."""
 
     def fresh(self) -> bytes:
-        """Make it anew; the bytes as they were written."""
+        """Create it; return the bytes as written."""
         return self._fresh()
 
     def read(self, bad: bytes) -> Verdict:
-        """Put damaged bytes in their place and read as the product does."""
+        """Replace it with damaged bytes and read as the product does."""
         return self._read(bad)
 
     def close(self) -> None:
-        """Let go of what the target holds."""
         self._close()
 
     @abstractmethod
@@ -80,7 +79,7 @@ class Target(ABC):
 
 
 def small_segment(number: int = 0) -> Segment:
-    """A segment of a kilobyte; contents follow from its number."""
+    """A segment of one kilobyte, determined by its number."""
     tokens = np.arange(number, number + 16, dtype=np.int32)
     kv = torch.randn(2, 2, 16, 2, 4, generator=torch.Generator().manual_seed(number))
     key = SegmentKey.of(b"corruption-bench", tokens, 0, 16)
@@ -93,7 +92,7 @@ def same_segment(one: Segment, other: Segment) -> bool:
 
 
 class KvInMemory(Target):
-    """K/V that rots in host memory."""
+    """K/V damaged in host memory."""
 
     name = "K/V in memory"
     resizable = False
@@ -113,7 +112,7 @@ class KvInMemory(Target):
 
 
 class KvFile(Target):
-    """A file of the disk tier, read while the tier is open or when it is opened again."""
+    """A file of the disk tier, read while the tier is open or after reopening it."""
 
     name = "disk tier file"
     weight = 8
@@ -150,7 +149,7 @@ class KvFile(Target):
 
 
 class SharedSegment(Target):
-    """A segment that comes from another worker."""
+    """A segment received from another worker."""
 
     name = "shared segment"
 
@@ -183,7 +182,7 @@ class DonorManifest(Target):
 
 
 class CertificateFile(Target):
-    """A certificate in the folder where it is looked for."""
+    """A certificate in the folder where it is searched."""
 
     name = "certificate"
 
@@ -272,7 +271,7 @@ class FleetHeartbeat(Target):
 
 
 class DirectorySnapshot(Target):
-    """A directory's snapshot, taken over by a new replica."""
+    """A directory's snapshot, loaded by a new replica."""
 
     name = "directory snapshot"
 
@@ -319,7 +318,7 @@ class EngineDonor(Target):
         self._run(self._donor)
         warm = self._run(self._target, donate=False)
         if not warm.report.reused_tokens:
-            raise RuntimeError("the engine does not reuse: this target would prove nothing")
+            raise RuntimeError("the engine does not reuse, so this target would prove nothing")
 
     def _fresh(self) -> bytes:
         self._engine.drop_donors()
@@ -360,10 +359,10 @@ class EngineDonor(Target):
 
 
 def make_targets(folder: Path, *, seed: int) -> list[Target]:
-    """One target of each kind, its files below `folder`."""
+    """One target of each kind, with its files under `folder`."""
     from benchmarks.corruption_manifests import CompressedManifest, FrozenManifest
 
-    logging.getLogger("semblend").setLevel(logging.ERROR)  # thousands of warnings, all expected
+    logging.getLogger("semblend").setLevel(logging.ERROR)  # thousands of expected warnings
     torch.manual_seed(seed)
     return [
         KvInMemory(),

@@ -1,4 +1,4 @@
-"""Which way to a bottom-right causal mask is fastest on a CPU: a mask, or two parts merged?
+"""The fastest way to a bottom-right causal mask on a CPU: one mask, or two merged parts?
 
     python benchmarks/cpu_attention.py
 
@@ -22,7 +22,7 @@ SCALE = DIM**-0.5
 
 
 def best_ms(call: Callable[[], object], repeats: int = 15) -> float:
-    """Least processor time of a few calls; on one thread that is what a quiet core takes."""
+    """Least processor time of a few calls; on one thread that is the time on a quiet core."""
     call()
     times = []
     for _ in range(repeats):
@@ -34,7 +34,7 @@ def best_ms(call: Callable[[], object], repeats: int = 15) -> float:
 
 @torch.inference_mode()
 def measure(report: BenchmarkReport, queries: int, keys: int) -> None:
-    """Time four ways for `queries` rows that see `keys` keys, their own included."""
+    """Time four ways for `queries` rows that see `keys` keys, including their own."""
     past = keys - queries
     query = torch.randn(queries, KV_HEADS, GROUPS, DIM).permute(1, 2, 0, 3)
     key, value = (torch.randn(keys, KV_HEADS, DIM).transpose(0, 1)[:, None] for _ in range(2))
@@ -67,7 +67,6 @@ def measure(report: BenchmarkReport, queries: int, keys: int) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
     torch.set_num_threads(1)
     report = BenchmarkReport("cpu attention", command=" ".join(["python", *sys.argv]))
     for queries, keys in ((32, 8192), (64, 8192), (256, 8192), (1024, 8192)):

@@ -1,12 +1,12 @@
-"""Kill a process that writes to the disk tier, open the tier again, and look: again and again.
+"""Repeatedly kills a process that writes to the disk tier, reopens the tier, and checks it.
 
     python -m benchmarks.crash_recovery --json
 
-A child writes, reads, evicts and removes segments and says what it begins and what it has
-done. It is killed (SIGKILL) at a random moment, or by itself at a random system call of the
-write path. The tier is then opened again: every segment whose write was done and that
-nothing took away is there and right in every bit, whatever is visible is whole, nothing
-partial is left, and the cap holds. A few kills in a row hit the same folder.
+A child writes, reads, evicts and removes segments, and reports what it starts and what it has
+finished. It is killed (SIGKILL) at a random moment, or kills itself at a random system call of
+the write path. The tier is then reopened: every segment whose write finished and that nothing
+removed is there with every bit right, whatever is visible is complete, nothing partial is left,
+and the cap holds. Several kills in a row hit the same folder.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SYSTEM_CALLS = ("write", "fsync", "replace", "unlink", "open", "utime")
 
 
 def segment(number: int, tokens: int) -> Segment:
-    """Segment `number`; its contents follow from it."""
+    """Segment `number`, whose contents follow from the number."""
     ids = np.arange(number * 1000, number * 1000 + tokens, dtype=np.int32)
     generator = torch.Generator().manual_seed(number)
     kv = torch.randint(0, 2**15, (4, 2, tokens, 1, 16), dtype=torch.int16, generator=generator)
@@ -55,16 +55,16 @@ def segment(number: int, tokens: int) -> Segment:
 
 @dataclass(slots=True)
 class Expected:
-    """What must be there, as the child said; and what the operation under way may change."""
+    """What must be there according to the child, and what the current operation may change."""
 
     held: dict[int, int] = field(default_factory=dict)
-    """Number of a segment to its tokens."""
+    """Segment number to its tokens."""
     next_number: int = 1
     writing: int | None = None
     removing: int | None = None
 
     def hear(self, kind: bytes, number: int, tokens_of: Callable[[int], int]) -> None:
-        """Take one message of the child's."""
+        """Process one message from the child."""
         self.next_number = max(self.next_number, number + 1)
         if kind == b"P":
             self.writing = number
@@ -80,7 +80,7 @@ class Expected:
 
 
 class Harness:
-    """Kills children, one after another, and keeps the books on what they left."""
+    """Kills children one after another and checks what they left."""
 
     def __init__(self, folder: Path, *, seed: int) -> None:
         self._folder = folder
@@ -91,7 +91,6 @@ class Harness:
         self.wrong: list[str] = []
 
     def run(self, kills: int) -> None:
-        """Kill that many children."""
         for number in range(kills):
             if number % KILLS_A_FOLDER == 0:
                 shutil.rmtree(self._folder, ignore_errors=True)
@@ -121,7 +120,7 @@ class Harness:
             try:
                 self._write_until_killed(writing, seed, at_call)
             finally:
-                os._exit(1)  # only if something went wrong: a kill ends it otherwise
+                os._exit(1)  # reached only if something went wrong; otherwise a kill ends it
         os.close(writing)
         if at_call is None:
             time.sleep(self._roll.uniform(0.0, 0.03))
@@ -217,7 +216,7 @@ class Harness:
         expected.writing = expected.removing = None
 
     def _check_missing(self, missing: list[int]) -> None:
-        """What is not there was under way: written, removed, or one making room."""
+        """What is missing was in progress: being written, removed, or evicted to make room."""
         expected = self._expected
         under_way = {expected.writing, expected.removing}
         lost = [number for number in missing if number not in under_way]
@@ -237,8 +236,8 @@ _raw_write = os.write
 
 
 def _die_at_call(count: int) -> None:
-    """Let this process kill itself at its `count`th system call of the write path, half the
-    time before it and half the time after."""
+    """Make this process kill itself at its `count`th system call of the write path, half the
+    time before the call and half the time after it."""
     left = [count]
 
     def deadly(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -258,7 +257,6 @@ def _die_at_call(count: int) -> None:
 
 
 def main() -> int:
-    """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=DEFAULT_KILLS)
     parser.add_argument("--seed", type=int, default=0)

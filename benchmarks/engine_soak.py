@@ -1,11 +1,11 @@
-"""Mixed requests by the thousand: pool and tiers stay within their caps, and nothing leaks.
+"""Thousands of mixed requests: pool and tiers stay within their caps, and nothing leaks.
 
     python benchmarks/engine_soak.py --requests 10000
 
-A tiny random model, so that the engine's bookkeeping is what is exercised: new
-prompts, exact prefixes, moved documents, several donors, sampling, stop tokens,
-cancellation at random moments, donors that vanish or rot while in use, three tiers
-that each hold a fraction of what comes, policies that probe, shadow samples.
+Uses a tiny random model, so that the engine's bookkeeping dominates: new prompts, exact
+prefixes, moved documents, several donors, sampling, stop tokens, cancellation at random moments,
+donors that vanish or are damaged while in use, three tiers that each hold a fraction of the
+load, policies that probe, shadow samples.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def tiny_model() -> LoadedModel:
 
 
 def make_engine(model: LoadedModel, folder: Path | None = None) -> EmbeddedEngine:
-    """An engine whose pool and tiers are far too small for what comes.
+    """An engine whose pool and tiers are far too small for the load.
 
-    With a `folder` it has all three tiers and shadow samples, else host memory alone.
+    With a `folder` it has all three tiers and shadow samples, otherwise only host memory.
     """
     token = model.kv_shape.token_bytes
     return EmbeddedEngine(
@@ -114,7 +114,7 @@ class Soak:
         for handle in running:
             self._collect(handle)
         self.engine.donors.wait()
-        while self.engine.shadow.waiting:  # a sample under way holds pages
+        while self.engine.shadow.waiting:  # a sample in progress holds pages
             self.engine._wake()
             time.sleep(0.01)
 
@@ -180,10 +180,10 @@ class Soak:
         self.cap_violations += bool(over) or stats.index_bytes > stats.index_capacity_bytes
 
     def _sabotage(self) -> None:
-        """Flip a number in some donor's K/V, or make it vanish."""
+        """Flip a number in some donor's K/V, or delete it."""
         for tier in self.engine._tiers.memory:
             if tier.name == "device":
-                continue  # has no checksums, as the pool has none
+                continue  # it has no checksums, because the pool has none
             keys = tier.keys()
             if not keys:
                 continue
@@ -199,7 +199,6 @@ class Soak:
 
 
 def main() -> int:
-    """Run the soak and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
@@ -213,7 +212,7 @@ def main() -> int:
 
 
 def run(requests: int, *, seed: int, folder: Path) -> BenchmarkReport:
-    """Send the requests; the figures beside their targets."""
+    """Send the requests; return the figures with their targets."""
     engine = make_engine(tiny_model(), folder)
     soak = Soak(engine, seed=seed)
     report = BenchmarkReport("engine soak", command=" ".join(["python", *sys.argv]))

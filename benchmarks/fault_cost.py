@@ -1,10 +1,10 @@
-"""What fault points cost while nothing is planted.
+"""What fault points cost while no fault is planted.
 
     python -m benchmarks.fault_cost --json
 
-Points that a lookup and a reused request reach are counted, one reach is timed, and the two
-are set beside what the lookup and the prefill take: a difference this small cannot be
-measured end to end.
+Counts the points that a lookup and a reused request reach, times one reach, and compares the
+product with the time of the lookup and the prefill. The difference is too small to measure end
+to end.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Counting(Planted):
 
 @contextmanager
 def counting() -> Iterator[Counting]:
-    """Count every point that is reached in the block."""
+    """Count every point reached in the block."""
     faults._planted = counter = Counting()
     try:
         yield counter
@@ -58,7 +58,7 @@ def counting() -> Iterator[Counting]:
 
 
 def reach_s() -> float:
-    """Seconds a reach takes: the dearer of the two ways, the call around it taken off."""
+    """Seconds per reach: the more expensive of the two ways, minus the surrounding call."""
 
     def nothing() -> None:
         return None
@@ -72,12 +72,12 @@ def reach_s() -> float:
 
 
 def text(tokens: int, seed: int) -> TokenArray:
-    """Token ids that depend on the seed alone."""
+    """Token ids determined by the seed."""
     return np.random.default_rng(seed).integers(3, 500, tokens).astype(np.int32)
 
 
 def lookup() -> tuple[int, float]:
-    """Points reached and seconds taken by one lookup of 8,000 tokens, most of them known."""
+    """Points reached and seconds taken by one lookup of 8,000 mostly known tokens."""
     settings = Settings(embedder=EmbedderKind.NONE, allow_uncertified=True)
     with SemBlendPipeline(settings) as pipeline:
         namespace = Namespace.of(model="m")
@@ -95,7 +95,7 @@ def lookup() -> tuple[int, float]:
 
 
 def prefill() -> tuple[int, float]:
-    """Points reached by one reused request of the tiniest model, and its prefill in seconds."""
+    """Points reached by one reused request of a tiny model, and its prefill in seconds."""
     engine = make_engine(tiny_model())
     document = text(400, 3)
     try:
@@ -122,7 +122,6 @@ def prefill() -> tuple[int, float]:
 
 
 def main() -> int:
-    """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", dest="as_json")
     arguments = parser.parse_args()

@@ -1,10 +1,10 @@
-"""A directory under load: the log of a whole fleet replayed, looked up in, saved and restored.
+"""A directory under load: replays a whole fleet's log, looks up, saves and restores.
 
     python -m benchmarks.fleet_directory --workers 1000 --donors 10000 --output constants.json
 
-Every event is decoded from JSON and applied by the code a gateway runs. Donors' fingerprints
-are random words, as keyed fingerprints are to a directory; a few hundred real prompts are
-among them, so that lookups have something to find and are checked.
+Every event is decoded from JSON and applied by the code a gateway runs. Donors' fingerprints are
+random words, which is what keyed fingerprints look like to a directory. A few hundred real
+prompts are among them, so that lookups find something and can be checked.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ KEYS = FleetKeys.of(Namespace.of(model="m"), b"the secret of this benchmark")
 
 
 TARGETS = {"lookup_ms_p50": 2.0, "wrong_share": 0.0}
-"""What a figure may be at most."""
+"""Upper limits of the figures."""
 
 
 def main() -> int:
-    """Measure and print; `--output` keeps the figures for benchmarks.fleet_sizing."""
+    """Measure and print; `--output` saves the figures for benchmarks.fleet_sizing."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=100)
-    parser.add_argument("--donors", type=int, default=1000, help="donors of each worker")
-    parser.add_argument("--tokens", type=int, default=2048, help="tokens of a donor")
+    parser.add_argument("--donors", type=int, default=1000, help="donors per worker")
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens per donor")
     parser.add_argument("--sampling", type=int, default=8)
     parser.add_argument("--lookups", type=int, default=500)
     parser.add_argument("--output", type=Path, default=None)
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def _unit(name: str) -> str:
-    """A figure's unit, which its name says."""
+    """The unit, taken from the figure's name."""
     if name.endswith("_per_s"):
         return "1/s"
     parts = name.split("_")
@@ -85,7 +85,7 @@ def _unit(name: str) -> str:
 
 
 def measure(options: argparse.Namespace) -> dict[str, float | int]:
-    """Everything, as one flat mapping."""
+    """Measure everything, as one flat mapping."""
     total = options.workers * options.donors
     marks = options.tokens // MARK_TOKENS
     words = max(1, round(options.tokens * FINGERPRINTS_PER_TOKEN / options.sampling))
@@ -158,12 +158,12 @@ def replay(
         wire_bytes += sum(map(len, payloads))
         if events // 1_000_000 != (events - len(payloads)) // 1_000_000:
             rate = events / (decode_s + apply_s)
-            print(f"{events} events, {rate:.0f} a second", file=sys.stderr, flush=True)
+            print(f"{events} events, {rate:.0f} per second", file=sys.stderr, flush=True)
     return decode_s, apply_s, events, wire_bytes
 
 
 def slopes(options: argparse.Namespace) -> dict[str, float | int]:
-    """What an event costs by itself and what each posting adds, from two shapes of donors."""
+    """The fixed cost of an event and the cost per posting, from two shapes of donors."""
     points = []
     for tokens in (2048, 8192):
         shape = argparse.Namespace(workers=100, donors=200, tokens=tokens, sampling=8)
@@ -182,7 +182,7 @@ def slopes(options: argparse.Namespace) -> dict[str, float | int]:
 def batches(
     options: argparse.Namespace, words: int, marks: int, random: np.random.Generator
 ) -> Iterator[list[bytes]]:
-    """The log, worker by worker in turns, as it would be after everybody has been busy."""
+    """The log with workers in turn, as it looks after everyone has been busy."""
     template = encode(registered("@donor@", np.zeros(words, np.uint64), marks, options.sampling))
     template = template[: template.rindex(b',"xxh3"')] + b"}"
     parts = template.decode().split(base64.b64encode(bytes(8 * words)).decode())
@@ -213,7 +213,7 @@ def batches(
 
 
 def registered(donor_id: str, hashes: np.ndarray, marks: int, sampling: int) -> Event:
-    """A registration with places to fill in."""
+    """A registration with placeholders."""
     data = DonorRegistered(
         donor_id=donor_id,
         namespace_id=KEYS.namespace_id,
@@ -231,7 +231,7 @@ def registered(donor_id: str, hashes: np.ndarray, marks: int, sampling: int) -> 
 
 
 def real_events(real: dict[str, np.ndarray], sampling: int) -> list[Event]:
-    """The log of the one worker whose prompts are looked up."""
+    """The log of the only worker whose prompts are looked up."""
     made = [Event(event_id=1, worker_id="real", dp_rank=0, data=GenerationReset(generation=1))]
     for number, (donor_id, tokens) in enumerate(real.items()):
         drawn = sketch(tokens, KEYS, sampling=sampling)
@@ -258,7 +258,7 @@ def look_up(
     options: argparse.Namespace,
     random: np.random.Generator,
 ) -> dict[str, float | int]:
-    """Prompts of 8K tokens with half of a real donor moved to another place, and unknown ones."""
+    """Look up 8K prompts with half of a real donor moved elsewhere, and unknown ones."""
     times: dict[str, list[float]] = {"hit": [], "miss": []}
     found = wrong = 0
     for number in range(options.lookups):
@@ -289,7 +289,7 @@ def look_up(
 
 
 def change(directory: Directory, options: argparse.Namespace) -> dict[str, float | int]:
-    """What an eviction costs, one at a time, and what losing a worker does."""
+    """What one eviction costs, and what losing a worker costs."""
     worker, count = "w0", min(200, options.donors // 2)
     last = options.donors + 1
     started = time.process_time()
@@ -310,7 +310,7 @@ def change(directory: Directory, options: argparse.Namespace) -> dict[str, float
 
 
 def restart(directory: Directory, options: argparse.Namespace) -> dict[str, float | int]:
-    """Save, and begin again from the file."""
+    """Save, and start again from the file."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "snapshot"
         started = time.process_time()
@@ -327,7 +327,7 @@ def restart(directory: Directory, options: argparse.Namespace) -> dict[str, floa
         fresh.load(path)
         loaded = time.process_time() - started
         if fresh.stats().donors != donors:
-            raise SystemExit("the snapshot does not hold what was saved")
+            raise SystemExit("the snapshot does not contain what was saved")
     return {
         "snapshot_bytes": size,
         "snapshot_save_s": round(saved, 2),
@@ -343,7 +343,7 @@ def _like(max_donors: int, buckets: int) -> SketchIndex:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is really there."""
+    """Resident memory of this process."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 

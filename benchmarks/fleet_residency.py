@@ -1,10 +1,10 @@
-"""Engines' caches followed by a gateway: what a block costs, and how long a prompt takes to find.
+"""A gateway following engine caches: the cost of a block, and the time to look up a prompt.
 
     python -m benchmarks.fleet_residency --workers 100 --blocks 10000
 
-Batches are what vLLM publishes, decoded from MessagePack and taken by the code a gateway runs.
-Every cache is full: for each block that is stored, the oldest goes. The prompts looked up are held
-to the caches' true state.
+Batches are what vLLM publishes, decoded from MessagePack and applied by the code a gateway runs.
+Every cache is full: each stored block evicts the oldest. Lookups are checked against the caches'
+true state.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PROMPT_BLOCKS = PROMPT_TOKENS // BLOCK
 
 
 class Cache:
-    """A full prefix cache of whole prompts, oldest out first, as batches."""
+    """A full prefix cache of whole prompts, evicting the oldest, as batches."""
 
     def __init__(self, worker: int, blocks: int) -> None:
         self.random = np.random.default_rng(worker)
@@ -66,7 +66,6 @@ class Cache:
 
 
 def measure(workers: int, blocks: int, lookups: int) -> BenchmarkReport:
-    """The figures."""
     names = [(f"w{number}", 0) for number in range(workers)]
     directory = Directory(SketchIndex(max_donors=16, max_postings=1000), lease_s=None)
     live = LiveDonors(directory, followed=names, secret=b"the secret of this benchmark")
@@ -110,10 +109,9 @@ def _resident() -> int:
 
 
 def main() -> int:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=100)
-    parser.add_argument("--blocks", type=int, default=10_000, help="blocks of each worker's cache")
+    parser.add_argument("--blocks", type=int, default=10_000, help="blocks per worker cache")
     parser.add_argument("--lookups", type=int, default=500)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

@@ -1,10 +1,10 @@
-"""What a fleet needs, computed from measured constants: memory, event rate, lookup, restart.
+"""What a fleet needs, from measured constants: memory, event rate, lookup, restart.
 
     python -m benchmarks.fleet_sizing                      # the table of docs/fleet.md
     python -m benchmarks.fleet_sizing --constants mine.json --prompts-per-s 4
 
-The constants are what `benchmarks.fleet_directory` measured; the arithmetic is here, so that
-another machine's constants give that machine's table.
+`benchmarks.fleet_directory` measures the constants; the arithmetic is here, so that another
+machine's constants give that machine's table.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Sizing:
     events_per_s: float
     event_bytes_per_s: float
     directory_cpu_share: float
-    """Of one core, to follow the log."""
+    """Share of one core needed to follow the log."""
     replay_s: float
-    """To read every live donor from the log, on one core."""
+    """Time to read every live donor from the log, on one core."""
     restart_s: float
-    """From a snapshot."""
+    """Time to start from a snapshot."""
 
 
 def size(
@@ -51,7 +51,7 @@ def size(
     """The figures of one fleet.
 
     Postings grow with tokens and shrink with sampling; a donor's row, its key and its event's
-    frame do not. In the steady state every prompt registers one donor and evicts one.
+    envelope do not. In the steady state every prompt registers one donor and evicts one.
     """
     donors = workers * donors_per_worker
     measured = constants["postings_per_donor"]
@@ -82,7 +82,7 @@ def size(
 
 
 def _event_us(constants: dict[str, Any], postings: float) -> float:
-    """Time of a registration in a small index; a large one's is in proportion."""
+    """Time of a registration in a small index; larger indexes scale in proportion."""
     return float(constants["us_per_event_fixed"] + constants["us_per_posting"] * postings)
 
 
@@ -132,10 +132,9 @@ def _time(seconds: float) -> str:
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--constants", type=Path, default=CONSTANTS)
-    parser.add_argument("--prompts-per-s", type=float, default=2.0, help="of each worker")
+    parser.add_argument("--prompts-per-s", type=float, default=2.0, help="per worker")
     options = parser.parse_args()
     constants = json.loads(options.constants.read_text(encoding="utf-8"))
     print(table(constants, options.prompts_per_s))

@@ -2,7 +2,7 @@
 
     python -m benchmarks.planning_cost --json
 
-The time is the thread's own (median of 30), so that neighbours on the machine do not count.
+Measures the thread's own time (median of 30), so that other load on the machine does not count.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from semblend.pipeline import SemBlendPipeline
 
 REPEATS = 30
 OTHER_DONORS, OTHER_TOKENS = 40, 4_000
-"""Donors nobody asks for: the index is no empty one."""
+"""Donors nobody asks for, so that the index is not empty."""
 
 
 def composition(writer: Writer, documents: int, tokens: int) -> Workload:
-    """Documents of as many donors in one prompt."""
+    """One prompt with this many documents, each from a different donor."""
     texts = [writer.text(tokens) for _ in range(documents)]
     return Workload(
         name=f"{documents} documents, {documents * tokens} tokens",
@@ -63,7 +63,7 @@ CASES: tuple[tuple[Callable[[Writer], Workload], str, float], ...] = (
     (lambda w: repeated(w, 1, 32_000), "none", 30.0),
     (lambda w: repeated(w, 64, 32_000), "none", 50.0),
 )
-"""What is planned, under which policy, and the most milliseconds it may take."""
+"""Workload, policy, and the maximum milliseconds."""
 
 
 def cpu_ms(workload: Workload, policy: str) -> float:
@@ -87,7 +87,6 @@ def cpu_ms(workload: Workload, policy: str) -> float:
 
 
 def main() -> int:
-    """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", dest="as_json")
     arguments = parser.parse_args()

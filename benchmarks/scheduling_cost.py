@@ -1,9 +1,9 @@
-"""CPU time that a long queue adds to a step of the scheduler.
+"""CPU time that a long queue adds to a scheduler step.
 
     python -m benchmarks.scheduling_cost --json
 
-A hundred prompts of 16K wait, all of them hits, and the engine asks for each at every step and
-takes none: the most a step can cost. The time is the thread's own (median of 30 steps).
+A hundred prompts of 16K wait, all of them hits. The engine asks for each at every step and takes
+none, which is the most expensive step. Measures the thread's own time (median of 30 steps).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DOCUMENTS, DOCUMENT_TOKENS, EACH_HAS = 8, 4_000, 4
 
 
 class Queue:
-    """Prompts of four known documents each that wait in the toy engine of the tests."""
+    """Prompts of four known documents each, waiting in the tests' toy engine."""
 
     def __init__(self) -> None:
         from tests.integration.contract.toy_engine import Job, ToyEngine
@@ -52,7 +52,7 @@ class Queue:
             self._side.arrived(self._jobs[-1])
 
     def donor(self, tokens: TokenArray | None = None) -> None:
-        """One more donor; by default one that no prompt shares anything with."""
+        """Add a donor; by default one that no prompt shares anything with."""
         name = f"d{self._side.planner.generation}"
         namespace = self._side.setup.namespace.with_parts(cache_salt=by_salt(None))
         tokens = self._writer.text(500) if tokens is None else tokens
@@ -69,7 +69,6 @@ class Queue:
 
 
 def main() -> int:
-    """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", dest="as_json")
     arguments = parser.parse_args()

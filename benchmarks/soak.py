@@ -2,15 +2,15 @@
 
     python -m benchmarks.soak --minutes 20 --json
 
-`semblend serve` in a process of its own, the bundled model and its certificate, stores far
-too small for what comes, one boundary in a hundred failing on purpose, four tenants, clients
+Runs `semblend serve` in its own process with the bundled model and its certificate: stores far
+too small for the load, one boundary in a hundred failing on purpose, four tenants, and clients
 that hang up, misbehave and guess keys.
 
-What counts as wrong, on a sample of the answers: the same prompt is asked again of the same
-server with reuse and donation off. Where nothing approximate was reused (cold, exact prefix,
-declined) the text must be cold's, character for character. Where donor K/V was reused for a
-document that only moved, cold's right answer must not become a wrong one. Edited documents
-are bounded-approximate by certificate: their changed answers are counted, and reported apart.
+Checks a sample of the answers by asking the same server again with reuse and donation off. If
+nothing approximate was reused (cold, exact prefix, declined), the text must match cold character
+for character. If donor K/V was reused for a document that only moved, cold's right answer must
+not become a wrong one. Edited documents are bounded-approximate by certificate: their changed
+answers are counted and reported separately.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ FAULTS = (
     "killed_worker",
 )
 _WARM_UP = 0.4
-"""Share of the time after which memory is to be flat."""
+"""Share of the time after which memory must be flat."""
 
 
 @dataclass
@@ -96,7 +96,6 @@ class Client(threading.Thread):
         self._http = httpx.Client(base_url=server.url, timeout=120, trust_env=False)
 
     def run(self) -> None:
-        """One call after another."""
         with self._http:
             while not self._over.is_set():
                 with self._books.lock:
@@ -169,7 +168,7 @@ class Client(threading.Thread):
                 self._books.wrong.append(f"{group} ({outcome}): {answer!r}, cold {cold!r}")
 
     def _hang_up_early(self, call: Call) -> None:
-        """Send a whole request over a socket of its own and close it at once."""
+        """Send a whole request over a separate socket and close it at once."""
         body = json.dumps(call.body(self._server.model)).encode()
         head = (
             f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n"
@@ -245,7 +244,7 @@ class Server:
         return f"sk-soak-0123456789-{tenant}"
 
     def wait(self) -> None:
-        """Until it takes requests."""
+        """Wait until it accepts requests."""
         deadline = time.monotonic() + 180
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
@@ -256,23 +255,22 @@ class Server:
         raise RuntimeError(f"the server did not start: {self.log.read_text()[-2000:]}")
 
     def rss(self) -> int:
-        """Resident bytes."""
         return int(psutil.Process(self.process.pid).memory_info().rss)
 
     def gauge(self, name: str) -> float:
-        """One of its metrics."""
+        """Read one of its metrics."""
         headers = {"authorization": f"Bearer {self.key(-1)}"}
         text = httpx.get(f"{self.url}/metrics", headers=headers, trust_env=False, timeout=60).text
         line = next(line for line in text.splitlines() if line.startswith(f"semblend:{name} "))
         return float(line.split()[-1])
 
     def stop(self) -> int:
-        """Ask it to stop; its exit status."""
+        """Ask it to stop; return its exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=120)
 
     def troubles(self) -> tuple[int, list[str]]:
-        """How many warnings the log has, and the lines that nobody should ever see."""
+        """The number of warnings in the log, and the lines that must never occur."""
         warnings, found = 0, []
         for line in self.log.read_text(errors="replace").splitlines():
             try:
@@ -290,7 +288,7 @@ class Server:
 def soak(
     server: Server, *, minutes: float, clients: int, sample: float, seed: int
 ) -> tuple[Books, list[float]]:
-    """Drive the server; what happened, and its resident megabytes second by second."""
+    """Drive the server; return what happened and its resident megabytes per second."""
     books, stop, memory = Books(), threading.Event(), []
     traffic = Traffic(tenants=TENANTS, seed=seed)
     crowd = [Client(server, traffic, books, stop, sample) for _ in range(clients)]
@@ -316,7 +314,7 @@ def growth(memory: list[float]) -> float:
 def report_of(
     books: Books, memory: list[float], *, case: str, command: str, log: list[str]
 ) -> BenchmarkReport:
-    """The figures beside their targets."""
+    """The figures with their targets."""
     report = BenchmarkReport("soak", command=command)
     failed = sum(n for status, n in books.statuses.items() if status >= "500" and status != "503")
     report.add(case, "requests", sum(books.manners.values()), "requests")
@@ -345,12 +343,11 @@ def report_of(
 
 
 def main() -> int:
-    """Soak and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--clients", type=int, default=3)
-    parser.add_argument("--faults", type=float, default=0.01, help="share of reached boundaries")
-    parser.add_argument("--sample", type=float, default=0.34, help="share of answers checked")
+    parser.add_argument("--faults", type=float, default=0.01, help="share of boundaries that fail")
+    parser.add_argument("--sample", type=float, default=0.34, help="share of answers to check")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What the soak sends: documents that come back in every way, and callers who misbehave."""
+"""What the soak sends: documents that return in every way, and callers that misbehave."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Kind(StrEnum):
     REPEATED = "repeated"
     """A prompt sent before, word for word: an exact prefix."""
     MOVED = "moved"
-    """A known document behind another instruction, with another question."""
+    """A known document after another instruction, with another question."""
     REORDERED = "reordered"
     """A known document with its passages in another order."""
     EDITED = "edited"
-    """A known document in which two facts exchanged their values: bounded-approximate."""
+    """A known document in which two facts swapped values: bounded-approximate."""
     SHORT = "short"
-    """Too short to look anything up for."""
+    """Too short for a lookup."""
 
 
 class Manner(StrEnum):
@@ -34,13 +34,13 @@ class Manner(StrEnum):
     WHOLE = "whole"
     STREAM = "stream"
     HANG_UP_EARLY = "hang_up_early"
-    """Gone before the answer begins."""
+    """Disconnects before the answer begins."""
     HANG_UP_AMID = "hang_up_amid"
-    """Gone after the first bytes of a stream."""
+    """Disconnects after the first bytes of a stream."""
     MALFORMED = "malformed"
     """A body that is refused."""
     INTRUDER = "intruder"
-    """A key nobody knows."""
+    """An unknown key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +52,13 @@ class Prompt:
     fact: Fact | None
 
     def states_fact(self, answer: str) -> bool:
-        """Whether an answer gives the fact that was asked for."""
+        """Whether an answer states the requested fact."""
         return self.fact is None or self.fact.value in answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One thing a client does."""
+    """One action of a client."""
 
     prompt: Prompt
     manner: Manner
@@ -103,7 +103,7 @@ _REMEMBERED = 12
 
 
 class Traffic:
-    """Calls of several tenants, each with documents of its own and one that all know."""
+    """Calls of several tenants, each with its own documents and one that all share."""
 
     def __init__(self, *, tenants: int, seed: int) -> None:
         self._random = random.Random(seed)
@@ -114,7 +114,6 @@ class Traffic:
         self._sent: list[list[Prompt]] = [[] for _ in range(tenants)]
 
     def next(self) -> Call:
-        """The next call."""
         tenant = self._random.randrange(self._tenants)
         prompt = self._prompt(tenant, self._choose(_KINDS))
         self._sent[tenant] = [*self._sent[tenant][-_REMEMBERED:], prompt]

@@ -3,16 +3,16 @@
     python -m benchmarks.timing_attack --json
     python -m benchmarks.timing_attack --tiers disk --trials 2000 --progress attack.jsonl
 
-A victim sends a prompt that holds a secret. The attacker, another tenant, sends two
-prompts in random order: one with the secret (a right guess) and one with as many other
-tokens (a wrong guess), and takes the time to the first token of each. The figure is the
-AUC of telling right guesses from wrong ones by that time, and by its difference to the
-other prompt's, which takes away the machine's drift; the attacker may turn the sign
-around. Each tier is attacked with tenants apart, where the AUC must stay near one half,
-and with the two as one tenant, where the attack must succeed: otherwise it proves nothing.
+A victim sends a prompt with a secret. The attacker, another tenant, sends two prompts in random
+order: one with the secret (a right guess) and one with as many other tokens (a wrong guess), and
+measures the time to first token of each. The figure is the AUC of telling right guesses from
+wrong ones by that time, and by its difference to the other prompt's, which removes the machine's
+drift; the attacker may flip the sign. Each tier is attacked with separate tenants, where the AUC
+must stay near one half, and with both as one tenant, where the attack must succeed: otherwise it
+proves nothing.
 
-A tiny random model, so that what differs is the engine's own work. Trials are as the
-attacker would wish: the victim's K/V is stored before the probe, and nobody else is there.
+The model is tiny and random, so that the engine's own work dominates. Trials favor the attacker:
+the victim's K/V is stored before the probe, and there is no other traffic.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ OPENING_TOKENS = 24
 TIERS = ("prefix", "device", "host", "disk")
 MOST_WITH_ISOLATION = 0.52
 LEAST_WITHOUT = 0.75
-"""Of the better of the two figures: a busy machine blurs the time alone."""
+"""For the better of the two figures, because a busy machine blurs the time alone."""
 
 Times = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Seconds to the first token, one row a trial: right guess, wrong guess."""
+    """Seconds to the first token, one row per trial: right guess, wrong guess."""
 
     tier: str
     isolated: bool
@@ -64,11 +64,11 @@ class Measured:
         return f"{self.tier}, {'tenants apart' if self.isolated else 'one tenant'}"
 
     def auc(self) -> float:
-        """Of the time alone."""
+        """AUC of the time alone."""
         return _auc(self.times[:, 0], self.times[:, 1])
 
     def auc_without_drift(self) -> float:
-        """Of the time less the same trial's other time."""
+        """AUC of the time minus the same trial's other time."""
         difference = self.times[:, 0] - self.times[:, 1]
         return _auc(difference, -difference)
 
@@ -93,14 +93,13 @@ class Attack:
         return np.asarray([self._trial() for _ in range(trials)])
 
     def close(self) -> None:
-        """Stop the engine."""
         self._engine.close()
 
     def _trial(self) -> tuple[float, float]:
         secret, wrong = self._text(SECRET_TOKENS), self._text(SECRET_TOKENS)
         self._send(secret, victim=True)
         if self._tier == "disk":
-            # Another prompt of the victim's pushes the secret out of memory.
+            # Another prompt of the victim pushes the secret out of memory.
             self._engine.donors.wait()
             self._send(self._text(SECRET_TOKENS), victim=True)
         self._engine.donors.wait()
@@ -145,7 +144,7 @@ def _engine(model: LoadedModel, tier: str, folder: Path) -> EmbeddedEngine:
         pool_bytes=room,
         prefix_cache=tier == "prefix",
         device_donor_bytes=room if tier == "device" else 0,
-        # On disk: memory for one prompt only.
+        # On disk: memory for only one prompt.
         host_donor_bytes=segment if tier == "disk" else room,
         disk_donor_bytes=room if tier == "disk" else 0,
         donor_folder=folder if tier == "disk" else None,
@@ -162,7 +161,7 @@ def _engine(model: LoadedModel, tier: str, folder: Path) -> EmbeddedEngine:
 
 
 def _auc(right: Times, wrong: Times) -> float:
-    """Chance that a right guess is told from a wrong one, whichever way the sign is taken."""
+    """Chance of telling a right guess from a wrong one, with the better sign."""
     order = np.argsort(np.concatenate((right, wrong)), kind="stable")
     ranks = np.empty(order.size)
     ranks[order] = np.arange(1, order.size + 1)
@@ -174,7 +173,7 @@ def _auc(right: Times, wrong: Times) -> float:
 def attack(
     tiers: Iterable[str], *, trials: int, open_trials: int, seed: int, progress: Path | None
 ) -> list[Measured]:
-    """Attack every tier with tenants apart and as one, except where `progress` has it already."""
+    """Attack every tier with separate tenants and as one, except what `progress` already has."""
     done = _read(progress)
     model = tiny_model()
     for tier in tiers:
@@ -204,7 +203,7 @@ def _read(progress: Path | None) -> list[Measured]:
 
 
 def report_of(measured: Iterable[Measured], command: str) -> BenchmarkReport:
-    """The figures beside their targets."""
+    """The figures with their targets."""
     report = BenchmarkReport("timing attack", command=command)
     for each in measured:
         report.add(each.case, "trials an arm", len(each.times), "trials")
@@ -223,19 +222,18 @@ def report_of(measured: Iterable[Measured], command: str) -> BenchmarkReport:
 
 
 def main() -> int:
-    """Attack and report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tiers", default=",".join(TIERS), help=f"of {', '.join(TIERS)}")
-    parser.add_argument("--trials", type=int, default=5000, help="an arm, tenants apart")
-    parser.add_argument("--open-trials", type=int, default=2000, help="an arm, one tenant")
+    parser.add_argument("--tiers", default=",".join(TIERS), help=f"some of {', '.join(TIERS)}")
+    parser.add_argument("--trials", type=int, default=5000, help="per arm, separate tenants")
+    parser.add_argument("--open-trials", type=int, default=2000, help="per arm, one tenant")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--progress", type=Path, help="file to go on from and to add to")
+    parser.add_argument("--progress", type=Path, help="file to resume from and append to")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     tiers = arguments.tiers.split(",")
     unknown = set(tiers) - set(TIERS)
     if unknown:
-        parser.error(f"--tiers: {', '.join(TIERS)} expected, got {', '.join(sorted(unknown))}")
+        parser.error(f"--tiers: expected {', '.join(TIERS)}, got {', '.join(sorted(unknown))}")
     torch.set_num_threads(1)
     measured = attack(
         tiers,

@@ -4,13 +4,13 @@
     python benchmarks/vectors.py --vectors 30000 --skip embedders
     python benchmarks/vectors.py --json results.json
 
-Times are CPU time; run with OMP_NUM_THREADS=1 for those of a single thread.
-Recall@1 is the share of queries whose best answer is a nearest vector by brute force, or
-within 0.001 of its cosine (what half precision cannot tell apart). Queries are *near* (a
-stored vector turned to a cosine of 0.7) and *fresh* (drawn like the stored ones, with no
-planted neighbour). Vectors are *clustered* (topics, sub-topics and a decaying spectrum, as
-sentence embeddings have), *random* (the worst case for any graph: nothing is near anything)
-and *text* (static embeddings of real windows, where the evaluation data is present).
+Times are CPU time; set OMP_NUM_THREADS=1 for single-thread figures. Recall@1 is the share of
+queries whose best answer is a nearest vector by brute force, or within 0.001 of its cosine (half
+precision cannot tell these apart). Queries are *near* (a stored vector turned to a cosine of 0.7)
+or *fresh* (drawn like the stored ones, without a planted neighbor). Vectors are *clustered*
+(topics, sub-topics and a decaying spectrum, as in sentence embeddings), *random* (the worst case
+for any graph: nothing is near anything) or *text* (static embeddings of real windows, if the
+evaluation data is present).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def row(
     least: float | None = None,
     most: float | None = None,
 ) -> Row:
-    """One measurement; with a target, whether it is reached."""
+    """One measurement; with a target, also whether it is reached."""
     target = f">= {least}" if least is not None else f"<= {most}" if most is not None else None
     ok = None
     if least is not None or most is not None:
@@ -74,19 +74,19 @@ def unit_rows(rows: npt.NDArray[np.floating]) -> Rows:
 
 
 def turned(rng: np.random.Generator, rows: Rows, cosine: float) -> Rows:
-    """Unit rows at exactly `cosine` from the given ones."""
+    """Unit rows at exactly `cosine` to the given ones."""
     noise = rng.standard_normal(rows.shape)
     noise -= (noise * rows).sum(axis=1, keepdims=True) * rows
     return unit_rows(cosine * rows + np.sqrt(1 - cosine**2) * unit_rows(noise))
 
 
 def random_rows(rng: np.random.Generator, count: int, dimension: int) -> Rows:
-    """Directions without any structure."""
+    """Directions without structure."""
     return unit_rows(rng.standard_normal((count, dimension)))
 
 
 def clustered_rows(rng: np.random.Generator, count: int, dimension: int) -> Rows:
-    """A hundred vectors a topic, with the decaying spectrum of sentence embeddings."""
+    """A hundred vectors per topic, with the decaying spectrum of sentence embeddings."""
     spectrum = np.arange(1, dimension + 1) ** -0.5
     topics = rng.standard_normal((count // 100, dimension)) * spectrum
     own = rng.standard_normal((count, dimension)) * spectrum
@@ -118,7 +118,7 @@ def text_rows(count: int) -> Rows:
 
 
 def milliseconds(call: Callable[[], object], repeats: int) -> npt.NDArray[np.float64]:
-    """CPU time of each of `repeats` calls: a busy machine must not count."""
+    """CPU time of each of `repeats` calls, so that other load does not count."""
     taken = np.empty(repeats)
     for number in range(repeats):
         start = time.process_time()
@@ -144,7 +144,7 @@ def measure_search(index: VectorIndex, held: Rows, queries: Rows, case: str) -> 
 def measure_index(
     kind: str, held: Rows, fresh: Rows, queries: int, rng: np.random.Generator
 ) -> Iterator[Row]:
-    """Fill an index, search it, renew a third of it, search again. `fresh` rows are not held."""
+    """Fill an index, search it, replace a third of it, search again. `fresh` rows are not held."""
     count, dimension = held.shape
     index = VectorIndex(dimension, max_bytes=4 * 2**30)
     added = milliseconds_of_adds(index, held, range(count))
@@ -177,13 +177,13 @@ def milliseconds_of_adds(
 
 
 def iter_call(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
-    """A call that makes the next of `calls` each time."""
+    """A function that makes the next of `calls` each time."""
     remaining = iter(calls)
     return lambda: next(remaining)()
 
 
 def measure_exact(rng: np.random.Generator, dimension: int) -> Iterator[Row]:
-    """The largest index that is scanned in full."""
+    """The largest index that is scanned completely."""
     index = VectorIndex(dimension, max_bytes=4 * 2**30)
     held = random_rows(rng, EXACT_LIMIT, dimension)
     for number, vector in enumerate(held):
@@ -198,7 +198,7 @@ PROSE = "The {0} warden of gate {0} wrote down what passed it on day {0}, and wh
 
 
 def measure_embedders() -> Iterator[Row]:
-    """What embedding a prompt costs, and how far into it an embedder sees."""
+    """The cost of embedding a prompt, and how far into it an embedder looks."""
     text = "".join(PROSE.format(number) for number in range(900))
     for kind in ("jaccard", "static", "minilm"):
         try:
@@ -241,7 +241,7 @@ def measure_alignment(rng: np.random.Generator) -> Iterator[Row]:
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
-    """Every row that was asked for, as it is measured."""
+    """Yield every requested row as it is measured."""
     rng = np.random.default_rng(arguments.seed)
     count, dimension, queries = arguments.vectors, arguments.dimension, arguments.queries
     extra = queries + count // 3
@@ -261,11 +261,11 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
         held = len(drawn) - min(extra, len(drawn) // 4)
         yield from measure_index("text", drawn[:held], drawn[held:], queries, rng)
     else:
-        print("text: the evaluation data is not here, not measured", file=sys.stderr)
+        print("text: not measured, the evaluation data is missing", file=sys.stderr)
 
 
 def main() -> int:
-    """Measure, print a line a row, and write JSON where asked; 1 if a target is missed."""
+    """Measure, print one line per row, and write JSON if asked; 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--vectors", type=int, default=100_000)
     parser.add_argument("--dimension", type=int, default=384)

@@ -1,4 +1,4 @@
-"""Answers of an engine with reuse beside its cold ones: a file of them, and what they say."""
+"""Answers of an engine with reuse next to its cold ones, kept in a file, and their figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from semblend.cli.benchmark_report import BenchmarkReport
 from semblend.quality.intervals import paired_loss
 
 DROP_PERCENT = 1.0
-"""How far right answers with reuse may lie below cold's, in per cent of cold's."""
+"""How far right answers with reuse may fall below cold's, in percent of cold's."""
 
 MATERIALISED = "materialised"
 
@@ -25,10 +25,10 @@ class Answered:
     workload: str
     seed: int
     length: int
-    """Prompt tokens aimed at."""
+    """Target prompt length in tokens."""
     policy: str
     certified: bool
-    """As the response said of itself."""
+    """As reported in the response."""
     outcome: str
     prompt_tokens: int
     reused_tokens: int
@@ -39,7 +39,7 @@ class Answered:
     cold_right: bool
     warm_right: bool
     leaked: bool
-    """The warm answer states a donor's fact where the cold one does not."""
+    """The warm answer states a donor's fact that the cold one does not."""
 
     @property
     def key(self) -> tuple[str, int, int, str]:
@@ -53,7 +53,7 @@ class Answered:
 
 
 class AnswerFile:
-    """Answers so far. A line that a crash cut short is dropped when it is read again."""
+    """The answers so far. A line cut short by a crash is dropped on reading."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -71,11 +71,11 @@ class AnswerFile:
         return (case, seed, length, policy) in self._done
 
     def cold(self, case: str, seed: int, length: int) -> str | None:
-        """The cold answer, if another policy's turn has asked for it: it depends on none."""
+        """The cold answer, if another policy already asked for it; it is the same for all."""
         return self._cold.get((case, seed, length))
 
     def add(self, answer: Answered) -> None:
-        """Keep an answer, on disk where there is a file."""
+        """Keep an answer, on disk if there is a file."""
         self.answers.append(answer)
         self._done.add(answer.key)
         self._cold[answer.key[:3]] = answer.cold
@@ -86,8 +86,8 @@ class AnswerFile:
 
 
 def report_policy(report: BenchmarkReport, answers: Sequence[Answered], *, judged: bool) -> None:
-    """All figures of one policy. Only answers with confirmed reuse are judged: those that were
-    computed after all are cold's by definition and would hide a loss."""
+    """All figures of one policy. Only answers with confirmed reuse are judged: the others equal
+    cold's by definition and would hide a loss."""
     reused = [answer for answer in answers if answer.reused]
     whole = "all"
     report.add(f"policy {answers[0].policy}", "items", len(answers), "")
@@ -110,7 +110,7 @@ def report_policy(report: BenchmarkReport, answers: Sequence[Answered], *, judge
 
 
 def report_control(report: BenchmarkReport, answers: Sequence[Answered]) -> None:
-    """Reuse without recompute on the same items: a check that it passes could not fail."""
+    """Reuse without recompute on the same items: a check that this passes could not fail."""
     reused = [answer for answer in answers if answer.reused]
     case = f"naive reuse, policy {answers[0].policy}"
     report.add(case, "items with confirmed reuse", len(reused), "")
@@ -130,7 +130,7 @@ def _groups(answers: Iterable[Answered]) -> list[tuple[str, list[Answered]]]:
 
 
 def _loss(answers: Sequence[Answered]) -> tuple[float, float, float]:
-    """Low end, value and high end of the loss in per cent of cold's right answers."""
+    """Low end, value and high end of the loss, in percent of cold's right answers."""
     lost = sum(answer.cold_right and not answer.warm_right for answer in answers)
     won = sum(answer.warm_right and not answer.cold_right for answer in answers)
     low, high = paired_loss(lost, won, len(answers))

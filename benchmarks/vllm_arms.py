@@ -1,4 +1,4 @@
-"""vLLM in processes of their own, with the connector and without it, for benchmarks."""
+"""vLLM in separate processes, with and without the connector, for benchmarks."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ NOTHING: dict[str, Callable[[], Any]] = {
     "get_block_ids_with_load_errors": set,
     "build_connector_worker_meta": lambda: None,
 }
-"""Everything vLLM calls on the engine's thread for a request; what a connector that does
-nothing would answer."""
+"""Everything vLLM calls on the engine's thread for a request, and what a connector that does
+nothing would return."""
 
 
 class Arm:
-    """One engine in a process of its own; `run` answers with seconds and what was reused."""
+    """One engine in its own process; `run` returns seconds and what was reused."""
 
     def __init__(self, model: str, *, connector: bool, threads: int) -> None:
         self._pipe, theirs = multiprocessing.Pipe()
@@ -59,7 +59,6 @@ class Arm:
         return answer
 
     def close(self) -> None:
-        """Stop the process."""
         self._pipe.send(None)
         self._process.join(timeout=30)
 
@@ -76,7 +75,7 @@ def _serve(pipe: Connection, model: str, connector: bool, threads: int) -> None:
             "OMP_WAIT_POLICY": "passive",
         }
     )
-    sys.stdout = sys.stderr  # the report alone goes to standard output
+    sys.stdout = sys.stderr  # standard output is for the report only
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
 
@@ -122,20 +121,20 @@ def _serve(pipe: Connection, model: str, connector: bool, threads: int) -> None:
         said = (output.kv_transfer_params or {}).get("semblend", {}) if connector else {}
         behind = time.perf_counter()
         while connector and core.scheduler.has_requests():
-            core.step_fn()  # what an engine that goes on does: captures end, blocks are freed
+            core.step_fn()  # as an engine that keeps running: captures end, blocks are freed
         behind = time.perf_counter() - behind
         pipe.send({"wall": wall, "cpu": cpu, "inside": called, "behind": behind, **said})
 
 
 class Watched:
-    """A connector's calls, timed; switched off, they do nothing, as if it were not there."""
+    """Times a connector's calls; switched off, they do nothing, as if it were absent."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.off = False
 
     def watch(self, connector: Any) -> None:
-        """Stand before every call from now on."""
+        """Wrap every call from now on."""
         for name, nothing in NOTHING.items():
             setattr(connector, name, self._timed(getattr(connector, name), nothing))
 

@@ -4,8 +4,8 @@
     python -m benchmarks.vllm_gpu --model FOLDER --json   all rows, about four minutes
 
 One engine with vLLM's own defaults and donors in host memory. Cold, miss and hit are measured in
-the same engine, so their ratios are of one run. Without a GPU it runs on a small model in float32,
-which tries the program out and says nothing about speed.
+the same engine, so their ratios come from one run. Without a GPU it uses a small model in
+float32, which tests the program and says nothing about speed.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ class Bench:
         self._largest = vocabulary - 10
 
     def text(self, tokens: int) -> list[int]:
-        """Random tokens that nobody has seen."""
+        """Random tokens that were never seen."""
         drawn: list[int] = self._random.integers(10, self._largest, tokens).tolist()
         return drawn
 
     def around(self, document: list[int]) -> list[int]:
-        """A document behind a new instruction and before a new question."""
+        """A document after a new instruction and before a new question."""
         return [*self.text(HEAD_TOKENS), *document, *self.text(TAIL_TOKENS)]
 
     def sampling(self, hints: dict[str, Any], tokens: int) -> Any:
@@ -104,7 +104,7 @@ class Bench:
         )
 
     def ask(self, tokens: list[int], hints: dict[str, Any]) -> tuple[float, float, dict[str, Any]]:
-        """Milliseconds to the first token, milliseconds captures took behind it, and the report."""
+        """Milliseconds to the first token, milliseconds captures took after it, and the report."""
         prompt, plan = {"prompt_token_ids": tokens}, self.sampling(hints, 1)
         started = time.perf_counter()
         (output,) = self.llm.generate([prompt], plan, use_tqdm=False)
@@ -138,7 +138,7 @@ def alone(bench: Bench, report: BenchmarkReport, *, lengths: list[int], rounds: 
         bench.ask(bench.around(document), DONATE)
         for policy in POLICIES:
             hints = {"policy": policy, "capture": False}
-            bench.ask(bench.around(document), hints)  # kernels of a shape compile at its first use
+            bench.ask(bench.around(document), hints)  # kernels of a shape compile on first use
             hits = [bench.ask(bench.around(document), hints) for _ in range(rounds)]
             if any(said.get("outcome") != "materialised" for _, _, said in hits):
                 report.add(case, f"{policy}: not reused", len(hits), "requests", at_most=0)
@@ -150,7 +150,7 @@ def alone(bench: Bench, report: BenchmarkReport, *, lengths: list[int], rounds: 
 
 
 def under_load(bench: Bench, report: BenchmarkReport, *, length: int, hits: int) -> None:
-    """Many requests at once beside eight decoding streams."""
+    """Many requests at once, with eight decoding streams running."""
     documents = [bench.text(length - HEAD_TOKENS - TAIL_TOKENS) for _ in range(DOCUMENTS)]
     for document in documents:
         bench.ask(bench.around(document), DONATE)
@@ -176,7 +176,7 @@ def under_load(bench: Bench, report: BenchmarkReport, *, length: int, hits: int)
 def _crowd(
     bench: Bench, scene: str, prompts: list[list[int]], hints: dict[str, Any]
 ) -> tuple[list[float], list[float]]:
-    """Milliseconds to each prompt's first token, and between tokens of the streams."""
+    """Milliseconds to each prompt's first token, and between the streams' tokens."""
     engine = bench.llm.llm_engine
     for number in range(8):
         prompt = {"prompt_token_ids": bench.text(500)}
@@ -229,7 +229,7 @@ def _said(output: Any) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure and report; 1 where a target is missed."""
+    """Measure and report; 1 if a target is missed."""
     gpu = on_gpu()
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.vllm_gpu",
@@ -238,10 +238,10 @@ def main() -> int:
     )
     add: Any = parser.add_argument
     add("--model", type=Path, help="a folder that vLLM loads")
-    add("--make-model", type=Path, metavar="FOLDER", help="write random weights there, and end")
+    add("--make-model", type=Path, metavar="FOLDER", help="write random weights there and exit")
     add("--lengths", type=int, nargs="+", default=[8192, 16384, 32768] if gpu else [1024])
     add("--rounds", type=int, default=5)
-    add("--crowd", type=int, default=50 if gpu else 6, help="requests at once; 0 leaves load out")
+    add("--crowd", type=int, default=50 if gpu else 6, help="requests at once; 0 skips it")
     add("--memory", type=float, default=0.7, help="gpu_memory_utilization")
     add("--seed", type=int, default=5)
     add("--json", action="store_true")
@@ -250,7 +250,7 @@ def main() -> int:
         make_model(options.make_model)
         return 0
     if options.model is None or not options.model.is_dir():
-        parser.error(f"--model: a folder expected, got {options.model}")
+        parser.error(f"--model: expected a folder, got {options.model}")
     os.environ.update(
         HF_HUB_OFFLINE="1",
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
@@ -260,7 +260,7 @@ def main() -> int:
         SEMBLEND_SHADOW_RATE="0",
     )
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    out, sys.stdout = sys.stdout, sys.stderr  # the report alone goes to standard output
+    out, sys.stdout = sys.stdout, sys.stderr  # standard output is for the report only
     bench, report = Bench(options), BenchmarkReport("vllm_gpu")
     alone(bench, report, lengths=options.lengths, rounds=options.rounds)
     if options.crowd:

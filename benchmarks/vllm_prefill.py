@@ -2,12 +2,12 @@
 
     .venv-vllm/bin/python -m benchmarks.vllm_prefill [--model random] [--rounds 3] [--pairs 20]
 
-Two engines run side by side, one process each: plain vLLM, and vLLM with the
-connector. They take turns, so that whatever else the machine does hits both; each
-figure is a ratio of the two arms' best rounds. fp32, greedy, one output token, CPU.
-Prefix caching is on in both. Every round has a new instruction and a new question
-around documents that the connector's engine has seen before, behind others. The cost of a miss
-is a median over pairs of requests, with an interval. Settings are the defaults.
+Two engines run side by side, one process each: plain vLLM, and vLLM with the connector. They take
+turns, so that other load on the machine hits both; each figure is a ratio of the two arms' best
+rounds. fp32, greedy, one output token, CPU. Prefix caching is on in both. Every round has a new
+instruction and a new question around documents that the connector's engine has already seen after
+others. The cost of a miss is a median over pairs of requests, with an interval. Settings are the
+defaults.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Case:
 
     name: str
     documents: tuple[int, ...]
-    """Tokens of each document; the donor holds them in order, prompts shuffle them."""
+    """Tokens per document; the donor holds them in order, prompts shuffle them."""
     policy: str
     at_least: float
 
 
 def cases(longest: int) -> list[Case]:
-    """The table of the issue, cut to what fits the model's context."""
+    """The cases, cut to what fits the model's context."""
     around = INSTRUCTION_TOKENS + QUESTION_TOKENS
     eight = min(8192, longest - 2) - around
     return [
@@ -61,14 +61,14 @@ def cases(longest: int) -> list[Case]:
 
 
 class Prompts:
-    """Random texts of a model's vocabulary."""
+    """Random texts from a model's vocabulary."""
 
     def __init__(self, vocabulary: int, seed: int) -> None:
         self._random = np.random.default_rng(seed)
         self._vocabulary = vocabulary
 
     def text(self, tokens: int) -> Tokens:
-        """So many tokens."""
+        """This many tokens."""
         return self._random.integers(10, self._vocabulary, tokens).astype(np.int32)
 
     def around(self, documents: list[Tokens]) -> Tokens:
@@ -108,9 +108,9 @@ def measure_miss(
 ) -> None:
     """What the connector adds to prompts it has never seen, capture on, each prompt once.
 
-    Three requests make a round, in turns: the connector at work; the same engine with the
-    connector switched off; plain vLLM in its own process. The second comparison holds more
-    noise: two processes with equal work differ by some percent all their life.
+    Three requests form a round, in turn: the connector at work, the same engine with the
+    connector switched off, and plain vLLM in its own process. The second comparison is
+    noisier: two processes with equal work differ by some percent for as long as they live.
     """
     kinds = {
         "on": lambda tokens: reusing.run(tokens),
@@ -167,7 +167,7 @@ def random_model(folder: Path) -> str:
 
 
 def measure(name: str, report: BenchmarkReport, *, rounds: int, pairs: int, threads: int) -> None:
-    """All cases of one model."""
+    """Measure all cases of one model."""
     with tempfile.TemporaryDirectory() as folder:
         reference = name == "reference"
         model = str(REFERENCE) if reference else random_model(Path(folder))

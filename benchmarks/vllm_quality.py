@@ -1,14 +1,14 @@
-"""Fact retrieval in real vLLM: answers with reuse beside cold ones, on the bundled model.
+"""Fact retrieval in real vLLM: answers with reuse next to cold ones, on the bundled model.
 
     .venv-vllm/bin/python -m benchmarks.vllm_quality --records answers.jsonl --minutes 5
     .venv-vllm/bin/python -m benchmarks.vllm_quality --policy SPEC --workloads composed
 
 Without --policy the connector runs in mode `segmented`, under the model's certificate and with
-the certificate's policy; with one it runs uncertified. Every item is a prompt that the engine
-has read in part behind another instruction (moved text) or with other facts (edited text);
-greedy answers, fp32, CPU, each item under a salt of its own. Naive reuse (policy `none`) answers
-a part of the items, too: it has to fail what the certificate passes. With --records answers are
-kept in a file, and the next run goes on behind them.
+its policy; with --policy it runs uncertified. Every item is a prompt that the engine has partly
+read before, after another instruction (moved text) or with other facts (edited text). Answers are
+greedy, fp32, on a CPU, each item with its own salt. Naive reuse (policy `none`) also answers some
+of the items: it must fail what the certificate passes. With --records answers are kept in a file,
+and the next run continues after them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EDITED = ("edited_renamed", "edited_exchanged", "edited_numbers", "edited_polari
 CONTROL = ("edited_renamed", "edited_exchanged", "edited_polarity")
 """Where naive reuse is known to state the donor's facts."""
 LENGTHS = (1024, 2048, 1024, 4096)
-"""In turns. Four, because the depth of edited facts takes turns of three."""
+"""In turn. Four, because the depth of edited facts cycles through three."""
 ANSWER_TOKENS = 16
 NAIVE = "none"
 
@@ -76,7 +76,7 @@ class Engine:
         self._core: Any = self._llm.llm_engine.engine_core.engine_core
         side = self._core.scheduler.connector.scheduler_side
         if policy is None and not side.setup.certified:
-            raise SystemExit(f"mode segmented: {side.setup.standing.detail}; give --policy")
+            raise SystemExit(f"mode segmented: {side.setup.standing.detail}; pass --policy")
         self.policy: str = policy or side.setup.standing.policy
 
     def ask(
@@ -99,7 +99,7 @@ class Engine:
     def answer(
         self, item: Item, workload: str, *, seed: int, length: int, cold: str | None
     ) -> Answered:
-        """Cold, then warm behind its donors; salts keep the two and all items apart."""
+        """Answer cold, then warm after its donors; salts separate the two and all items."""
         case = item.case
         if cold is None:
             off = {"reuse": False, "capture": False}
@@ -127,7 +127,6 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Make room for the next one."""
         from vllm.distributed import cleanup_dist_env_and_memory
         from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 
@@ -139,7 +138,7 @@ class Engine:
 
 
 def turns(workloads: list[str], items: int, lengths: tuple[int, ...]) -> Iterator[tuple[Cell, int]]:
-    """One item of every workload, then the next: a run that stops early is balanced."""
+    """One item of every workload, then the next, so that a run that stops early is balanced."""
     for number in range(items):
         for name in workloads:
             length = lengths[number % len(lengths)]
@@ -161,7 +160,7 @@ def measure(
     seed: int,
     until: float,
 ) -> str:
-    """Answer what the file does not hold, until the time is over; the policy's spec."""
+    """Answer what the file lacks until time is up; return the policy's spec."""
     engine = Engine(policy)
     try:
         for cell, length in todo:
@@ -182,7 +181,7 @@ def measure(
 def show(
     answers: AnswerFile, policy: str, arguments: argparse.Namespace, report: BenchmarkReport
 ) -> None:
-    """Rows of the policy and of its control; answers to other seeds and policies stay out."""
+    """Rows of the policy and its control; answers to other seeds and policies are left out."""
     mine = [a for a in answers.answers if a.seed == arguments.seed]
     found = [a for a in mine if a.policy == policy]
     if found:
@@ -200,14 +199,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--items", type=int, default=60, help="items of each workload")
-    parser.add_argument("--control-items", type=int, default=12, help="of them, for naive reuse")
+    parser.add_argument("--items", type=int, default=60, help="items per workload")
+    parser.add_argument("--control-items", type=int, default=12, help="how many use naive reuse")
     parser.add_argument("--workloads", nargs="+", default=[*MOVED, *EDITED])
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
     parser.add_argument("--policy", help="run uncertified, with this recompute policy")
     parser.add_argument("--seed", type=int, default=20261115)
-    parser.add_argument("--records", type=Path, help="file that answers are kept in")
-    parser.add_argument("--minutes", type=float, default=1e6, help="stop after so many")
+    parser.add_argument("--records", type=Path, help="file to keep answers in")
+    parser.add_argument("--minutes", type=float, default=1e6, help="stop after this many")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     os.environ.update(

@@ -1,4 +1,4 @@
-"""The connector with a hand on its plans: for experiments that need a plan no planner makes."""
+"""The connector with editable plans, for experiments that need a plan no planner makes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from semblend.integration.vllm.connector_v1 import SemBlendConnectorV1
 
 
 class RewritingConnector(SemBlendConnectorV1):
-    """Passes every plan through `rewriting`, while that is set."""
+    """Passes every plan through `rewriting` while that is set."""
 
     rewriting: PlanRewriter | None = None
 

@@ -1,10 +1,10 @@
-"""Which of vLLM's two model runners and two schedulers this process uses, on a CPU as well.
+"""Selects one of vLLM's two model runners and two schedulers for this process, even on a CPU.
 
-vLLM's defaults on a GPU are the V2 runner and asynchronous scheduling; for CPUs it takes the V1
-runner and switches asynchronous scheduling off. Neither needs a GPU. V2's kernels are written in
-Triton, whose interpreter runs them anywhere; what asynchronous scheduling is, a step that is
-scheduled before the last one's tokens are known, has nothing to do with the device. `prepare` is
-called once, before anything imports vLLM.
+vLLM's GPU defaults are the V2 runner and asynchronous scheduling; on CPUs it uses the V1 runner
+and switches asynchronous scheduling off. Neither needs a GPU. V2's kernels are written in Triton,
+whose interpreter runs anywhere. Asynchronous scheduling only means that a step is scheduled
+before the last one's tokens are known, which does not depend on the device. Call `prepare` once,
+before anything imports vLLM.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def on_gpu() -> bool:
 
 
 def prepare(runner: Runner, scheduling: Scheduling) -> None:
-    """Choose for the whole process, and for those that vLLM starts from it.
+    """Choose for this process and for those that vLLM starts from it.
 
     Raises
     ------
     RuntimeError
-        If vLLM is imported already, or V2 is asked for on a CPU without Triton.
+        If vLLM is already imported, or V2 is requested on a CPU without Triton.
     """
     if "vllm" in sys.modules:
-        raise RuntimeError("the runner is chosen before vLLM is imported")
+        raise RuntimeError("choose the runner before importing vLLM")
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if runner is Runner.V2 else "0"
     if on_gpu():
         return
@@ -58,12 +58,12 @@ def prepare(runner: Runner, scheduling: Scheduling) -> None:
 
 
 def engine_options(scheduling: Scheduling) -> dict[str, Any]:
-    """What the engine is told besides."""
+    """The matching engine options."""
     return {"async_scheduling": scheduling is Scheduling.ASYNC}
 
 
 def _interpret_triton() -> None:
-    """Let vLLM for CPUs take Triton: it asks for a backend named "cpu" that is active."""
+    """Make vLLM for CPUs accept Triton: it requires an active backend named "cpu"."""
     if importlib.util.find_spec("triton") is None:
         raise RuntimeError("vLLM's V2 runner on a CPU needs Triton: pip install triton==3.9.0")
     os.environ["TRITON_INTERPRET"] = "1"
@@ -81,7 +81,7 @@ def _interpret_triton() -> None:
 
 
 def _keep_asynchronous_scheduling() -> None:
-    """Put back what the CPU platform switches off."""
+    """Restore what the CPU platform switches off."""
     from vllm.platforms.cpu import CpuPlatform
 
     original = CpuPlatform.check_and_update_config.__func__

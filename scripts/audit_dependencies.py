@@ -1,11 +1,11 @@
-"""Known vulnerabilities of every pinned dependency: `python scripts/audit_dependencies.py`.
+"""Audits every pinned dependency for known vulnerabilities: `python scripts/audit_dependencies.py`.
 
-Asks pip-audit (the Python Packaging Authority's; `pip install pip-audit`) about
-constraints.txt. "Nothing found" is said only of packages that were really looked up: where
-the database cannot be reached, or does not know a package, that is an outcome of its own.
+Asks pip-audit (from the Python Packaging Authority; `pip install pip-audit`) about
+constraints.txt. Only packages that were really looked up count as clean. If the database cannot be
+reached or does not know a package, that is reported as a separate outcome.
 
-Exit status: 0 all were looked up and none is vulnerable, 1 some are vulnerable, 3 some could
-not be looked up (0 with --accept-unknown, and still said).
+Exit status: 0 if all were looked up and none is vulnerable, 1 if some are vulnerable, 3 if some
+could not be looked up (0 with --accept-unknown, which still reports them).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What is known of the pinned packages."""
+    """What is known about the pinned packages."""
 
     clean: tuple[str, ...]
     vulnerable: tuple[str, ...]
@@ -38,7 +38,7 @@ class Verdict:
 
 
 def verdict_of(report: dict[str, Any]) -> Verdict:
-    """Sort pip-audit's JSON report; a package it skipped is not a clean one."""
+    """Sort pip-audit's JSON report; a skipped package does not count as clean."""
     clean, vulnerable, unknown = [], [], []
     for package in report.get("dependencies", []):
         name = f"{package['name']} {package.get('version', '?')}"
@@ -56,7 +56,7 @@ def verdict_of(report: dict[str, Any]) -> Verdict:
 
 
 def audit(pins: Path, timeout_s: float) -> Verdict:
-    """Ask pip-audit; whatever keeps it from answering makes every package unknown."""
+    """Ask pip-audit; if it cannot answer, every package is unknown."""
     names = [line.split("#")[0].strip() for line in pins.read_text(encoding="utf-8").splitlines()]
     everything = tuple(name for name in names if name)
     command = [
@@ -77,7 +77,7 @@ def audit(pins: Path, timeout_s: float) -> Verdict:
 
 
 def main() -> int:
-    """Audit and say so."""
+    """Audit and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pins", type=Path, default=ROOT / "constraints.txt")
     parser.add_argument("--timeout", type=float, default=300.0)

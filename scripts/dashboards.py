@@ -1,6 +1,6 @@
-"""Write the Grafana dashboards of deploy/grafana, and the chart's copies of them and of the rules.
+"""Writes the Grafana dashboards in deploy/grafana, and the chart's copies of them and the rules.
 
-The fleet's is drawn by hand; those of single engines are alike and made here.
+The fleet's dashboard is made by hand; those of single engines are alike and generated here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RATE = "[$__rate_interval]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One picture: title, what it tells, its unit and its (legend, expression) pairs."""
+    """One panel: title, description, unit and its (legend, expression) pairs."""
 
     title: str
     text: str
@@ -30,7 +30,7 @@ class Panel:
 
 
 def engine_panels(prefix: str, label: str) -> list[Panel]:
-    """What vLLM and SGLang both export; `label` names tokens by where they came from."""
+    """What vLLM and SGLang both export; `label` is the label of a token's source."""
     return [
         Panel(
             title="Certified",
@@ -40,8 +40,8 @@ def engine_panels(prefix: str, label: str) -> list[Panel]:
             lines=(("{{instance}}", f"{prefix}certified"),),
         ),
         Panel(
-            title="Certificate ends in",
-            text="Below 14 days an alert fires. Nothing is shown without a certificate.",
+            title="Certificate expires in",
+            text="An alert fires below 14 days. Empty without a certificate.",
             unit="s",
             kind="stat",
             lines=(
@@ -53,7 +53,7 @@ def engine_panels(prefix: str, label: str) -> list[Panel]:
         ),
         Panel(
             title="Mode, and whether K/V is loaded",
-            text="loading is 0 in discovery, and where reuse was turned off.",
+            text="loading is 0 in discovery mode and where reuse was turned off.",
             unit="none",
             kind="stat",
             lines=(
@@ -97,7 +97,7 @@ def engine_panels(prefix: str, label: str) -> list[Panel]:
         ),
         Panel(
             title="Lookup time, p50 and p99",
-            text="Time to plan for a prompt.",
+            text="Time to plan a prompt.",
             unit="s",
             lines=_quantiles(f"{prefix}lookup_seconds"),
         ),
@@ -105,7 +105,7 @@ def engine_panels(prefix: str, label: str) -> list[Panel]:
 
 
 def external_panels(prefix: str) -> list[Panel]:
-    """What adapters time beside that."""
+    """What adapters time in addition."""
     return [
         Panel(
             title=f"Time of {name}, p50 and p99",
@@ -128,7 +128,7 @@ def vllm() -> list[Panel]:
         *external_panels(prefix),
         Panel(
             title="Queues",
-            text="Captures and shadow samples that wait; steps requests waited.",
+            text="Waiting captures and shadow samples; steps that requests waited.",
             unit="short",
             lines=(
                 ("captures {{instance}}", f"{prefix}captures_waiting"),
@@ -191,7 +191,7 @@ def sglang() -> list[Panel]:
         *external_panels(prefix),
         Panel(
             title="Queue",
-            text="Prompts that wait to be kept; admissions put off by a step.",
+            text="Prompts waiting to be captured; admissions deferred by a step.",
             unit="short",
             lines=(
                 ("captures {{instance}}", f"{prefix}captures_waiting"),
@@ -226,7 +226,7 @@ def server() -> list[Panel]:
         ),
         Panel(
             title="Queues",
-            text="Requests inside, waiting for a place, and prompts that wait to be kept.",
+            text="Requests running, waiting for a slot, and prompts waiting to be captured.",
             unit="short",
             lines=tuple(
                 (f"{name.replace('_', ' ')} {{{{instance}}}}", prefix + name)
@@ -245,10 +245,10 @@ def server() -> list[Panel]:
         ),
         Panel(
             title="Shadow samples",
-            text="Reused requests also computed cold, and how far the two differ.",
+            text="Reused requests also computed cold, and how much the two differ.",
             unit="none",
             lines=(
-                ("samples a second", f"sum(rate({prefix}shadow_samples_total{RATE}))"),
+                ("samples per second", f"sum(rate({prefix}shadow_samples_total{RATE}))"),
                 ("disagreement {{instance}}", f"{prefix}shadow_disagreement"),
                 ("divergence {{instance}}", f"{prefix}shadow_divergence"),
             ),
@@ -264,7 +264,7 @@ def server() -> list[Panel]:
         ),
         Panel(
             title="Donors registered, evicted, skipped",
-            text="Skipped: too many prompts waited to be kept.",
+            text="Skipped: too many prompts were waiting to be captured.",
             unit="reqps",
             lines=tuple(
                 (name.replace("_", " "), f"sum(rate({prefix}{name}_total{RATE}))")
@@ -302,7 +302,7 @@ def _quantiles(metric: str, by: str = "") -> tuple[tuple[str, str], ...]:
 
 
 def dashboard(uid: str, title: str, panels: list[Panel]) -> dict[str, Any]:
-    """Grafana's JSON: three panels a row."""
+    """Grafana's JSON: three panels per row."""
     return {
         "uid": uid,
         "title": title,
@@ -361,7 +361,6 @@ def made() -> dict[str, str]:
 
 
 def main() -> None:
-    """Write them."""
     for name, text in made().items():
         (GRAFANA / name).write_text(text, encoding="utf-8")
     for path in GRAFANA.glob("*.json"):

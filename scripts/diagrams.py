@@ -1,9 +1,9 @@
-"""Draw the diagrams of the documentation: docs/images/*.svg, from this file alone.
+"""Draws the documentation's diagrams: docs/images/*.svg.
 
     python scripts/diagrams.py
 
-Each file holds its own light and dark colours and loads nothing. The plot takes its figures from
-the table in docs/vllm.md. A test compares the files with what this script draws.
+Each file contains its own light and dark colors and loads nothing. The plot takes its figures
+from the table in docs/vllm.md. A test compares the files with what this script draws.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def text(x: float, y: float, words: str, kind: str = "") -> str:
 
 
 def bar(x: float, y: float, width: float, height: float, kind: str) -> str:
-    """A filled run, with a hair's gap to its neighbour."""
+    """A filled run, with a hairline gap to its neighbor."""
     return (
         f'<rect x="{x:g}" y="{y:g}" width="{max(0, width - 1.5):g}" height="{height:g}" rx="3" '
         f'class="{kind}"/>'
@@ -96,7 +96,7 @@ def strip(x: float, y: float, *runs: tuple[float, str, str], height: float = 38)
 
 
 def legend(y: float, *kinds: tuple[str, str]) -> str:
-    """Colours and what they mean, in a row."""
+    """Colors and their meaning, in a row."""
     drawn, x = [], 24.0
     for kind, meaning in kinds:
         drawn.append(bar(x, y - 11, 15, 13, kind))
@@ -291,7 +291,7 @@ def fleet() -> str:
 
 
 def figures() -> list[tuple[str, list[float]]]:
-    """(length, [cold, no recompute, 5 %, 15 %]) of the H200's table in docs/vllm.md, in ms."""
+    """(length, [cold, no recompute, 5 %, 15 %]) of the H200 table in docs/vllm.md, in ms."""
     page = (DOCS / "vllm.md").read_text(encoding="utf-8")
     rows = []
     for length in ("8K", "16K", "32K"):

@@ -1,7 +1,7 @@
-"""mkdocs hooks: pages of the repository's root join the site, links that leave it become text.
+"""mkdocs hooks: adds the root's pages to the site and turns links that leave it into text.
 
-The pages link each other as files of the repository, so that they work there too. On the site
-`SECURITY.md` and its like lie beside the other pages; source files are named, not linked.
+The pages link to each other as files of the repository, so that the links work there too. On the
+site `SECURITY.md` and the like are next to the other pages; source files are named, not linked.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The Python to use: the first of 3.11, 3.12 and 3.13 that runs here and can make environments.
-#   scripts/find_python.sh          its path
-#   scripts/find_python.sh all      every one there is, "3.12 /path/to/python" a line, oldest first
+# Finds the Python to use: the first of 3.11, 3.12 and 3.13 that runs and can make environments.
+#   scripts/find_python.sh          prints its path
+#   scripts/find_python.sh all      prints all, one "3.12 /path/to/python" per line, oldest first
 set -euo pipefail
 
-# A name on the PATH may be a shim that only says what could be installed: it has to run.
+# A name on the PATH may be a shim that only suggests an installation, so it must really run.
 works() {
     [[ "$("$1" -c 'import ensurepip, sys, venv; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" == "$2" ]]
 }

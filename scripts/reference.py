@@ -1,4 +1,4 @@
-"""Write the reference pages that come from code: docs/cli.md and docs/api.md.
+"""Writes the reference pages that come from code: docs/cli.md and docs/api.md.
 
     python scripts/reference.py
 
@@ -26,9 +26,9 @@ MADE = "<!-- Written by scripts/reference.py: `make reference`. -->\n"
 def commands(
     group: click.Command, name: str, context: click.Context | None = None
 ) -> Iterator[tuple[str, click.Command]]:
-    """Every command below `group` with its whole name, in order."""
+    """Every command below `group` with its full name, in order."""
     here = group.context_class(group, info_name=name, parent=context)
-    # By what it can do: typer brings click classes of its own.
+    # Duck-typed, because typer brings its own click classes.
     if hasattr(group, "list_commands"):
         for part in group.list_commands(here):
             child = group.get_command(here, part)
@@ -45,7 +45,7 @@ def first_sentences(docstring: str | None) -> str:
 
 
 def default_of(option: click.Parameter) -> str:
-    """What an option is when it is not given."""
+    """The value of an option that is not given."""
     value = option.default
     if value is None or callable(value) or value in ((), [], ""):
         return ""
@@ -61,7 +61,7 @@ def metavar(argument: click.Parameter) -> str:
 
 
 def cell(text: str) -> str:
-    """Text that does not end its cell, nor the table."""
+    """Escape text for a table cell."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
@@ -94,7 +94,6 @@ def command_section(name: str, command: click.Command) -> str:
 
 
 def cli_page() -> str:
-    """docs/cli.md."""
     parts = [
         "# Commands\n",
         MADE,
@@ -126,7 +125,6 @@ def members(thing: type) -> Iterator[tuple[str, str]]:
 
 
 def api_page() -> str:
-    """docs/api.md."""
     parts = [
         "# Python API\n",
         MADE,

@@ -1,4 +1,4 @@
-"""A software bill of materials in CycloneDX 1.6 JSON: `python scripts/sbom.py --output sbom.json`.
+"""Writes a CycloneDX 1.6 software bill of materials: `python scripts/sbom.py --output sbom.json`.
 
 Lists what is installed and needed by semblend with the extras named, how each depends on
 the others, and the bundled model with its hash. The same environment gives the same bytes.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The light unit tests on the oldest and the newest Python there is, but for the one whose tests
-# `make unit` runs whole: core, discovery, planning and the house rules need no engine.
+# Runs the light unit tests on the oldest and the newest Python found, except the one on which
+# `make unit` runs all tests: core, discovery, planning and the house rules need no engine.
 #   scripts/test_pythons.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."

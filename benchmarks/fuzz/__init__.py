@@ -1,1 +1,1 @@
-"""Every parser under random and damaged input; `python -m benchmarks.fuzz` runs it all."""
+"""Fuzzes every parser with random and damaged input; run `python -m benchmarks.fuzz`."""

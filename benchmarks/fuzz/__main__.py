@@ -1,12 +1,12 @@
-"""All fuzzing by one command.
+"""Runs all fuzzing with one command.
 
     python -m benchmarks.fuzz --json
     python -m benchmarks.fuzz --targets event,policy --runs 2000 --examples 200 --requests 0
 
-Three ways in: atheris (coverage-guided, bytes) and hypothesis (documents of the right
-shape) against every parser, schemathesis against the server's own OpenAPI description, over
-a scripted engine and over a real one. A finding ends its target, is written to
-tests/fuzz/corpus, and the tests replay it from then on.
+Uses three tools: atheris (coverage-guided, bytes) and hypothesis (well-formed documents) against
+every parser, and schemathesis against the server's own OpenAPI description, over a scripted
+engine and a real one. A finding stops its target and is written to tests/fuzz/corpus, where the
+tests replay it from then on.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "tests" / "fuzz" / "corpus"
 _DONE = re.compile(r"Done (\d+) runs")
 _SLOW = {"event", "snapshot", "settings", "bench_stream", "segment", "policy", "key_file"}
-"""Targets of a fraction of a millisecond and more: they get a fifth of the executions."""
+"""Targets that take a fraction of a millisecond or more: they get a fifth of the executions."""
 
 
 def write_seeds() -> None:
-    """File every target's seeds under the name of their hash."""
+    """Save every target's seeds under their hash."""
     for name, target in TARGETS.items():
         for seed in target.seeds():
             keep(name, seed)
@@ -117,18 +117,19 @@ def _traceback(text: str) -> str:
 
 
 def main() -> int:
-    """Fuzz and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--targets", default=",".join(TARGETS))
-    parser.add_argument("--runs", type=int, default=65_000, help="of atheris, a fast target")
-    parser.add_argument("--examples", type=int, default=1_000, help="of hypothesis, a target")
+    parser.add_argument("--runs", type=int, default=65_000, help="atheris runs per fast target")
     parser.add_argument(
-        "--requests", type=int, default=2_000, help="of schemathesis, at least, over each engine"
+        "--examples", type=int, default=1_000, help="hypothesis examples per target"
+    )
+    parser.add_argument(
+        "--requests", type=int, default=2_000, help="minimum schemathesis requests per engine"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--least", type=int, default=1_000_000, help="executions to reach")
-    parser.add_argument("--progress", type=Path, help="file to go on from and to add to")
-    parser.add_argument("--write-seeds", action="store_true", help="file the seeds, do no more")
+    parser.add_argument("--progress", type=Path, help="file to resume from and append to")
+    parser.add_argument("--write-seeds", action="store_true", help="save the seeds and exit")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.write_seeds:

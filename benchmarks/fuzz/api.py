@@ -1,9 +1,8 @@
-"""The server's own OpenAPI description turned against it, by schemathesis.
+"""Tests the server against its own OpenAPI description, with schemathesis.
 
-Requests that follow the description and requests that break it, to every path and method.
-An answer must have a documented status, the documented shape and type, and never be a 5xx.
-Over a scripted engine it is the server that is asked; over a real one, whatever a request that
-was let in can do to it.
+Sends requests that follow the description and requests that break it, to every path and method.
+An answer must have a documented status, shape and type, and must never be a 5xx. A scripted
+engine tests the server; a real one also shows what an accepted request can do to the engine.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from semblend.serve.protocols import ServedEngine
 
 MODEL_NAME = "served"
 MAX_TOKENS = 16
-"""Most tokens of an answer: a real engine computes them."""
+"""Maximum tokens per answer, because a real engine computes them."""
 DOCUMENT = " ".join(f"Shelf {number} holds lamp {number * 7 % 31}." for number in range(8))
 _CHECKS = [
     not_a_server_error,
@@ -105,16 +104,16 @@ def _one(operation: Any, mode: Any, examples: int, seed: int) -> tuple[int, list
     try:
         check()
     except Unsatisfiable:
-        return count, []  # nothing about it could be wrong
+        return count, []  # nothing about it can be wrong
     except (Exception, BaseExceptionGroup) as error:
         return count, [f"{operation.label}, {mode.value}: {error}"]
     return count, []
 
 
 def _let_in(body: dict[str, Any], *, reads: bool) -> None:
-    """Change what by chance alone would never be right, so that the engine has to answer.
+    """Fix values that would almost never be right by chance, so that the engine has to answer.
 
-    With `reads`, a document stands between what was made up: there is something to reuse.
+    With `reads`, a document is inserted between the made-up parts, so there is something to reuse.
     """
     body.update(_whole(body), model=MODEL_NAME)
     for field in ("max_tokens", "max_completion_tokens"):
@@ -150,7 +149,7 @@ def _leave_out(body: dict[str, Any], reply: Any, left_out: set[str]) -> bool:
 
 
 def _whole(value: Any) -> Any:
-    """Numbers such as 5.0, which are integers to a schema and not to this server, as integers."""
+    """Convert numbers such as 5.0, which are integers to a schema but not to this server."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):
@@ -159,7 +158,7 @@ def _whole(value: Any) -> Any:
 
 
 def _scripted() -> ServedEngine:
-    """An engine that answers at once: it is the server that is asked here."""
+    """An engine that answers at once, because this tests the server."""
     from tests.serve.fakes import ScriptedEngine
 
     engine: ServedEngine = ScriptedEngine()

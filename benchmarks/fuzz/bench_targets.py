@@ -1,4 +1,4 @@
-"""What SemBench reads: audit lines, engines' logs, manifests, results and streams."""
+"""What SemBench reads: audit lines, engine logs, manifests, results and streams."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def audit(data: bytes) -> None:
 
 
 def audit_seeds() -> list[bytes]:
-    """Lines of every kind that is counted."""
+    """One line of every kind that is counted."""
     common = {"schema_version": 2, "connector_id": "c", "request_id": "r", "request_seq": 1}
     told = (
         {"event": "donor_registered", "tokens": 5},
@@ -122,7 +122,7 @@ def stream(data: bytes) -> None:
 
 
 def stream_seeds() -> list[bytes]:
-    """A stream that ends well."""
+    """A stream that ends properly."""
     return [b'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n', b'{"error": {"message": 1}}']
 
 

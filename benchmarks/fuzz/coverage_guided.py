@@ -1,9 +1,9 @@
-"""One target under atheris: inputs that reach new code are kept and changed further.
+"""Runs one target under atheris, which keeps and mutates inputs that reach new code.
 
     python -m benchmarks.fuzz.coverage_guided event -runs=50000 seeds/
 
-libFuzzer takes the process over, so every target has a process of its own. It ends with
-status 0 after `-runs`, and with 77 and a file that reproduces it at the first finding.
+libFuzzer takes over the process, so every target runs in its own. It exits with status 0 after
+`-runs`, and at the first finding with 77 and a file that reproduces it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import atheris
 
 
 def main() -> None:
-    """Fuzz the target named first; the rest is libFuzzer's."""
+    """Fuzz the target named first; libFuzzer reads the other arguments."""
     name = sys.argv.pop(1)
     with atheris.instrument_imports(include=["semblend", "sembench"]):
         from benchmarks.fuzz.targets import TARGETS
     logging.disable(logging.CRITICAL)
-    warnings.simplefilter("ignore")  # the compiler's opinions on what a policy's text holds
+    warnings.simplefilter("ignore")  # the compiler warns about the text of policies
     run = TARGETS[name].run
     atheris.Setup(sys.argv, lambda data: run(bytes(data)))
     atheris.Fuzz()

@@ -20,20 +20,20 @@ KEY = "sk-0123456789abcdef"
 
 
 def chat_body(data: bytes) -> None:
-    """A chat's body, as far as the model of it."""
+    """A chat body, up to its model."""
     _body(data, ChatBody)
 
 
 def completion_body(data: bytes) -> None:
-    """A completion's body."""
+    """A completion body."""
     _body(data, CompletionBody)
 
 
 def _body(data: bytes, model: type[BaseModel]) -> None:
-    """As FastAPI does it: JSON, the model, and on refusal our own words, which must be JSON."""
+    """Like FastAPI: JSON, the model, and on refusal our own message, which must be JSON."""
     try:
         value = json.loads(data)
-    except (ValueError, RecursionError):  # both a 400 of the framework's own
+    except (ValueError, RecursionError):  # the framework answers 400 to both
         return
     try:
         model.model_validate(value)
@@ -43,7 +43,7 @@ def _body(data: bytes, model: type[BaseModel]) -> None:
 
 
 def headers(data: bytes) -> None:
-    """Headers as they come off the wire: one a line, name: value."""
+    """Headers as received: one per line, name: value."""
     lines = (line.partition(":") for line in data.decode("latin-1").splitlines())
     given = {name.strip().lower(): value.strip() for name, _, value in lines}
     gate._request_id(given.get("x-request-id"))
@@ -77,7 +77,7 @@ def _authenticators() -> tuple[Authenticator, ...]:
 
 
 def chat_seeds() -> list[bytes]:
-    """Chats that are taken."""
+    """Valid chats."""
     message = {"role": "user", "content": [{"type": "text", "text": "hello"}]}
     full = {
         "model": "m",
@@ -96,7 +96,7 @@ def chat_seeds() -> list[bytes]:
 
 
 def completion_seeds() -> list[bytes]:
-    """Completions that are taken."""
+    """Valid completions."""
     return [
         json.dumps({"model": "m", "prompt": prompt, "cache_salt": "s", "seed": 1}).encode()
         for prompt in ("hello", [1, 2, 3], [[1, 2]], ["hello"])
@@ -104,7 +104,7 @@ def completion_seeds() -> list[bytes]:
 
 
 def header_seeds() -> list[bytes]:
-    """Headers that are taken."""
+    """Valid headers."""
     return [
         f"host: localhost:8000\nauthorization: Bearer {KEY}\nx-request-id: a-1".encode(),
         b"host: [::1]:80\nx-tenant-id: acme\nx-chat-template-id: t/1\nauthorization: Basic x",
@@ -112,6 +112,6 @@ def header_seeds() -> list[bytes]:
 
 
 def key_file_seeds() -> list[bytes]:
-    """A file that is taken."""
+    """A valid file."""
     keys = {KEY: "acme", "sha256:" + "0" * 64: {"tenant": "ops", "admin": True}}
     return [json.dumps({"keys": keys}).encode()]

@@ -1,7 +1,7 @@
-"""A real embedded engine to fuzz the server over: random weights, the bundled tokenizer.
+"""A real embedded engine behind the fuzzed server: random weights, the bundled tokenizer.
 
-Small enough to answer in milliseconds, with all that a served engine has: donors, an exact
-prefix cache, three tiers, recompute and shadow samples.
+Small enough to answer in milliseconds, but complete: donors, an exact prefix cache, three tiers,
+recompute and shadow samples.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SETTINGS = Settings(
 
 @contextmanager
 def real_engine() -> Iterator[EmbeddedEngine]:
-    """An engine for the time of the block."""
+    """An engine for the duration of the block."""
     from tests.engine.models import plain_model
 
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
@@ -52,7 +52,7 @@ def real_engine() -> Iterator[EmbeddedEngine]:
 
 
 def pages_held(engine: EmbeddedEngine) -> int:
-    """Pages somebody still holds when nothing runs and no prefix is cached."""
+    """Pages still held when nothing runs and no prefix is cached."""
     engine.donors.wait()
     engine.flush_prefix_cache()
     return engine.pool.allocator.total - engine.pool.allocator.free

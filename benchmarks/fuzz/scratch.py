@@ -1,4 +1,4 @@
-"""A file for parsers that read files: in memory where the system has such a place."""
+"""A file for parsers that read files; in memory if the system supports it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def scratch_file(data: bytes, suffix: str) -> Path:
-    """The data in a file of this process's own; one of the same suffix is overwritten."""
+    """Write the data to this process's scratch file, overwriting one with the same suffix."""
     path = Path(_folder().name) / f"input{suffix}"
     path.write_bytes(data)
     return path

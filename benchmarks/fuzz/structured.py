@@ -1,7 +1,7 @@
-"""Documents of the right shape with wrong things in them, drawn by hypothesis.
+"""Well-formed documents with wrong contents, drawn by hypothesis.
 
-Coverage-guided fuzzing is strong at bytes and weak at keeping JSON valid; this is the other
-half. A seed's document has values replaced, removed, repeated and nested at random places.
+Coverage-guided fuzzing is strong at bytes and weak at keeping JSON valid; this covers the other
+half. It replaces, removes, repeats and nests values at random places of a seed document.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DEEP = st.integers(1, 60_000).map(lambda depth: "[" * depth + "]" * depth)
 
 
 def damaged(seeds: Sequence[bytes]) -> st.SearchStrategy[bytes]:
-    """Inputs made from a target's seeds."""
+    """Inputs derived from a target's seeds."""
     documents = [json.loads(seed) for seed in seeds if _is_json(seed)]
     choices = [_changed_bytes(seeds), VALUES.map(_dump)]
     if documents:
@@ -50,7 +50,7 @@ def _changed_documents(draw: st.DrawFn, documents: Sequence[Any]) -> bytes:
 
 
 def _change(draw: st.DrawFn, node: Any) -> Any:
-    """The document with one place of it changed; how deep is a matter of chance."""
+    """The document with one place changed, at a random depth."""
     if isinstance(node, dict) and node and draw(st.booleans()) | draw(st.booleans()):
         key = draw(st.sampled_from(sorted(node)))
         match draw(st.integers(0, 5)):

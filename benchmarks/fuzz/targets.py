@@ -1,8 +1,8 @@
 """What is fuzzed: each parser behind one function of bytes.
 
-A target returns, or raises nothing but what its parser documents; anything else is a
-finding. Where a checksum would turn every damaged input away at the door, the target
-repairs it first: an attacker can compute it too, and what stands behind it must hold alone.
+A target returns, or raises only what its parser documents; anything else is a finding. If a
+checksum would reject every damaged input, the target repairs it first: an attacker can compute
+it too, so the code behind it must be safe by itself.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One parser: how to run it, and inputs it accepts to begin with."""
+    """One parser: how to run it, and valid inputs to start from."""
 
     run: Callable[[bytes], None]
     seeds: Callable[[], list[bytes]]
@@ -70,7 +70,7 @@ def _text(data: bytes) -> str:
 
 
 def event(data: bytes) -> None:
-    """Events off the log, one a line, into a directory."""
+    """Events from the log, one per line, applied to a directory."""
     read: list[Event] = []
     for line in data.split(b"\n"):
         for given in (line, _resealed(line)):
@@ -84,7 +84,7 @@ def event(data: bytes) -> None:
 
 
 def heartbeat(data: bytes) -> None:
-    """A heartbeat, into a directory."""
+    """A heartbeat, applied to a directory."""
     for given in (data, _resealed(data)):
         try:
             beat = codec.decode_heartbeat(given)
@@ -94,7 +94,7 @@ def heartbeat(data: bytes) -> None:
 
 
 def _resealed(line: bytes) -> bytes:
-    """The message with a checksum that is right, whatever stands in it."""
+    """The message with a correct checksum, whatever it contains."""
     body, field, _ = line.rpartition(b',"xxh3":"')
     return sealed((body if field else line[:-1]) + b"}")
 
@@ -144,7 +144,7 @@ def _kv_event_seeds() -> list[bytes]:
 
 
 def segment(data: bytes) -> None:
-    """A shared segment whose header's seal is right."""
+    """A shared segment with a correct header seal."""
     body = data[: HEADER_BYTES - 8].ljust(HEADER_BYTES - 8, b"\0")
     sealed = body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body)) + data[HEADER_BYTES:]
     for given in (data, sealed):
@@ -158,7 +158,7 @@ def _segment_seeds() -> list[bytes]:
 
 
 def manifest(data: bytes) -> None:
-    """A donor's manifest whose checksum is right."""
+    """A donor's manifest with a correct checksum."""
     repaired = data[:8] + struct.pack("<Q", xxhash.xxh3_64_intdigest(data[16:])) + data[16:]
     for given in (data, repaired):
         _allowed(payload.decode_manifest, given)
@@ -170,7 +170,7 @@ def _manifest_seeds() -> list[bytes]:
 
 
 def snapshot(data: bytes) -> None:
-    """A directory's snapshot whose head's checksum is right."""
+    """A directory's snapshot with a correct head checksum."""
     head = data[24:]
     size = min(struct.unpack("<I", data[12:16].ljust(4, b"\0"))[0], len(head))
     seal = struct.pack("<IQ", size, xxhash.xxh3_64_intdigest(head[:size]))
@@ -191,7 +191,7 @@ def _snapshot_seeds() -> list[bytes]:
 
 
 def certificate(data: bytes) -> None:
-    """A certificate as it is, and with a hash that is right."""
+    """A certificate as is, and with a correct hash."""
     texts = [_text(data)]
     try:
         document = json.loads(texts[0])
@@ -226,7 +226,6 @@ def _certificate_seeds() -> list[bytes]:
 
 
 def plan(data: bytes) -> None:
-    """A plan."""
     document = _json_object(data)
     if document is not None:
         _allowed(Plan.from_dict, document)
@@ -268,7 +267,7 @@ def _settings_seeds() -> list[bytes]:
 
 
 def adapter_options(data: bytes) -> None:
-    """What vLLM and SGLang hand on."""
+    """What vLLM and SGLang pass on."""
     _allowed(BackendOptions.from_env, {"SEMBLEND_SGLANG_CONFIG": _text(data)})
     document = _json_object(data)
     if document is not None:
@@ -289,7 +288,7 @@ def _fault_seeds() -> list[bytes]:
 
 
 def namespace(data: bytes) -> None:
-    """Namespaces out of published parts."""
+    """Namespaces from published parts."""
     document = _json_object(data)
     if document is None:
         return
@@ -346,4 +345,4 @@ TARGETS: Mapping[str, Target] = {
     "bench_result": Target(run=bench_targets.result, seeds=bench_targets.result_seeds),
     "bench_stream": Target(run=bench_targets.stream, seeds=bench_targets.stream_seeds),
 }
-"""By the name its seeds are filed under."""
+"""Targets by the name of their seeds' folder."""

@@ -1,4 +1,4 @@
-"""One layer's attention by tile shape, beside the stock kernels, in TFLOP/s."""
+"""One layer's attention by tile shape, next to the stock kernels, in TFLOP/s."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _rate(
     try:
         run = partial(attend_tiles, queries, kv, rows.map, SCALE, bulk=bulk)
         return flops / kernel_s(run, rep=40) / 1e12
-    except Exception as error:  # a shape that needs more shared memory than there is
+    except Exception as error:  # a shape that needs more shared memory than available
         print(f"{shape} bulk={bulk}: {str(error)[:200]}", flush=True)
         return 0.0
 
@@ -107,10 +107,10 @@ def _rate(
 def _stock(
     run: RowRun, queries: torch.Tensor, kv: LayerKv, size: int, share: float
 ) -> dict[str, Any]:
-    """The kernels that come with torch, where they can do it."""
+    """The kernels that come with torch, if they support the case."""
     aten = torch.ops.aten
     if share < 1:
-        # Every run is a sequence whose keys begin at 0: the offsets of keys need not rise.
+        # Every run is a sequence whose keys begin at 0; key offsets need not increase.
         count = len(run.breaks)
         at = torch.arange(0, 64 * count + 1, 64, dtype=torch.int32, device="cuda")
         zeros = torch.zeros(count + 1, dtype=torch.int32, device="cuda")

@@ -1,4 +1,4 @@
-"""Correct first: kernels and passes against references, outputs poisoned before each run."""
+"""Checks kernels and passes against references before timing; outputs are poisoned first."""
 
 from __future__ import annotations
 
@@ -166,10 +166,10 @@ def _check_hits(model: LoadedModel, pool: PagedPool, rng: np.random.Generator) -
 def _check_decode(
     plain: Any, exact: Any, model: LoadedModel, pool: PagedPool, tokens: Any
 ) -> list[Figure]:
-    """The next token of three requests from a recorded graph, held to the fp32 model.
+    """The next token of three requests from a recorded graph, compared with the fp32 model.
 
-    A graph of four rows and a pass of three take other matrix kernels, whose roundings
-    differ; what counts is that neither is further from the truth than plain bf16 is.
+    A graph of four rows and a pass of three use different matrix kernels, whose rounding
+    differs. What counts is that neither is further from the truth than plain bf16 is.
     """
     worst, theirs = 0.0, 0.0
     for step in range(4):

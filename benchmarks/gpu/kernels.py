@@ -4,10 +4,10 @@ Run from the repository root, with torch and triton alone:
 
     PYTHONPATH=src python benchmarks/gpu/kernels.py --json
 
-First every result is compared with the torch reference on random input, the
-output poisoned with NaN before each run. Then the kernel is timed beside the
-device's own copy bandwidth (bytes read plus bytes written, measured in the same
-run); what counts is the share of that ceiling.
+First every result is compared with the torch reference on random input, with the output
+poisoned with NaN before each run. Then the kernel is timed next to the device's own copy
+bandwidth (bytes read plus bytes written, measured in the same run); the figure is the share
+of that ceiling.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ SHAPE_7B = {"layers": 28, "kv_heads": 4, "head_dim": 128}
 TOKENS = (4096, 8192, 16384, 32768)
 SPANS = (1, 4, 16, 64)
 SEGMENT_TOKENS = 512
-"""Tokens of the segments that an engine keeps donors in."""
+"""Tokens per donor segment in an engine."""
 SHIFT = 217
 """Positions a span moves by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measured figure beside what it must reach; a target of None is for information."""
+    """One measured figure and its target; a target of None means information only."""
 
     case: str
     metric: str
@@ -59,7 +59,7 @@ class Row:
 def spans_of(
     sources: list[torch.Tensor], layout: PagedLayout, spans: int, rng: np.random.Generator
 ) -> list[SpanCopy]:
-    """All tokens of the sources, each cut into `spans`, in another order and shuffled pages."""
+    """All tokens of the sources, cut into `spans`, reordered, with shuffled pages."""
     pages = rng.permutation(layout.pages)
     pieces, donor_start = [], 0
     for source in sources:
@@ -131,7 +131,7 @@ def check(rng: np.random.Generator) -> list[Row]:
 
 
 def _compare(case: str, expected: torch.Tensor, actual: torch.Tensor) -> Row:
-    """Largest error over the largest value; unwritten slots must still be poisoned, V equal."""
+    """Largest error over the largest value; unwritten slots must stay poisoned, V equal."""
     same_written = torch.equal(expected.isnan(), actual.isnan())
     reference = expected.double().nan_to_num(0.0)
     error = (actual.double().nan_to_num(0.0) - reference).abs().max() / reference.abs().max()
@@ -148,12 +148,12 @@ def _compare(case: str, expected: torch.Tensor, actual: torch.Tensor) -> Row:
 
 
 def median_ms(run: Callable[[], object]) -> float:
-    """Median time of a launch in milliseconds, caches cleared before each."""
+    """Median launch time in milliseconds, with caches cleared before each."""
     return float(triton.testing.do_bench(run, warmup=25, rep=150, return_mode="median"))
 
 
 def median_wall_ms(run: Callable[[], object]) -> float:
-    """Median time from call to finished work, what the host does included."""
+    """Median time from call to finished work, including the host's."""
     times = []
     for _ in range(25):
         torch.cuda.synchronize()
@@ -165,7 +165,7 @@ def median_wall_ms(run: Callable[[], object]) -> float:
 
 
 def copy_bandwidth() -> float:
-    """Device-to-device copy in bytes a second, counting bytes read and written."""
+    """Device-to-device copy in bytes per second, counting bytes read and written."""
     source = torch.randn(1 << 29, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.nbytes / (median_ms(lambda: target.copy_(source)) * 1e-3)

@@ -14,7 +14,7 @@ import triton  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One measured figure beside what it must reach; a target of None is for information."""
+    """One measured figure and its target; a target of None means information only."""
 
     case: str
     metric: str
@@ -45,7 +45,7 @@ def info(case: str, metric: str, value: float, unit: str) -> Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
-    """Bytes and operations a second."""
+    """Bytes and operations per second."""
 
     copy: float
     """Device to device, bytes read plus bytes written."""
@@ -55,7 +55,7 @@ class Ceilings:
     """From pinned host memory."""
 
     def figures(self) -> list[Figure]:
-        """The same for the report."""
+        """The ceilings as figures of the report."""
         name = torch.cuda.get_device_name()
         return [
             info(name, "copy_bandwidth", self.copy / 1e12, "TB/s"),
@@ -65,7 +65,7 @@ class Ceilings:
 
 
 def measure_ceilings() -> Ceilings:
-    """All three, medians."""
+    """Measure all three, as medians."""
     source = torch.randn(1 << 29, device="cuda")
     target = torch.empty_like(source)
     copy = 2 * source.nbytes / kernel_s(lambda: target.copy_(source))
@@ -73,7 +73,7 @@ def measure_ceilings() -> Ceilings:
     to_device = host.nbytes / kernel_s(lambda: target[: 1 << 28].copy_(host, non_blocking=True))
     a = torch.randn(8192, 8192, device="cuda").bfloat16()
     b = torch.randn(8192, 8192, device="cuda").bfloat16()
-    # Under a load that lasts the card lowers its clocks; a first burst is no rate to be had.
+    # Under sustained load the card lowers its clocks; a first burst is not a sustainable rate.
     matrix = 2 * 8192**3 / kernel_s(lambda: a @ b, warm=500, rep=300)
     return Ceilings(copy=copy, matrix=matrix, to_device=to_device)
 
@@ -84,15 +84,15 @@ def kernel_s(run: Callable[[], object], rep: int = 100, warm: int = 25) -> float
 
 
 def wall_s(run: Callable[[], object], repeats: int = 5, warm_s: float = 0.15) -> float:
-    """Median seconds from call to finished work, what the host does included."""
+    """Median seconds from call to finished work, including the host's."""
     return float(np.median(wall_times(run, repeats, warm_s)))
 
 
 def wall_times(run: Callable[[], object], repeats: int, warm_s: float = 0.15) -> list[float]:
-    """Seconds of some calls, after warm ones.
+    """Seconds of several calls, after warm-up calls.
 
-    Warm runs go on for a while and are at least three: a card that was idle takes time
-    to reach its clocks, and a graph is recorded when its size is seen again.
+    Warm-up lasts a while and at least three runs: an idle card takes time to reach its
+    clocks, and a graph is recorded when its size is seen again.
     """
     started, runs = time.perf_counter(), 0
     while runs < 3 or time.perf_counter() - started < warm_s:
@@ -109,7 +109,7 @@ def wall_times(run: Callable[[], object], repeats: int, warm_s: float = 0.15) ->
 
 
 def profile(run: Callable[[], object], top: int = 14) -> list[dict[str, Any]]:
-    """Device time by kernel name of one run, longest first."""
+    """Device time of one run by kernel name, longest first."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 

@@ -1,12 +1,12 @@
-"""Checks and times the one mover of K/V on a GPU, into the pools of the engines it serves.
+"""Checks and times the K/V mover on a GPU, into the pools of the engines it serves.
 
 Run from the repository root, with torch, triton and numpy alone:
 
     PYTHONPATH=src:. python benchmarks/gpu/mover.py --json
 
 K/V of Qwen2.5-7B's shape, 8K to 32K tokens in segments of 512, moves from pinned host memory and
-from the device into vLLM's layouts, and out of them again as a capture takes it. What counts is
-the share of a plain copy of the same bytes from pinned memory, measured in the same run.
+from the device into vLLM's layouts, and out of them again as a capture does. The figure is the
+share of a plain copy of the same bytes from pinned memory, measured in the same run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SHIFT = 217
 """Positions a donor moves by."""
 
 Shape = tuple[int, int, int, int]
-"""Layers, blocks, heads, numbers a head."""
+"""Layers, blocks, heads, numbers per head."""
 
 
 def blocks_then_kv(shape: Shape, dtype: torch.dtype) -> PagedKv:
@@ -61,7 +61,7 @@ def heads_then_both(shape: Shape, dtype: torch.dtype) -> PagedKv:
 
 
 def single_slots(shape: Shape, dtype: torch.dtype) -> PagedKv:
-    """SGLang's."""
+    """SGLang's layout."""
     layers, blocks, heads, dim = shape
     keys, values = (
         [_zeros((blocks * BLOCK, heads, dim), dtype) for _ in range(layers)] for _ in range(2)
@@ -90,7 +90,7 @@ def drift_of(layers: int) -> DepthDrift:
 def batch_of(
     segments: list[torch.Tensor], slots: np.ndarray, *, holes: float = 0.0, shift: int = SHIFT
 ) -> CopyBatch:
-    """All tokens of the segments but for `holes`, a share recomputed in blocks of 32."""
+    """All tokens of the segments except `holes`; a share is recomputed in blocks of 32."""
     rng = np.random.default_rng(0)
     runs, at = CopyRuns(), 0
     for segment in segments:
@@ -110,7 +110,7 @@ def batch_of(
 
 
 def slots_of(blocks: int) -> np.ndarray:
-    """Slots of a request whose blocks are scattered."""
+    """Slots of a request with scattered blocks."""
     table = np.random.default_rng(1).permutation(blocks)
     return (table[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1)
 
@@ -128,11 +128,11 @@ CHECKED = (
     (torch.float16, Pairing.NEOX, 64, heads_then_both),
     (torch.float32, Pairing.INTERLEAVED, DIM, blocks_then_kv),
 )
-"""Each is compiled twice, which is what takes the time; the interpreter's tests have them all."""
+"""Each is compiled twice, which takes the time; the interpreter's tests cover them all."""
 
 
 def check() -> list[Figure]:
-    """Layouts, types and ways against torch, unwritten slots included."""
+    """Compare layouts, types and ways with torch, including unwritten slots."""
     figures, layers, blocks = [], 5, 120
     limits = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3.2e-2}
     stream = torch.cuda.Stream()
@@ -163,7 +163,7 @@ def check() -> list[Figure]:
 
 
 def arena_segments(tokens: int) -> tuple[list[torch.Tensor], list[Figure]]:
-    """Segments in one pinned arena, and what pinning cost."""
+    """Segments in one pinned arena, and the cost of pinning."""
     arena = PinnedArena(tokens * TOKEN_BYTES, segment_bytes=SEGMENT * TOKEN_BYTES)
     started = time.perf_counter()
     shape = (LAYERS, 2, SEGMENT, HEADS, DIM)
@@ -179,7 +179,7 @@ def arena_segments(tokens: int) -> tuple[list[torch.Tensor], list[Figure]]:
 
 
 def measure(tokens: int, all_segments: list[torch.Tensor]) -> list[Figure]:
-    """One length: memory to cache, cache to memory, each beside a plain copy."""
+    """One length: memory to cache and cache to memory, each next to a plain copy."""
     segments = all_segments[: tokens // SEGMENT]
     nbytes, blocks = tokens * TOKEN_BYTES, tokens // BLOCK + 64
     table, drift, slots = table_of(tokens + 1024), drift_of(LAYERS), slots_of(blocks)
@@ -237,7 +237,7 @@ def measure(tokens: int, all_segments: list[torch.Tensor]) -> list[Figure]:
 
 
 def load(pool: PagedKv, batch: Callable[[], CopyBatch], table: RotaryTable, **options: Any) -> None:
-    """A load from the host, planned and put in place."""
+    """Plan a load from the host and carry it out."""
     LayerwiseLoad(pool, batch(), table, **options).place_all()
 
 
@@ -273,7 +273,7 @@ def capture_figures(
     segments: list[torch.Tensor],
     memcpy_back: float,
 ) -> list[Figure]:
-    """Out of the cache into segments: gathered on the device, four at a time, then copied."""
+    """From the cache into segments: gathered on the device, four at a time, then copied."""
     rows = RotaryTable(cos=torch.ones(1, DIM // 2), sin=torch.zeros(1, DIM // 2)).to("cuda")
     together = 4
     buffer = torch.empty((together, LAYERS, 2, SEGMENT, HEADS, DIM), dtype=torch.bfloat16).cuda()
@@ -321,7 +321,7 @@ def host_s(run: Callable[[], object]) -> float:
 
 
 def launches(case: str, run: Callable[[], object]) -> list[Figure]:
-    """How often the driver is called."""
+    """Count driver calls."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 

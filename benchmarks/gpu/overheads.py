@@ -1,4 +1,4 @@
-"""What a request pays for others: capture of the prompt before it, and looking in vain."""
+"""What a request pays for others: capturing the previous prompt, and lookups that miss."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ NAMESPACE = b"0123456789abcdef"
 
 
 def capture_overhead(bench: Bench, lengths: tuple[int, ...], repeats: int = 17) -> list[Figure]:
-    """Time to first token of a cold prompt while the prompt before it is copied to the host.
+    """Time to first token of a cold prompt while the previous prompt is copied to the host.
 
-    Copying takes the way donors take in the engine: a thread, a side stream, the host
-    tier with its checksums. Alternates with prompts behind which nothing is captured.
+    Copying works as in the engine: a thread, a side stream, and the host tier with its
+    checksums. Alternates with prompts after which nothing is captured.
     """
     figures = []
     for size in (length for length in lengths if length >= 8192):
@@ -99,7 +99,7 @@ def _capture(
 
 
 def miss_overhead(bench: Bench, lengths: tuple[int, ...]) -> list[Figure]:
-    """Looking a prompt up that shares nothing with two million tokens of donors."""
+    """Look up a prompt that shares nothing with two million donor tokens."""
     store = DonorStore(256 << 20)
     for number in range(64):
         store.register(f"d{number}", bench.tokens(32768), NAMESPACE)
@@ -116,7 +116,7 @@ def miss_overhead(bench: Bench, lengths: tuple[int, ...]) -> list[Figure]:
 
 
 def host_work(bench: Bench, repeats: int = 12) -> list[Figure]:
-    """What the host does for a short pass, launched and replayed, and for a hit before it."""
+    """The host's work for a short pass, launched and replayed, and for a preceding hit."""
     tokens, table = bench.tokens(64), bench.table(64)
     run = [ComputeRun(tokens=tokens, start=0, table=table, logit_rows=1)]
     short = partial(compute, bench.model, bench.pool, run)
@@ -140,7 +140,7 @@ def host_work(bench: Bench, repeats: int = 12) -> list[Figure]:
 
 
 def _host_time(case: str, call: Callable[[], object], repeats: int) -> Figure:
-    """Until the call returns; the card may still be at it."""
+    """Time until the call returns; the card may still be working."""
     spent = []
     for _ in range(repeats):
         torch.cuda.synchronize()

@@ -4,11 +4,11 @@ Run from the repository root; torch, triton, transformers, safetensors and numpy
 
     PYTHONPATH=src:. python benchmarks/gpu/prefill.py --out results.json    # or --json, to stdout
 
-`--parts engine` times hits through the whole engine; that takes what the engine is installed
-with (pydantic, rapidfuzz, xxhash), and is not among the parts that run unasked.
+`--parts engine` times hits through the whole engine. It needs what the engine is installed with
+(pydantic, rapidfuzz, xxhash) and does not run by default.
 
-Correctness comes first: nothing is timed unless every check passes. Figures are
-medians of one run; ratios are to what was measured in the same run.
+Correctness comes first: nothing is timed unless every check passes. Figures are medians of one
+run; ratios are relative to what was measured in the same run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PROFILED = ((8192, 0.05), (32768, 0.05), (32768, 0.15))
 
 
 class Report:
-    """Figures as they come, printed at once: a run that is cut short has said what it knew."""
+    """Prints figures as they come, so that an interrupted run has reported what it knew."""
 
     def __init__(self, out: Path | None, *, json: bool = False) -> None:
         self.figures: list[Figure] = []
@@ -56,11 +56,10 @@ class Report:
         return all(figure.ok for figure in figures)
 
     def say(self, line: str) -> None:
-        """For whoever watches; standard output belongs to the JSON where that was asked for."""
+        """Print progress; with --json standard output is reserved for the JSON."""
         print(line, file=sys.stderr if self.json else sys.stdout, flush=True)
 
     def body(self) -> dict[str, Any]:
-        """Everything so far."""
         return {
             "benchmark": "gpu-prefill",
             "command": " ".join(["python", *sys.argv]),
@@ -71,13 +70,12 @@ class Report:
         }
 
     def write(self) -> None:
-        """The JSON so far."""
         if self.out is not None:
             self.out.write_text(json.dumps(self.body(), indent=1), encoding="utf-8")
 
 
 def main() -> int:
-    """Run the parts asked for; 0 only if every figure reaches its target."""
+    """Run the requested parts; 0 only if every figure reaches its target."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="write JSON here")
     parser.add_argument("--json", action="store_true", help="print JSON, progress to stderr")
@@ -131,7 +129,7 @@ def main() -> int:
 
 
 def _overheads(bench: Bench, report: Report, lengths: tuple[int, ...]) -> None:
-    """Tiers and the donor index need xxhash; without it these figures are missing, and said so."""
+    """Tiers and the donor index need xxhash; without it the report says these are missing."""
     try:
         from benchmarks.gpu import overheads
     except ImportError as error:
@@ -151,13 +149,13 @@ def _through_engine() -> list[Figure]:
 
 
 def _fused_copy(rng: np.random.Generator, ceilings: Ceilings) -> list[Figure]:
-    """benchmarks/gpu/kernels.py has the checks and the other sizes of this kernel."""
+    """One size of the fused copy; benchmarks/gpu/kernels.py checks and times the others."""
     rows = kernels.measure(rng, ceilings.copy, tokens=(32768,))
     return [Figure(**asdict(row)) for row in rows]
 
 
 def _profile(bench: Bench, report: Report) -> None:
-    """Device time by kernel of a cold prefill and of hits: what the figures are made of."""
+    """Device time by kernel for a cold prefill and for hits."""
     tokens, table = bench.tokens(16384), bench.table(16384)
     report.profiles["cold 16384"] = profile(lambda: bench.compute_cold(tokens, table))
     for size, share in PROFILED:

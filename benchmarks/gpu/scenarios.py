@@ -55,7 +55,7 @@ class _HitCase:
 
 
 def first_token(logits: torch.Tensor) -> int:
-    """What the caller waits for."""
+    """The token the caller waits for."""
     return int(logits[-1].argmax())
 
 
@@ -80,7 +80,7 @@ class Bench:
     # -- cold ------------------------------------------------------------------------
 
     def cold(self, lengths: tuple[int, ...] = LENGTHS) -> list[Figure]:
-        """This engine beside plain transformers and the FLOPs."""
+        """This engine next to plain transformers and the FLOPs."""
         figures = []
         for size in lengths:
             tokens, table = self.tokens(size), self.table(size)
@@ -130,7 +130,7 @@ class Bench:
     def _hits_of(
         self, size: int, shares: tuple[float, ...], spans: tuple[int, ...]
     ) -> list[Figure]:
-        """Hits of one length, every case in each of several rounds.
+        """Hits of one length, with every case in each of several rounds.
 
         A host that is busy for some seconds then costs a case one round, not its figure.
         """
@@ -218,13 +218,13 @@ class Bench:
     # -- decoding ----------------------------------------------------------------------
 
     def decode(self, requests: tuple[int, ...] = (1, 16), context: int = 4096) -> list[Figure]:
-        """Tokens a second behind cold prompts and behind hits, by graph and launched."""
+        """Tokens per second after cold prompts and after hits, by graph and launched."""
         figures = []
         plan, tokens, donor_tokens = hit_plan(context, 4, 0.05, self.rng)
         donor = random_donor(self.model, donor_tokens, on_host=False)
         for count in requests:
             tables = [make_table(self.pool, context + 128) for _ in range(count)]
-            # In turn, so that neither kind has the warmer card.
+            # In turn, so that neither kind gets the warmer card.
             times: dict[str, list[float]] = {"cold": [], "hit": []}
             for _ in range(3):
                 for kind, measured in times.items():
@@ -248,7 +248,7 @@ class Bench:
         return figures
 
     def _decode_s(self, tables: list[PageTable], context: int, *, replay: bool = True) -> float:
-        """Seconds a step, over 48 steps."""
+        """Seconds per step, over 48 steps."""
 
         def steps() -> None:
             ids = np.full(len(tables), 11, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""The model the figures are for: Qwen2.5-7B's shape, random bf16 weights made on the card."""
+"""The benchmarked model: Qwen2.5-7B's shape, with random bf16 weights made on the card."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ SHAPE: dict[str, Any] = {
 }
 TAIL_TOKENS = 64
 RUN_TOKENS = 64
-"""Tokens of a recompute run."""
+"""Tokens per recompute run."""
 SEGMENT_TOKENS = 512
-"""Tokens of the segments an engine keeps donors in."""
+"""Tokens per donor segment in an engine."""
 
 
 def make_model(**changes: Any) -> tuple[Any, LoadedModel]:
@@ -51,7 +51,7 @@ def make_model(**changes: Any) -> tuple[Any, LoadedModel]:
 
 
 def make_pool(model: LoadedModel, tokens: int, page_size: int = 16) -> PagedPool:
-    """Room for so many tokens."""
+    """A pool with room for this many tokens."""
     return PagedPool(
         model.kv_shape,
         capacity_bytes=model.kv_shape.token_bytes * (tokens + page_size),
@@ -61,7 +61,7 @@ def make_pool(model: LoadedModel, tokens: int, page_size: int = 16) -> PagedPool
 
 
 def make_table(pool: PagedPool, tokens: int) -> PageTable:
-    """Pages side by side."""
+    """Contiguous pages."""
     pages = pool.allocator.allocate(pool.pages_for(tokens))
     return PageTable(pages=pages, page_size=pool.page_size)
 
@@ -79,7 +79,7 @@ class OneDonor:
 
     @contextmanager
     def lease(self, donor_id: str, start: int, end: int) -> Iterator[DonorKv]:
-        """The donor; nobody evicts it."""
+        """The donor, which nobody evicts."""
         yield self.donor
 
 
@@ -100,7 +100,7 @@ def random_donor(model: LoadedModel, tokens: TokenArray, *, on_host: bool) -> On
 def hit_plan(
     prompt: int, spans: int, share: float, rng: np.random.Generator
 ) -> tuple[Plan, TokenArray, TokenArray]:
-    """A prompt of moved spans and a tail; `share` of it computed anyway, in runs all over it.
+    """A prompt of moved spans and a tail; `share` of it is still computed, in runs all over.
 
     Returns the plan, the prompt's tokens and the donor's.
     """
@@ -134,7 +134,7 @@ def hit_plan(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Operations and bytes that a prefill cannot do without."""
+    """The minimum operations and bytes of a prefill."""
 
     flops: float
     copied_bytes: float
@@ -144,10 +144,10 @@ class Work:
     weight_bytes: float
 
     def floor_s(self, ceilings: Ceilings, *, on_host: bool) -> float:
-        """The least time: computing, or reading the weights, and moving K/V.
+        """The least time: computing, or reading the weights, plus moving K/V.
 
-        From device memory K/V is read, written and attended; from the host it crosses the
-        bus while the layers before are computed.
+        From device memory K/V is read, written and attended to. From the host it crosses the
+        bus while earlier layers are computed.
         """
         compute = max(self.weight_bytes / ceilings.copy, self.flops / ceilings.matrix)
         if on_host:
@@ -157,7 +157,7 @@ class Work:
 
 
 def work_of(model: LoadedModel, prompt: int, runs: tuple[Hole, ...], copied: int) -> Work:
-    """What computing `runs` of a prompt takes, with `copied` tokens put in place."""
+    """The work of computing `runs` of a prompt, with `copied` tokens put in place."""
     config = model.model.config
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     head_dim = model.kv_shape.head_dim
@@ -178,5 +178,5 @@ def work_of(model: LoadedModel, prompt: int, runs: tuple[Hole, ...], copied: int
 
 
 def plan_work(model: LoadedModel, plan: Plan) -> Work:
-    """What carrying a plan out takes."""
+    """The work of carrying out a plan."""
     return work_of(model, plan.prompt_tokens, plan_runs(plan), plan.reused_tokens)

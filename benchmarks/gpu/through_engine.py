@@ -1,7 +1,7 @@
-"""Hits as a caller sees them: submitted to the engine, donors in its tiers, until the first token.
+"""Hits as a caller sees them: from submission to the first token, with donors in tiers.
 
-The other hits begin at a plan and read a donor that nobody has to look up, lease or check. Here
-a prompt is looked up, planned, admitted and loaded with its checksums, by the engine's own thread.
+The other hits start at a plan and read a donor without lookup, lease or check. Here the engine's
+own thread looks up, plans, admits and loads a prompt, with checksums.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ INSTRUCTION, QUESTION, MOVED = 200, 64, 16
 """Tokens of a new instruction and question, and how far the document moves for them."""
 POLICIES = ("none", "random(0.05)", "random(0.15)")
 LOOKING = "budget(span_head(8) + query_attention(0.05, 16, 'displaced'), 0.05)"
-"""A policy that looks at the question first: two passes, and nothing travels layer by layer."""
+"""A policy that looks at the question first: two passes, and no layer-by-layer loading."""
 WARM, REPEATS = 3, 7
 
 
 def through_engine(
     model: LoadedModel, lengths: tuple[int, ...] = (8192, 32768), vocabulary: int = 150000
 ) -> list[Figure]:
-    """Time to first token of hits from either tier beside cold prompts of the same engine."""
+    """Time to first token of hits from either tier, next to cold prompts of the same engine."""
     seconds: dict[tuple[int, str, str], float] = {}
     for tier in ("device", "host"):
         with _engine(model, tier, 2 * max(lengths)) as engine:
@@ -82,7 +82,7 @@ def _check_reused(reports: list[RequestReport], document: int) -> None:
 
 
 class _Client:
-    """Asks about one document at a time, always in new words."""
+    """Asks about one document at a time, always with new words."""
 
     def __init__(self, engine: EmbeddedEngine, vocabulary: int) -> None:
         self._engine = engine
@@ -95,14 +95,14 @@ class _Client:
         return self._rng.integers(3, self._vocabulary, size).astype(np.int32)
 
     def donate(self, document: TokenArray) -> None:
-        """Have the document kept, at another position than it is asked about."""
+        """Store the document as a donor, at another position than it is asked about."""
         self._run(np.concatenate([self.text(INSTRUCTION - MOVED), document]), donate=True)
         self._engine.donors.wait()
 
     def ask(
         self, document: TokenArray, *, reuse: bool = True, policy: str | None = None
     ) -> RequestReport:
-        """One question about the document; nothing is kept of it."""
+        """Ask one question about the document; nothing of it is kept."""
         prompt = np.concatenate([self.text(INSTRUCTION), document, self.text(QUESTION)])
         return self._run(prompt, reuse=reuse, donate=False, policy=policy)
 

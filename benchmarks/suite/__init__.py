@@ -1,4 +1,4 @@
-"""The tables readers of the documents expect, each one command on any OpenAI-compatible engine.
+"""The tables from the docs, each by one command, on any OpenAI-compatible engine.
 
     python -m benchmarks.suite.ttft_by_context    --base-url http://localhost:8000
     python -m benchmarks.suite.workloads          --base-url …   datasets and conversation logs

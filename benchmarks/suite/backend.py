@@ -1,7 +1,7 @@
-"""What an endpoint and this machine say about themselves, so that figures state it unasked.
+"""What an endpoint and this machine report about themselves, so that figures include it.
 
-Nothing here is required of an endpoint: what it does not say is "not stated", and
-`--backend`, `--cache-configuration` and `--hardware` say it instead.
+An endpoint need not report anything: missing values are "not stated", unless `--backend`,
+`--cache-configuration` and `--hardware` give them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SGLANG_CACHE = ("disable_radix_cache", "page_size", "kv_cache_dtype", "mem_frac
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """Its name with version, and how its caches are set; None where it does not say."""
+    """Name with version, and cache configuration; None if not reported."""
 
     name: str | None = None
     caches: str | None = None
@@ -37,7 +37,7 @@ async def describe(
     timeout_seconds: float = 10.0,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> Backend:
-    """Ask the endpoint in the way of each engine known here; `transport` as httpx has it."""
+    """Query the endpoint as each known engine expects; `transport` is httpx's."""
     root = base_url.rstrip("/").removesuffix("/v1")
     async with httpx.AsyncClient(
         timeout=timeout_seconds, trust_env=False, transport=transport
@@ -93,7 +93,7 @@ async def _json(http: httpx.AsyncClient, url: str) -> dict[str, Any] | None:
 
 
 def this_machine() -> str:
-    """Processor, cores, memory and graphics processors of the machine this runs on."""
+    """Processor, cores, memory and GPUs of this machine."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB
     parts = [_processor(), f"{os.cpu_count()} cores", f"{memory:.0f} GiB"]
     return ", ".join([*parts, *_graphics()])

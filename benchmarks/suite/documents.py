@@ -1,4 +1,4 @@
-"""Documents of a wanted length with facts to ask for, and prompts that carry them."""
+"""Documents of a given length with facts to ask for, and prompts that contain them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from semblend.quality.documents import INSTRUCTIONS, Document, DocumentWriter
 
 TOKENS_PER_WORD = 1.35
-"""Of the reference model's tokenizer on this prose; figures state the backend's own count."""
+"""For the reference model's tokenizer on this prose; figures use the backend's own count."""
 _SENTENCES = 5
 _FACTS = 6
 
@@ -21,7 +21,7 @@ LONG_INSTRUCTION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A document under an instruction, with a question about one of its facts."""
+    """A document after an instruction, with a question about one of its facts."""
 
     instruction: str
     document: str
@@ -30,7 +30,7 @@ class Case:
 
     @property
     def text(self) -> str:
-        """The prompt, in the form the reference model was trained on."""
+        """The prompt in the form the reference model was trained on."""
         return f"{self.instruction}\n\n{self.document}\n\nQuestion: {self.question}"
 
 
@@ -43,7 +43,7 @@ def document_of(writer: DocumentWriter, tokens: int) -> Document:
 
 
 def case(document: Document, *, instruction: int, fact: int) -> Case:
-    """The document behind instruction number `instruction`, asked for fact number `fact`."""
+    """The document after instruction number `instruction`, asking for fact number `fact`."""
     chosen = document.facts[fact % len(document.facts)]
     wordings = (*INSTRUCTIONS, LONG_INSTRUCTION)
     return Case(

@@ -1,4 +1,4 @@
-"""The endpoint under test: its flags, its client, and what a reader must know about it."""
+"""The endpoint under test: its flags, its client, and what readers must know about it."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ def parser(description: str, *, endpoint: bool = True) -> argparse.ArgumentParse
         flags.add_argument("--base-url", required=True, help="OpenAI-compatible endpoint")
         flags.add_argument("--model", help="model to ask for; left out, the first one served")
     flags.add_argument("--api-key", default=os.environ.get("SEMBENCH_API_KEY", ""))
-    flags.add_argument("--tenant", default="", help="x-tenant-id, where the endpoint takes it")
-    flags.add_argument("--reset-url", action="append", default=[], help="POST that empties caches")
-    flags.add_argument("--samples", type=positive, default=3, help="comparisons a case")
-    flags.add_argument("--max-tokens", type=positive, default=8, help="tokens an answer may have")
+    flags.add_argument("--tenant", default="", help="x-tenant-id, if the endpoint accepts it")
+    flags.add_argument("--reset-url", action="append", default=[], help="POST here to empty caches")
+    flags.add_argument("--samples", type=positive, default=3, help="comparisons per case")
+    flags.add_argument("--max-tokens", type=positive, default=8, help="maximum tokens per answer")
     flags.add_argument(
         "--post-donor-delay-ms",
         type=float,
         default=500.0,
-        help="pause after donors: engines register them off the request path",
+        help="pause after donors, because engines register them off the request path",
     )
     flags.add_argument("--timeout-seconds", type=float, default=900.0)
     flags.add_argument("--seed", type=int, default=0)
-    flags.add_argument("--backend", help="name of the backend, for the figures")
-    flags.add_argument("--cache-configuration", help="how its caches are set, for the figures")
-    flags.add_argument("--hardware", help="what it runs on, for the figures")
-    flags.add_argument("--min-speedup", type=float, help="target of every hit's speed-up")
+    flags.add_argument("--backend", help="name of the backend, for the report")
+    flags.add_argument("--cache-configuration", help="its cache configuration, for the report")
+    flags.add_argument("--hardware", help="its hardware, for the report")
+    flags.add_argument("--min-speedup", type=float, help="target speed-up of every hit")
     flags.add_argument("--json", action="store_true", help="print one JSON object")
-    flags.add_argument("--output", type=Path, help="file for the JSON")
+    flags.add_argument("--output", type=Path, help="file to write the JSON to")
     return flags
 
 
 @dataclass(slots=True)
 class Endpoint:
-    """A verified endpoint. Every `salt` is a cache of its own; a reset URL empties all."""
+    """A verified endpoint. Each `salt` is a separate cache; a reset URL empties all."""
 
     flags: argparse.Namespace
     client: OpenAIClient
@@ -83,7 +83,7 @@ class Endpoint:
         if not model:
             models = await served_models("gateway", flags.base_url, 30.0)
             if not models:
-                raise EndpointError(f"{flags.base_url} does not say what it serves; give --model")
+                raise EndpointError(f"{flags.base_url} does not list its models; give --model")
             model = models[0]
         client = OpenAIClient(
             base_url=flags.base_url,
@@ -117,7 +117,6 @@ class Endpoint:
         )
 
     async def close(self) -> None:
-        """Let go of the connections."""
         await self.client.close()
         if self.counters is not None:
             await self.counters.aclose()
@@ -146,7 +145,7 @@ class Endpoint:
         return fitting
 
     def new_salt(self, case: str) -> str:
-        """A salt that no request had before: an empty cache."""
+        """A fresh salt, which means an empty cache."""
         return f"suite-{os.getpid()}-{self.flags.seed}-{case}-{next(self._numbers)}"
 
     async def empty(self) -> None:
@@ -173,12 +172,12 @@ class Endpoint:
         max_tokens: int | None = None,
         top_logprobs: int = 0,
     ) -> Reply:
-        """One request.
+        """Send one request.
 
         Raises
         ------
         EndpointError
-            If it is not answered: a table with holes would mislead.
+            If it is not answered: a table with gaps would mislead.
         """
         before = None if self.counters is None else await self.counters.read()
         self._before, self._served = self._before or before, self._served + 1
@@ -241,8 +240,8 @@ def run(main: Any) -> int:
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 on."""
+    """Parse a whole number of at least 1."""
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"1 or more expected, got {number}")
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {number}")
     return number

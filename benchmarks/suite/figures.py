@@ -1,4 +1,4 @@
-"""Figures with everything they depend on: the one shape each benchmark of the suite prints."""
+"""Figures with everything they depend on: the format every benchmark of the suite prints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One figure. `value` is None where it could not be measured; `ok` None without a target."""
+    """One figure. `value` is None if it could not be measured; `ok` is None without a target."""
 
     case: str
     metric: str
@@ -28,13 +28,13 @@ class Row:
     """Median prompt length as the backend counts it."""
     samples: int
     backend_confirmed: bool | None
-    """Whether the backend confirmed reuse in this case; None where it says nothing of reuse."""
+    """Whether the backend confirmed reuse in this case; None if it does not report reuse."""
     interval: tuple[float, float] | None = None
 
 
 @dataclass(slots=True)
 class Figures:
-    """Collects rows under the context they share, and prints them."""
+    """Collects rows with their shared context, and prints them."""
 
     benchmark: str
     context: Mapping[str, Any]
@@ -62,7 +62,7 @@ class Figures:
         at_least: float | None = None,
         at_most: float | None = None,
     ) -> None:
-        """Add a figure; the bound given is its target, and a figure that is missing misses it."""
+        """Add a figure; the given bound is its target, and a missing figure misses it."""
         target = at_least if at_least is not None else at_most
         ok: bool | None = None
         if target is not None:
@@ -90,7 +90,6 @@ class Figures:
         return any(row.ok is False for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """The one JSON object of this benchmark."""
         return {
             "benchmark": self.benchmark,
             "command": self.command,
@@ -108,7 +107,7 @@ class Figures:
         return found
 
     def show(self, *, as_json: bool, output: Path | None) -> int:
-        """Print (and write) the figures; the exit code is 1 where a target is missed."""
+        """Print (and write) the figures; exit code 1 if a target is missed."""
         text = json.dumps(self.to_dict(), indent=None if as_json else 2)
         if output is not None:
             output.parent.mkdir(parents=True, exist_ok=True)

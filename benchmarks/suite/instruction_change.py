@@ -2,8 +2,8 @@
 
     python -m benchmarks.suite.instruction_change --base-url http://localhost:8000 --length 2048
 
-Every pair has one document and one question and two wordings of the instruction in
-front, so that every block boundary moves: an exact prefix cache has nothing to offer.
+Every pair has one document, one question, and two wordings of the instruction before them. This
+moves every block boundary, so an exact prefix cache has nothing to offer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from semblend.quality.documents import DocumentWriter
 
 
 async def main(arguments: list[str]) -> int:
-    """Run the benchmark."""
     flags = parser(__doc__ or "")
     flags.add_argument("--length", type=int, default=8192, help="tokens of a document")
     chosen = flags.parse_args(arguments)

@@ -1,7 +1,7 @@
-"""Two ways to judge an answer that need no reference: a judge command, and a local model.
+"""Two ways to judge an answer without a reference: a judge command, and a local model.
 
-A judge command reads ``{"baseline": …, "semblend": …}`` as JSON on stdin and prints a
-number. A local model gives the perplexity of an answer behind its prompt.
+A judge command reads ``{"baseline": …, "semblend": …}`` as JSON on stdin and prints a number. A
+local model computes the perplexity of an answer after its prompt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class JudgeError(SemBenchError):
 
 
 def judge(command: str, *, baseline: str, semblend: str) -> float:
-    """What the judge command says of a pair of answers."""
+    """The judge command's score for a pair of answers."""
     try:
         done = subprocess.run(
             shlex.split(command),
@@ -43,17 +43,17 @@ def judge(command: str, *, baseline: str, semblend: str) -> float:
         score = float(done.stdout.split()[-1])
     except (ValueError, IndexError) as error:
         raise JudgeError(
-            f"--judge-command: a number expected, got {done.stdout.strip()[:80]!r}"
+            f"--judge-command: expected a number, got {done.stdout.strip()[:80]!r}"
         ) from error
     if not math.isfinite(score):
-        raise JudgeError(f"--judge-command: a finite number expected, got {score}")
+        raise JudgeError(f"--judge-command: expected a finite number, got {score}")
     return score
 
 
 def perplexity(reply: Reply) -> float | None:
     """Perplexity of the generated tokens under the endpoint's own log probabilities.
 
-    At temperature 0 the generated token is the most likely one of its position.
+    At temperature 0 the generated token is the most likely one at its position.
     """
     if not reply.top_logprobs:
         return None
@@ -62,7 +62,7 @@ def perplexity(reply: Reply) -> float | None:
 
 
 class LocalModel:
-    """A causal language model of this machine that scores answers."""
+    """A local causal language model that scores answers."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -78,7 +78,7 @@ class LocalModel:
         self._model = model.eval()
 
     def perplexity(self, prompt: str, answer: str) -> float | None:
-        """Of `answer` behind `prompt`; None of an empty answer."""
+        """Perplexity of `answer` after `prompt`; None for an empty answer."""
         head: Sequence[int] = self._tokenizer(prompt, add_special_tokens=False)["input_ids"]
         tail: Sequence[int] = self._tokenizer(answer, add_special_tokens=False)["input_ids"]
         if not tail:
@@ -93,5 +93,5 @@ class LocalModel:
 
 
 def local_model(path: Path | str | None) -> LocalModel | None:
-    """The model at `path`, where one is given."""
+    """The model at `path`, if one is given."""
     return None if path is None else LocalModel(str(path))

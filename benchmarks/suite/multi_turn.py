@@ -1,9 +1,9 @@
-"""Multi-turn dialogue: each turn's prompt is the one before, its answer and a new question.
+"""Multi-turn dialogue: each prompt is the previous one, its answer and a new question.
 
     python -m benchmarks.suite.multi_turn --base-url http://localhost:8000 --length 2048 --turns 4
 
-A dialogue grows at its end, so that an exact prefix cache serves it alone; the table
-says how much of each turn came from there and how much was reused semantically.
+A dialogue grows at its end, so an exact prefix cache alone serves it. The table shows how much of
+each turn came from there and how much was reused semantically.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ Messages = tuple[tuple[str, str], ...]
 
 
 async def main(arguments: list[str]) -> int:
-    """Run the benchmark."""
     flags = parser(__doc__ or "")
     flags.add_argument("--length", type=int, default=4096, help="tokens of the document")
     flags.add_argument("--turns", type=int, default=3, help="questions in a dialogue")
@@ -54,7 +53,7 @@ async def _measure(endpoint: Endpoint, figures: Figures) -> None:
                 for turn in range(flags.turns)
             ],
         )
-        # The same prompts once more: warm in one cache, in order; each cold in one of its own.
+        # The same prompts again: warm in one cache, in order; cold in a fresh cache each.
         await endpoint.empty()
         salt = endpoint.new_salt("dialogue")
         warm: list[Reply] = []
@@ -78,7 +77,7 @@ async def _measure(endpoint: Endpoint, figures: Figures) -> None:
 
 
 async def _dialogue(endpoint: Endpoint, questions: list[str]) -> list[Messages]:
-    """The prompts of a dialogue: the model's own answers, given once, are part of them."""
+    """The prompts of a dialogue, including the model's own answers, generated once."""
     salt = endpoint.new_salt("script")
     prompts: list[Messages] = []
     messages: Messages = ()

@@ -1,4 +1,4 @@
-"""Cold/warm pairs of a case, and the figures that come of them."""
+"""Cold/warm pairs of a case, and the figures derived from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sembench.paired import HIT_TOKENS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """The same prompt asked of empty caches and of filled ones."""
+    """The same prompt sent to empty and to filled caches."""
 
     cold: Reply
     warm: Reply
@@ -27,7 +27,7 @@ class Pair:
 
     @property
     def confirmed_tokens(self) -> int | None:
-        """All reuse the backend states."""
+        """All reuse the backend reports."""
         return self.warm.cached_tokens
 
     @property
@@ -37,7 +37,7 @@ class Pair:
 
 
 def confirmed(pairs: Sequence[Pair]) -> bool | None:
-    """Whether the backend confirmed reuse in any pair; None where it never speaks of reuse."""
+    """Whether the backend confirmed reuse in any pair; None if it never reports reuse."""
     said = [pair.confirmed_tokens for pair in pairs if pair.confirmed_tokens is not None]
     return any(said) if said else None
 
@@ -56,7 +56,7 @@ def add_time(
     *,
     backend_confirmed: bool | None,
 ) -> None:
-    """A median time to first token."""
+    """Add a median time to first token."""
     times = [reply.ttft_ms for reply in replies if reply.ttft_ms is not None]
     figures.add(
         case,
@@ -77,7 +77,7 @@ def add_speedup(
     *,
     at_least: float | None = None,
 ) -> None:
-    """A median of paired ratios with its interval."""
+    """Add a median of paired ratios with its interval."""
     interval = statistics.bootstrap_median([pair.speedup for pair in pairs])
     figures.add(
         case,

@@ -3,10 +3,10 @@
     python -m benchmarks.suite.quality --base-url http://localhost:8000 \\
         --data path/to/data --judge-command "python judge.py" --ppl-model models/…
 
-Perplexity is that of the endpoint's own log probabilities, and with `--ppl-model` that of
-the answer under a local model. A perplexity ratio near 1 does not show that answers are
-right: the table has answer accuracy and ROUGE-L beside it, and documents that differ from
-their donors in one fact ("edited") as a dataset of their own, with the donor's facts counted.
+Perplexity uses the endpoint's own log probabilities, and with `--ppl-model` also a local model. A
+perplexity ratio near 1 does not prove that answers are right, so the table also has answer
+accuracy and ROUGE-L. Documents that differ from their donors in one fact ("edited") are a
+separate dataset, in which the donor's facts are counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from semblend.quality.documents import DocumentWriter, Fact
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """A donor's prompt, a target's, what is right and what would be a leak."""
+    """The donor's and the target's prompt, the right answer, and what would be a leak."""
 
     donor: str
     target: str
@@ -39,12 +39,11 @@ class Item:
 
 
 async def main(arguments: list[str]) -> int:
-    """Run the benchmark."""
     flags = parser(__doc__ or "")
     datasets.add_flags(flags)
     flags.add_argument("--ppl-model", help="local model that scores answers")
     flags.add_argument("--judge-command", help="reads {baseline, semblend} JSON, prints a score")
-    flags.add_argument("--max-ppl-ratio", type=float, help="target of the perplexity ratio")
+    flags.add_argument("--max-ppl-ratio", type=float, help="target perplexity ratio")
     chosen = flags.parse_args(arguments)
     scorer = local_model(chosen.ppl_model)
     endpoint = await Endpoint.open(chosen)

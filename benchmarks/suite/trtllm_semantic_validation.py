@@ -1,17 +1,16 @@
-"""Does semantic reuse pay, and do answers stay what they are? Cold/warm pairs with gates.
+"""Does semantic reuse pay, and do answers stay the same? Cold/warm pairs with gates.
 
     python -m benchmarks.suite.trtllm_semantic_validation \\
         --model Qwen/Qwen2.5-1.5B-Instruct --output results/trtllm-semblend.json \\
         --min-speedup 1.05 --min-rouge1 0.35 --min-token-f1 0.10
 
-Every pair is one document behind two instructions and questions. Its target is served cold
-(a salt nobody used) and warm (the salt its donor was served with). Negative controls have
-a donor about something else. Runs on TensorRT-LLM where that is installed; `--engine embedded`
-and `--engine vllm` run the same harness on those. The JSON names the engine that was
-measured: a result of one engine says nothing about another.
+Every pair is one document after two instructions and questions. Its target is served cold (with a
+fresh salt) and warm (with its donor's salt). Negative controls have a donor about something else.
+Runs on TensorRT-LLM if installed; `--engine embedded` and `--engine vllm` run the same harness on
+those. The JSON names the measured engine: a result of one engine says nothing about another.
 
-Gates that are always on: the engine confirmed reuse in every pair, and none in a control.
-Exit code 1 where a gate fails.
+Gates that are always on: the engine confirmed reuse in every pair, and in no control. Exit code 1
+if a gate fails.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Pair:
 
 
 def rouge1(output: str, reference: str) -> float:
-    """F1 of shared words, as often as each is said (ROUGE-1)."""
+    """F1 of shared words, counted with multiplicity (ROUGE-1)."""
     said, expected = normalise_answer(output).split(), normalise_answer(reference).split()
     if not said or not expected:
         return float(said == expected)
@@ -69,7 +68,7 @@ def rouge1(output: str, reference: str) -> float:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the harness; 0 where every gate holds, 1 where one fails, 2 where nothing could run."""
+    """Run the harness; 0 if every gate holds, 1 if one fails, 2 if nothing could run."""
     flags = _parser().parse_args(arguments)
     try:
         scorer = local_model(flags.ppl_model)
@@ -93,21 +92,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--model", required=True, help="folder or hub name")
-    add("--output", type=Path, help="file for the JSON")
-    add("--engine", choices=("auto", *ENGINES), default="auto", help="auto: trtllm, or embedded")
-    add("--min-speedup", type=float, help="least median ratio of cold to warm time to first token")
-    add("--min-rouge1", type=float, help="least mean ROUGE-1 of warm against cold answers")
-    add("--min-token-f1", type=float, help="least mean token F1 of warm against cold answers")
-    add("--ppl-model", help="local model under which answers' perplexity is compared")
-    add("--max-ppl-ratio", type=float, help="most the mean perplexity ratio may be")
+    add("--output", type=Path, help="file to write the JSON to")
+    add("--engine", choices=("auto", *ENGINES), default="auto", help="auto: trtllm, else embedded")
+    add("--min-speedup", type=float, help="minimum median cold/warm time to first token")
+    add("--min-rouge1", type=float, help="minimum mean ROUGE-1 of warm against cold answers")
+    add("--min-token-f1", type=float, help="minimum mean token F1 of warm against cold answers")
+    add("--ppl-model", help="local model for comparing the answers' perplexity")
+    add("--max-ppl-ratio", type=float, help="maximum mean perplexity ratio")
     add("--judge-command", help="reads {baseline, semblend} JSON on stdin, prints a score")
-    add("--min-judge-score", type=float, help="least mean score of the judge")
+    add("--min-judge-score", type=float, help="minimum mean score of the judge")
     add("--policy", default="edit_safe", help="recompute policy; results are marked uncertified")
     add("--certified", action="store_true", help="run under the model's certificate instead")
     add("--pairs", type=int, default=4, help="cold/warm pairs")
-    add("--negative-controls", type=int, default=2, help="pairs whose donor is about other things")
-    add("--document-tokens", type=int, default=1024, help="length of a document, about")
-    add("--max-tokens", type=int, default=24, help="tokens of an answer")
+    add("--negative-controls", type=int, default=2, help="pairs with an unrelated donor")
+    add("--document-tokens", type=int, default=1024, help="approximate document length")
+    add("--max-tokens", type=int, default=24, help="maximum tokens per answer")
     add("--seed", type=int, default=0)
     add("--json", action="store_true", help="print one JSON object")
     return parser
@@ -188,7 +187,7 @@ def _figures(
 
 
 def _adder(figures: Figures, pairs: list[Pair], case: str = "pairs") -> Callable[..., None]:
-    """Adds one figure of these pairs: a median of times, a mean of everything else."""
+    """Add one figure of these pairs: a median of times, a mean of everything else."""
     lengths = [pair.warm.prompt_tokens for pair in pairs]
     confirmed = any(pair.warm.reused_tokens for pair in pairs)
 

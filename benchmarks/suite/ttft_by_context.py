@@ -2,9 +2,9 @@
 
     python -m benchmarks.suite.ttft_by_context --base-url http://localhost:8000 --lengths 1024 4096
 
-*cold*: nothing was ever served. *miss*: the cache holds unrelated prompts of the same
-length, so looking for donors costs and finds nothing. *hit*: the same document was
-served behind another instruction and with another question.
+*cold*: nothing was served before. *miss*: the cache holds unrelated prompts of the same length,
+so a lookup costs time and finds nothing. *hit*: the same document was served after another
+instruction and with another question.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from semblend.quality.documents import DocumentWriter
 
 
 async def main(arguments: list[str]) -> int:
-    """Run the benchmark."""
     flags = parser(__doc__ or "")
     add_lengths(flags)
     flags.add_argument("--unrelated", type=int, default=2, help="prompts a miss looks through")

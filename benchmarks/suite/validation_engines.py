@@ -1,8 +1,7 @@
-"""The engines a semantic validation can be run on, behind one small interface.
+"""The engines a semantic validation can run on, behind one small interface.
 
-Each serves a prompt twice over: `cold` under a salt nobody has used, and `warm` under the
-salt its donor was served with. What was reused is what the engine confirms, never what was
-planned.
+Each serves a prompt twice: `cold` with a fresh salt, and `warm` with its donor's salt. Reuse is
+what the engine confirms, never what was planned.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ ENGINES = ("trtllm", "embedded", "vllm")
 
 
 class EngineUnavailableError(SemBenchError):
-    """An engine is asked for that is not installed here."""
+    """The requested engine is not installed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +31,14 @@ class Served:
 
     text: str
     ttft_ms: float
-    """From submission to the first token, all rungs of a ladder included."""
+    """From submission to the first token, including all rungs of a ladder."""
     prompt_tokens: int
     reused_tokens: int
-    """As the engine confirms it."""
+    """As confirmed by the engine."""
 
 
 class ValidationEngine(Protocol):
-    """What the harness needs of an engine."""
+    """What the harness needs from an engine."""
 
     name: str
     description: str
@@ -47,7 +46,7 @@ class ValidationEngine(Protocol):
     certified: bool
 
     def donor(self, text: str, salt: str) -> None:
-        """Serve a prompt that becomes a donor; returns once it can be found."""
+        """Serve a prompt that becomes a donor; return once it can be found."""
         ...
 
     def cold(self, text: str, salt: str, max_tokens: int) -> Served:
@@ -58,19 +57,17 @@ class ValidationEngine(Protocol):
         """Serve a prompt that may reuse what this salt's donors hold."""
         ...
 
-    def close(self) -> None:
-        """Stop."""
-        ...
+    def close(self) -> None: ...
 
 
 def installed(name: str) -> bool:
-    """Whether an engine can be run in this environment."""
+    """Whether an engine can run in this environment."""
     package = {"trtllm": "tensorrt_llm", "vllm": "vllm", "embedded": "torch"}[name]
     return importlib.util.find_spec(package) is not None
 
 
 def open_engine(name: str, model: str, *, policy: str | None) -> ValidationEngine:
-    """Start an engine; `policy` None runs under the model's certificate.
+    """Start an engine; with `policy` None it runs under the model's certificate.
 
     Raises
     ------
@@ -82,14 +79,14 @@ def open_engine(name: str, model: str, *, policy: str | None) -> ValidationEngin
     if not installed(name):
         others = [other for other in ENGINES if installed(other)]
         raise EngineUnavailableError(
-            f"--engine {name}: not installed in this environment; here are {', '.join(others)}"
+            f"--engine {name}: not installed in this environment; installed: {', '.join(others)}"
         )
     makers = {"trtllm": TensorRtLlm, "embedded": Embedded, "vllm": Vllm}
     return makers[name](model, policy)
 
 
 def chat_tokens(tokenizer: Any, text: str) -> list[int]:
-    """The prompt as the model was trained on it, with its chat template where it has one."""
+    """The prompt as the model was trained on it, with its chat template if it has one."""
     if getattr(tokenizer, "chat_template", None):
         tokens = tokenizer.apply_chat_template(
             [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
@@ -119,20 +116,16 @@ class Embedded:
         self._serial = 0
 
     def donor(self, text: str, salt: str) -> None:
-        """Serve a prompt that becomes a donor."""
         self._serve(text, salt, 1, reuse=False, donate=True)
         self._engine.donors.wait()
 
     def cold(self, text: str, salt: str, max_tokens: int) -> Served:
-        """Serve a prompt with nothing to reuse."""
         return self._serve(text, salt, max_tokens, reuse=False, donate=False)
 
     def warm(self, text: str, salt: str, max_tokens: int) -> Served:
-        """Serve a prompt that may reuse."""
         return self._serve(text, salt, max_tokens, reuse=True, donate=False)
 
     def close(self) -> None:
-        """Stop."""
         self._engine.close()
 
     def _serve(self, text: str, salt: str, max_tokens: int, *, reuse: bool, donate: bool) -> Served:
@@ -194,19 +187,15 @@ class Vllm:
         self._serial = 0
 
     def donor(self, text: str, salt: str) -> None:
-        """Serve a prompt that becomes a donor."""
         self._serve(text, salt, 1, {"reuse": False, "capture": True})
 
     def cold(self, text: str, salt: str, max_tokens: int) -> Served:
-        """Serve a prompt with nothing to reuse."""
         return self._serve(text, salt, max_tokens, {"reuse": False, "capture": False})
 
     def warm(self, text: str, salt: str, max_tokens: int) -> Served:
-        """Serve a prompt that may reuse."""
         return self._serve(text, salt, max_tokens, {"capture": False})
 
     def close(self) -> None:
-        """Stop."""
         self._core.shutdown()
 
     def _serve(self, text: str, salt: str, max_tokens: int, hints: dict[str, Any]) -> Served:
@@ -265,7 +254,7 @@ class TensorRtLlm:
             values.update(mode="segmented_experimental", recompute_policy=policy)
         os.environ[VARIABLE] = json.dumps(values)
         self._sampling = tensorrt_llm.SamplingParams
-        self._runner = asyncio.Runner()  # one loop for all requests, as a server has
+        self._runner = asyncio.Runner()  # one loop for all requests, as in a server
         self._llm = tensorrt_llm.LLM(model=model, kv_connector_config=connector_config())
         self._ladder = LadderLLM(self._llm, DeskClient(socket))
         self.certified = policy is None
@@ -273,14 +262,12 @@ class TensorRtLlm:
         self.description = f"TensorRT-LLM {tensorrt_llm.__version__}, salted ladder"
 
     def donor(self, text: str, salt: str) -> None:
-        """Serve a prompt that becomes a donor."""
         tokens = self._tokens(text)
         self._runner.run(self._plain(tokens, salt, 1))
         time.sleep(0.5)  # the copy is made off the request path
         self._runner.run(self._plain(tokens[:1], f"{salt}/settle", 1))
 
     def cold(self, text: str, salt: str, max_tokens: int) -> Served:
-        """Serve a prompt with nothing to reuse."""
         tokens = self._tokens(text)
         started = time.perf_counter()
         self._runner.run(self._plain(tokens, f"{salt}/timed", 1))
@@ -291,8 +278,7 @@ class TensorRtLlm:
         )
 
     def warm(self, text: str, salt: str, max_tokens: int) -> Served:
-        """Serve a prompt that may reuse."""
-        # Twice, each under a private salt of its own: for the time, and for the text.
+        # Twice, each with its own private salt: once for the time, once for the text.
         tokens = self._tokens(text)
         started = time.perf_counter()
         self._runner.run(self._ladder.generate(tokens, self._params(1), cache_salt=salt))
@@ -308,7 +294,6 @@ class TensorRtLlm:
         )
 
     def close(self) -> None:
-        """Stop."""
         self._runner.close()
         self._llm.shutdown()
         self._folder.cleanup()

@@ -30,7 +30,6 @@ Messages = tuple[tuple[str, str], ...]
 
 
 async def main(arguments: list[str]) -> int:
-    """Run the benchmark."""
     flags = parser(__doc__ or "")
     datasets.add_flags(flags)
     flags.add_argument("--conversations", type=Path, help="file of conversations")

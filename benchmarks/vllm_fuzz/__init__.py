@@ -1,1 +1,1 @@
-"""A fuzz of real vLLM with the connector: faults, preemption and aborts, answers held to cold."""
+"""Fuzzes real vLLM with the connector: faults, preemption, aborts; answers must match cold."""

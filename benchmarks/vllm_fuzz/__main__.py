@@ -4,13 +4,13 @@
     .venv-vllm/bin/python -m benchmarks.vllm_fuzz --runner v2 --scheduling async --json
     .venv-vllm/bin/python -m benchmarks.vllm_fuzz --break load       # has to fail
 
-One engine in this process, greedy answers. Requests come from the quality workloads (their donors
-and their targets), and repeat, continue and share prefixes with each other; some look on with
-reuse off. Prompts are computed in chunks, the K/V cache is too small for all that runs, some
-requests are aborted, and every fault point fails in one reach of fifty, each for a while more
-often. Then, in a quiet engine, every answer is held to its prompt computed cold, or, where a load
-was confirmed, to the same load once more. On a GPU in bfloat16 under vLLM's own defaults, on a CPU
-in float32; --runner and --scheduling choose either of vLLM's two everywhere.
+One engine in this process, with greedy answers. Requests come from the quality workloads (donors
+and targets), and repeat, continue and share prefixes with each other; some have reuse off.
+Prompts are computed in chunks, the K/V cache is too small for everything that runs, some requests
+are aborted, and every fault point fails in one of fifty reaches, each for a while more often.
+Afterwards, in a quiet engine, every answer is compared with its prompt computed cold, or, if a
+load was confirmed, with the same load repeated. On a GPU it uses bfloat16 and vLLM's own
+defaults, on a CPU float32; --runner and --scheduling choose either of vLLM's two anywhere.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ REFERENCE = ROOT / "models" / "semblend-reference-27m"
 
 
 def main() -> int:
-    """Fuzz and report; 1 where something is wrong."""
+    """Fuzz and report; 1 if something is wrong."""
     options = _arguments()
     _environment(options)
     prepare(Runner(options.runner), Scheduling(options.scheduling))
     from benchmarks.vllm_fuzz.fuzzing import fuzz
 
     out = sys.stdout
-    sys.stdout = sys.stderr  # the report alone goes to standard output
+    sys.stdout = sys.stderr  # standard output is for the report only
     with tempfile.TemporaryDirectory() as folder:
         report, troubles = fuzz(options, Path(folder))
     sys.stdout = out
@@ -88,13 +88,13 @@ def _arguments() -> argparse.Namespace:
     add("--lengths", type=int, nargs="+", default=[512, 1024, 2048] if gpu else [512, 1024])
     add("--in-flight", type=int, default=32 if gpu else 12)
     add("--step-tokens", type=int, default=1024 if gpu else 512, help="max_num_batched_tokens")
-    add("--kv-tokens", type=int, default=6144 if gpu else 2048, help="of the K/V cache")
+    add("--kv-tokens", type=int, default=6144 if gpu else 2048, help="size of the K/V cache")
     add("--faults", type=float, default=0.02, help="share of reaches that fail; 0 plants none")
     add("--shadow-rate", type=float, default=0.02)
     add("--margin", type=float, default=0.25 if gpu else 1e-3, help="nats that count as a tie")
-    add("--break", dest="broken", choices=("load",), help="spoil one load: the fuzz has to see it")
-    add("--show", type=int, default=20, help="troubles to print")
-    add("--verbose", action="store_true", help="what the connector logs, too")
+    add("--break", dest="broken", choices=("load",), help="spoil one load; the fuzz must detect it")
+    add("--show", type=int, default=20, help="problems to print")
+    add("--verbose", action="store_true", help="also print the connector's log")
     add("--json", action="store_true")
     return parser.parse_args()
 

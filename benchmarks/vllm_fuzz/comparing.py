@@ -1,9 +1,9 @@
-"""Comparing greedy answers in arithmetic that rounds.
+"""Compares greedy answers in arithmetic that rounds.
 
-Greedy answers to the same prompt may differ: other batches round otherwise, and where two tokens
-are as likely as each other either may win. So where an answer leaves its reference, its token must
-be about as likely there as the best one, and what follows is held to a reference that goes on from
-there. Wrong K/V gives tokens that are out of the question.
+Greedy answers to the same prompt may differ: other batches round differently, and of two equally
+likely tokens either may win. So where an answer leaves its reference, its token must be about as
+likely there as the best one, and the rest is compared with a reference that continues from there.
+Wrong K/V gives tokens that are far from likely.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A run to compare with: its tokens and, at each place, the likeliest ones."""
+    """A reference run: its tokens and, at each position, the likeliest ones."""
 
     tokens: tuple[int, ...]
     likely: tuple[dict[int, float], ...]
     """Log-probabilities by token."""
     said: dict[str, Any] = field(default_factory=dict)
-    """What the connector reported of it."""
+    """What the connector reported about it."""
 
     @classmethod
     def of(cls, output: Any) -> Answer:
@@ -46,22 +46,22 @@ class Difference:
     got: int
     expected: int
     gap: float
-    """By how much the reference finds its own token likelier, in nats."""
+    """How much likelier the reference finds its own token, in nats."""
 
     def __str__(self) -> str:
         return f"token {self.place} is {self.got}, not {self.expected} ({self.gap:.2f} nats)"
 
 
 Continue = Callable[[tuple[int, ...]], Answer]
-"""The reference behind some tokens of an answer."""
+"""The reference after some tokens of an answer."""
 
 
 @dataclass(slots=True)
 class Comparison:
-    """Compares answers; remembers the near ties it let pass."""
+    """Compares answers; records the near ties it accepted."""
 
     margin: float
-    """Nats within which two tokens are as likely as each other."""
+    """Nats within which two tokens count as equally likely."""
     near_ties: int = 0
     largest_tie: float = 0.0
 
@@ -70,7 +70,7 @@ class Comparison:
     ) -> Difference | None:
         """Where the answer is wrong, if it is.
 
-        Without `go_on` a near tie cannot be followed, and what comes behind it is taken as right.
+        Without `go_on` a near tie cannot be followed, and everything after it counts as right.
         """
         done = 0
         while True:
@@ -86,7 +86,7 @@ class Comparison:
 
 
 def _first_difference(answer: tuple[int, ...], done: int, reference: Answer) -> Difference | None:
-    """The first place behind `done` tokens at which an answer is not its reference's."""
+    """The first position after `done` tokens where an answer differs from its reference."""
     for place, (got, expected) in enumerate(zip(answer[done:], reference.tokens, strict=False)):
         if got != expected:
             likely = reference.likely[place]

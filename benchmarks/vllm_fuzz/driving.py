@@ -1,4 +1,4 @@
-"""Driving the engine: bursts while others run, aborts, faults, and what never ends."""
+"""Drives the engine: bursts while others run, aborts, faults, and requests that get stuck."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from semblend.core.faults import FaultPoint, planted
 POINTS = tuple(
     point
     for point in FaultPoint
-    # vLLM's own pool gives blocks before we are asked; the others are the fleet's.
+    # vLLM's own pool allocates blocks before asking us; the others belong to the fleet.
     if point
     not in (
         FaultPoint.POOL,
@@ -27,23 +27,23 @@ POINTS = tuple(
 )
 _DISK = (FaultPoint.DISK_READ, FaultPoint.DISK_FULL, FaultPoint.SLOW_DISK)
 _WINDOW = 10
-"""Fewest requests during which one point fails more often than the others."""
+"""Minimum requests during which one point fails more often than the others."""
 _OFTEN = 0.3
 _QUIET_STEPS = 400
 _QUIET_S = 20.0
-"""So many steps and seconds in which nobody says anything: whoever is left is stuck."""
+"""After this many silent steps and seconds, whatever is left is stuck."""
 _TRIES = 3
 
 
 class Progress:
-    """Says how far a phase has come, on standard error, every few seconds."""
+    """Prints how far a phase has come, to standard error, every few seconds."""
 
     def __init__(self, phase: str, total: int) -> None:
         self._phase, self._total = phase, total
         self._started = self._said = time.monotonic()
 
     def at(self, done: int, more: str = "") -> None:
-        """So many of them are done."""
+        """This many are done."""
         now = time.monotonic()
         if now - self._said < 5.0:
             return
@@ -58,7 +58,7 @@ class Progress:
 
 @dataclass(slots=True)
 class Driver:
-    """Sends traffic into an engine and keeps the books."""
+    """Sends traffic into an engine and records what happens."""
 
     engine: FuzzEngine
     traffic: Traffic
@@ -71,7 +71,7 @@ class Driver:
     fired: Counter[FaultPoint] = field(default_factory=Counter)
 
     def run(self, requests: int) -> None:
-        """So many requests, a window of them at a time."""
+        """Send this many requests, a window of them at a time."""
         progress = Progress("traffic", requests)
         points = list(self.points)
         random.Random(self.seed).shuffle(points)
@@ -92,7 +92,7 @@ class Driver:
         self._to_the_end()
 
     def spoil_a_load(self) -> bool:
-        """Overwrite the K/V of one load behind its first token; whether there was one."""
+        """Overwrite the K/V of one load after its first token; return whether there was one."""
         for attempt in range(_TRIES):
             donors, target = self.traffic.pair_for(f"spoiled-{attempt}")
             self._send(donors)
@@ -109,7 +109,7 @@ class Driver:
         return False
 
     def every_point_once(self) -> None:
-        """Let each point fail that has not yet: a donor is kept, pushed to disk and reused."""
+        """Make each point fail that has not yet: a donor is kept, pushed to disk and reused."""
         for point in self.points:
             for attempt in range(_TRIES):
                 if self.fired[point]:
@@ -160,14 +160,14 @@ class Driver:
 
 
 class _Quiet:
-    """Watches for requests that will never say anything again, and gives them up."""
+    """Watches for requests that will never produce output again, and gives them up."""
 
     def __init__(self, driver: Driver, clock: Callable[[], float] = time.monotonic) -> None:
         self._driver, self._clock = driver, clock
         self._steps, self._since = 0, clock()
 
     def after(self, outputs: int) -> None:
-        """A step in which so many requests said something."""
+        """A step in which this many requests produced output."""
         driver = self._driver
         if outputs or not driver._running():
             self._steps, self._since = 0, self._clock()

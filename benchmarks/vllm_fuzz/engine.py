@@ -1,4 +1,4 @@
-"""vLLM in this process with the connector, and windows into both. Import it after `prepare`."""
+"""vLLM with the connector in this process, with access to both. Import it after `prepare`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
 
 _HOST_PROMPTS = 6
-"""Longest prompts that the memory for donors holds."""
+"""How many of the longest prompts fit in the donor memory."""
 TOP = 8
-"""Tokens whose log-probabilities a reference run keeps at each place."""
+"""Tokens whose log-probabilities a reference run keeps per position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class EngineOptions:
 
     @property
     def token_bytes(self) -> int:
-        """K/V of one token."""
+        """K/V bytes per token."""
         config = json.loads((self.model / "config.json").read_text())
         heads = config.get("num_key_value_heads", config["num_attention_heads"])
         width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -59,7 +59,7 @@ class EngineOptions:
 
 @dataclass(slots=True)
 class Record:
-    """What became of one request."""
+    """What happened to one request."""
 
     asked: Asked
     arrived: int
@@ -68,19 +68,19 @@ class Record:
     finished: bool = False
     aborted: bool = False
     said: dict[str, Any] = field(default_factory=dict)
-    """What the connector reported of it."""
+    """What the connector reported about it."""
     plan: Plan | None = None
     tainted: bool = False
     preemptions: int = 0
 
     @property
     def reused(self) -> bool:
-        """Whether the connector says so."""
+        """Whether the connector reported reuse."""
         return self.said.get("outcome") == "materialised"
 
 
 class FuzzEngine:
-    """One LLM. Requests go in one by one and out of `step`; references run by themselves."""
+    """One LLM. Requests go in one by one and come out of `step`; references run alone."""
 
     def __init__(self, options: EngineOptions) -> None:
         extra: dict[str, Any] = {
@@ -103,7 +103,7 @@ class FuzzEngine:
             max_model_len=options.longest + MOST_TOKENS * 2,
             max_num_batched_tokens=options.step_tokens,
             max_num_seqs=options.running,
-            scheduler_reserve_full_isl=False,  # prompts compete for blocks: more is preempted
+            scheduler_reserve_full_isl=False,  # prompts compete for blocks, so more is preempted
             kv_cache_memory_bytes=options.kv_tokens * options.token_bytes,
             worker_cls="semblend.integration.vllm.worker.SemBlendWorker",
             kv_transfer_config=KVTransferConfig(
@@ -137,7 +137,6 @@ class FuzzEngine:
     # -- traffic -------------------------------------------------------------------------
 
     def add(self, asked: Asked) -> Record:
-        """A request arrives."""
         record = Record(asked=asked, arrived=self.steps)
         self._records[asked.request_id] = record
         self._engine.add_request(
@@ -146,12 +145,12 @@ class FuzzEngine:
         return record
 
     def abort(self, record: Record) -> None:
-        """A request is aborted; what it answered so far stays."""
+        """Abort a request; what it answered so far stays."""
         record.aborted = True
         self._engine.abort_request([record.asked.request_id])
 
     def step(self) -> int:
-        """One step; how many requests said something."""
+        """Run one step; return how many requests produced output."""
         self.steps += 1
         outputs = self._engine.step()
         for output in outputs:
@@ -184,7 +183,7 @@ class FuzzEngine:
     # -- references ----------------------------------------------------------------------
 
     def fresh_salt(self) -> str:
-        """A salt nobody has used."""
+        """An unused salt."""
         return f"reference-{next(self._salts)}"
 
     def run_all(
@@ -194,7 +193,7 @@ class FuzzEngine:
         hints: dict[str, Any],
         most: int | Sequence[int] = MOST_TOKENS,
     ) -> list[Answer]:
-        """Prompts in one batch, to their ends."""
+        """Run prompts in one batch, to their ends."""
         lengths = [most] * len(prompts) if isinstance(most, int) else most
         inputs = [prompt(tokens, salt) for tokens, salt in zip(prompts, salts, strict=True)]
         plans = [sampling(length, hints, logprobs=TOP) for length in lengths]
@@ -204,7 +203,7 @@ class FuzzEngine:
         return [Answer.of(output) for output in outputs]
 
     def push_to_disk(self, tokens: TokenArray) -> None:
-        """Have so many others kept that the memory for donors holds nothing else."""
+        """Store so many others that the donor memory holds nothing else."""
         for number in range(_HOST_PROMPTS):
             other = np.roll(tokens, number)
             self.run_all([other], [self.fresh_salt()], {"reuse": False}, 1)
@@ -213,14 +212,14 @@ class FuzzEngine:
         """Empty vLLM's own prefix cache; False if blocks are still in use."""
         return bool(self._llm.reset_prefix_cache())
 
-    # -- windows -------------------------------------------------------------------------
+    # -- access --------------------------------------------------------------------------
 
     def free_blocks(self) -> int:
-        """Blocks of the pool that nobody holds."""
+        """Free blocks of the pool."""
         return int(self.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
     def left_behind(self) -> dict[str, int]:
-        """What should be nothing once every request has ended."""
+        """What must be empty once every request has ended."""
         side, worker = self.side, self.worker
         tiers = [] if worker.donors is None else worker.donors.tiers.stats()
         captures = worker.captures
@@ -236,7 +235,7 @@ class FuzzEngine:
         }
 
     def spoil(self, record: Record) -> bool:
-        """Overwrite the K/V of a request that runs over a load, as a wrong load would."""
+        """Overwrite the K/V of a running request with a load, as a wrong load would."""
         states = self.side.requests.values()
         ours = record.asked.request_id
         state = next((s for s in states if _outer(s.request_id) == ours), None)
@@ -249,17 +248,16 @@ class FuzzEngine:
         with torch.inference_mode():
             kv = access.read(blocks, 0, len(record.asked.tokens))
             for layer in range(access.layer_count):
-                # Other tokens' values: turning keys with them would change nothing.
+                # Use other tokens' values: rotating keys with them would change nothing.
                 access.write(layer, kv[layer, 0], kv[layer, 1].flip(0), slots)
         return True
 
     def close(self) -> None:
-        """Let go of everything."""
         self._engine.engine_core.shutdown()
         gc.collect()
 
     def _watch(self) -> None:
-        """Stand before the calls that tell what a request was given and who became a donor."""
+        """Intercept the calls that show what a request was given and which became donors."""
         self.connector.request_finished_all_groups = self._finishing(
             self.connector.request_finished_all_groups
         )
@@ -310,7 +308,7 @@ class FuzzEngine:
 
 
 def prompt(tokens: TokenArray, salt: str | None) -> dict[str, Any]:
-    """A prompt as vLLM takes it."""
+    """A prompt in vLLM's format."""
     said: dict[str, Any] = {"prompt_token_ids": tokens.tolist()}
     if salt is not None:
         said["cache_salt"] = salt
@@ -318,7 +316,7 @@ def prompt(tokens: TokenArray, salt: str | None) -> dict[str, Any]:
 
 
 def sampling(most: int, hints: dict[str, Any], **more: Any) -> SamplingParams:
-    """Greedy, to the very length asked for: ends of text would hide what comes behind."""
+    """Greedy, to exactly the requested length: an end of text would hide what follows."""
     return SamplingParams(
         max_tokens=most,
         temperature=0.0,

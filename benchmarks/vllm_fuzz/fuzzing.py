@@ -1,4 +1,4 @@
-"""One fuzz from start to report."""
+"""One fuzz run from start to report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from semblend.core.faults import FaultPoint
 
 
 def fuzz(options: argparse.Namespace, folder: Path) -> tuple[BenchmarkReport, list[str]]:
-    """Drive an engine, judge its answers; the report, and every trouble in words."""
+    """Drive an engine and judge its answers; return the report and every problem in words."""
     longest, exact = max(options.lengths) + 512, options.mode == "exact_prefix"
     engine_options = EngineOptions(
         model=options.model,
@@ -35,7 +35,7 @@ def fuzz(options: argparse.Namespace, folder: Path) -> tuple[BenchmarkReport, li
         running=options.in_flight,
         donor_folder=folder,
     )
-    if not options.verbose:  # faults by the hundred, each with its traceback
+    if not options.verbose:  # hundreds of faults, each with its traceback
         for name in ("vllm.semblend", "semblend"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     started = time.monotonic()
@@ -89,7 +89,7 @@ def fuzz(options: argparse.Namespace, folder: Path) -> tuple[BenchmarkReport, li
 
 
 def _left_behind(engine: FuzzEngine, free: int) -> dict[str, int]:
-    """What a run leaves; workers hear of the last things with one more step."""
+    """What a run leaves behind; workers learn about the last things one step later."""
     engine.run_all([np.arange(10, 40, dtype=np.int32)], [engine.fresh_salt()], OFF, 1)
     in_use = 0 if engine.forget_prefixes() else 1
     return {
@@ -100,7 +100,7 @@ def _left_behind(engine: FuzzEngine, free: int) -> dict[str, int]:
 
 
 def _across_salts(driver: Driver) -> list[str]:
-    """Requests that were given K/V of a donor under another salt than theirs."""
+    """Requests that received K/V of a donor with another salt."""
     found = []
     for record in driver.records:
         for donor_id in record.said.get("donor_ids", ()):

@@ -1,4 +1,4 @@
-"""Is an answer right? Held to its prompt alone: computed cold, or given the same load."""
+"""Is an answer right? Compares it with its prompt alone: computed cold, or with the same load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from semblend.integration.probing import is_dynamic
 
 @dataclass(slots=True)
 class Verdicts:
-    """What the answers were worth."""
+    """The results of judging the answers."""
 
     checked: int = 0
     as_cold: int = 0
@@ -27,12 +27,12 @@ class Verdicts:
     """Preempted: first over its load, then computed."""
     not_replayed: int = 0
     wrong: dict[str, list[str]] = field(default_factory=dict)
-    """By kind of request, what differed."""
+    """What differed, by kind of request."""
     cut_short: list[str] = field(default_factory=list)
 
 
 class Oracle:
-    """Judges answers by runs in a quiet engine: no faults, nobody else."""
+    """Judges answers by runs in a quiet engine: no faults, no other requests."""
 
     def __init__(self, engine: FuzzEngine, *, margin: float, batch_tokens: int) -> None:
         self._engine = engine
@@ -43,7 +43,7 @@ class Oracle:
         self.verdicts = Verdicts()
 
     def judge(self, records: Sequence[Record]) -> Verdicts:
-        """All of them, and say what is wrong."""
+        """Judge all records and report what is wrong."""
         said = [record for record in records if record.answer]
         self._cold_in_batches(said)
         progress = Progress("answers", len(said))
@@ -87,7 +87,7 @@ class Oracle:
             self.verdicts.as_replay += 1
             return None
         if record.preemptions:
-            # It may have gone on without its load from any token on.
+            # It may have continued without its load from any token on.
             said, rest = record.answer[: difference.place], record.answer[difference.place :]
             tokens = np.concatenate([record.asked.tokens, np.array(said, dtype=np.int32)])
             wrong = self.comparison.difference(rest, self.cold(tokens), self._go_on(tokens))
@@ -110,10 +110,10 @@ class Oracle:
         return lambda said: self.cold(np.concatenate([tokens, np.array(said, dtype=np.int32)]))
 
     def _cold_in_batches(self, records: Sequence[Record]) -> None:
-        """Every prompt once, as many together as the cache holds; doubts are settled alone."""
+        """Compute every prompt once, as many together as fit; doubtful ones are repeated alone."""
         wanted: dict[bytes, Record] = {}
         for record in sorted(records, key=lambda record: len(record.answer)):
-            wanted[record.asked.tokens.tobytes()] = record  # the longest answer's stays
+            wanted[record.asked.tokens.tobytes()] = record  # keeps the longest answer
         progress = Progress("cold", len(wanted))
         batch: list[Record] = []
         for number, record in enumerate(wanted.values()):
@@ -134,7 +134,7 @@ class Oracle:
             self._cold[tokens.tobytes()] = answer
 
     def _replay(self, record: Record) -> Answer | None:
-        """The same load once more, alone: the same donors, the same plan, no fault."""
+        """Repeat the same load alone: same donors, same plan, no fault."""
         plan, engine = record.plan, self._engine
         if plan is None or not set(plan.donor_ids) <= set(engine.donors):
             return None
@@ -162,7 +162,7 @@ class Oracle:
 
 
 def forced(plan: Plan, names: dict[str, str], now: Plan) -> Plan:
-    """An earlier plan under the donors' new names, behind what is exact now."""
+    """An earlier plan under the donors' new names, after what is exact now."""
     spans = (
         replace(span, donor_id=names[span.donor_id]).clipped(now.exact_tokens, plan.end)
         for span in plan.spans

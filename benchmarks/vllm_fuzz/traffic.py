@@ -1,4 +1,4 @@
-"""What the fuzz sends: prompts that hit, miss, repeat, share prefixes and look on."""
+"""What the fuzz sends: prompts that hit, miss, repeat, share prefixes, or have reuse off."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from semblend.quality.suite import Cell
 
 WORKLOADS = ("composed", "edited_exchanged", "reordered", "instruction", "edited_numbers")
 SALTS: tuple[str | None, ...] = (None, "acme", "acme ", "globex", " ")
-"""Two pairs that differ by a space, and one that is nothing but one: tenants, all of them."""
+"""Two pairs that differ by a space, and one that is only a space: all are separate tenants."""
 OFF = {"reuse": False, "capture": False}
 MOST_TOKENS = 24
 _ABORTED = 0.1
@@ -27,7 +27,7 @@ _PAST = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Asked:
-    """One request as it is sent."""
+    """One request as sent."""
 
     number: int
     kind: str
@@ -37,11 +37,11 @@ class Asked:
     most: int
     """Tokens of the answer."""
     abort_after: int | None = None
-    """Steps after its arrival, where it is aborted."""
+    """Steps after arrival until it is aborted, if it is."""
 
     @property
     def request_id(self) -> str:
-        """What the engine is told to call it."""
+        """The id given to the engine."""
         return f"fuzz{self.number}"
 
     def __str__(self) -> str:
@@ -53,17 +53,17 @@ class Asked:
 
 @dataclass(slots=True)
 class Traffic:
-    """Makes requests from a seed; the same seed makes the same ones."""
+    """Generates requests from a seed; same seed, same requests."""
 
     tokenizer: Any
     seed: int
     lengths: Sequence[int]
     longest: int
-    """Most prompt tokens."""
+    """Maximum prompt tokens."""
     prefixes_only: bool = False
-    """Whether nothing but whole prefixes is loaded."""
+    """Whether only whole prefixes are loaded."""
     policies: Sequence[str] = ()
-    """Policies that requests ask for, where the mode lets them."""
+    """Policies that requests ask for, if the mode allows it."""
     _random: random.Random = field(init=False)
     _numbers: Iterator[int] = field(init=False)
     _items: Iterator[int] = field(init=False)
@@ -76,7 +76,7 @@ class Traffic:
         self._past, self._ready = deque(maxlen=_PAST), deque()
 
     def burst(self, most: int) -> list[Asked]:
-        """Requests that arrive at once, at most so many."""
+        """Requests that arrive at once, at most `most`."""
         asked: list[Asked] = []
         wanted = self._random.randint(1, most)
         while len(asked) < wanted:
@@ -86,7 +86,7 @@ class Traffic:
         return asked
 
     def pair_for(self, salt: str) -> tuple[list[Asked], Asked]:
-        """Donors and what can be loaded from them, under a salt of their own, none aborted."""
+        """Donors and a request that can load from them, with their own salt, none aborted."""
         item = self._item()
         donors = [
             self._ask("donor", tokens, salt, {"reuse": False}, abort=False)
@@ -98,7 +98,7 @@ class Traffic:
         return donors, self._ask("target", tokens, salt, {"capture": False}, abort=False)
 
     def _make(self) -> list[Asked]:
-        # Donors need a moment to be kept.
+        # Donors need a moment to be stored.
         if self._ready and self._random.random() < (0.7 if len(self._ready) > 3 else 0.1):
             return [self._target()]
         kinds = {
@@ -113,7 +113,7 @@ class Traffic:
         return make()
 
     def _donors(self) -> list[Asked]:
-        """What an item's prompt was read in before; the prompt itself comes later."""
+        """The earlier prompts of an item; the item's own prompt comes later."""
         item, salt = self._item(), self._random.choice(SALTS)
         for _ in range(self._random.choice((1, 1, 2))):
             self._ready.append((item, salt))
@@ -123,7 +123,7 @@ class Traffic:
     def _target(self) -> Asked:
         item, salt = self._ready.popleft()
         if self._random.random() < 0.15:
-            salt = self._random.choice(SALTS)  # most often somebody else's: a miss
+            salt = self._random.choice(SALTS)  # usually another tenant's: a miss
         return self._ask("target", item.tokens, salt, self._reusing())
 
     def _miss(self) -> list[Asked]:
@@ -145,7 +145,7 @@ class Traffic:
         return [self._ask("extension", tokens, before.salt, self._reusing())]
 
     def _sharing(self) -> list[Asked]:
-        """Prompts that begin alike, in one step: one may hit blocks the other is yet to fill."""
+        """Prompts with a common start in one step: one may hit blocks another has yet to fill."""
         base = self._random.choice(self._past).tokens if self._past else self.text(300)
         base = base[: self._random.randint(len(base) // 2, len(base))]
         salt = self._random.choice(SALTS)
@@ -177,7 +177,7 @@ class Traffic:
         return to_item(case, self.tokenizer)
 
     def text(self, tokens: int) -> TokenArray:
-        """So many random tokens."""
+        """This many random tokens."""
         drawn = [self._random.randrange(10, len(self.tokenizer)) for _ in range(tokens)]
         return np.array(drawn, dtype=np.int32)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A fleet on this machine: a log, two workers and a gateway. Ctrl-C stops all of it.
+# A fleet on this machine: a log, two workers and a gateway. Ctrl-C stops everything.
 #   examples/fleet/two_workers.sh [MODEL]
-# Then, elsewhere:  python examples/fleet/where.py http://127.0.0.1:8080
+# Then, in another terminal:  python examples/fleet/where.py http://127.0.0.1:8080
 set -euo pipefail
 
 model="${1:-models/semblend-reference-27m}"

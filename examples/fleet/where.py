@@ -1,4 +1,4 @@
-"""The same document behind several instructions: which worker answers, and what it reused.
+"""The same document after several instructions: which worker answers, and what it reused.
 
 python examples/fleet/where.py http://127.0.0.1:8080 [document.txt]
 """

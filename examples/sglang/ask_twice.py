@@ -1,8 +1,8 @@
-"""Two questions about one document behind different instructions; what the second one reused.
+"""Asks two questions about one document after different instructions; shows the reuse.
 
     python examples/sglang/ask_twice.py http://localhost:8000 document.txt
 
-The server was started with MODE=segmented_experimental examples/sglang/serve.sh MODEL.
+Start the server with MODE=segmented_experimental examples/sglang/serve.sh MODEL.
 """
 
 import sys
@@ -27,7 +27,7 @@ def main() -> None:
             json={
                 "text": f"{instruction}\n\n{document}\n\n{question}\n",
                 "sampling_params": {"max_new_tokens": 32, "temperature": 0},
-                # Whoever sends another key shares nothing with this one.
+                # Requests with another key share nothing with this one.
                 "extra_key": "ask-twice",
             },
             timeout=600,

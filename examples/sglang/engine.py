@@ -1,4 +1,4 @@
-"""SemBlend in a program that makes its own SGLang engine.
+"""SemBlend in a program that creates its own SGLang engine.
 
 SEMBLEND_SGLANG_CONFIG='{"mode": "segmented_experimental"}' \
     python examples/sglang/engine.py MODEL document.txt
@@ -13,7 +13,7 @@ def main() -> None:
     model, path = sys.argv[1:3]
     with open(path, encoding="utf-8") as file:
         document = file.read()
-    patch_radix_cache()  # raises and says why where this SGLang cannot serve it
+    patch_radix_cache()  # raises, with the reason, if this SGLang is not supported
     import sglang
 
     engine = sglang.Engine(model_path=model)

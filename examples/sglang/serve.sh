@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# SGLang with SemBlend. Without a quality certificate of the model, spans are found and reported
-# and nothing is loaded; MODE=segmented_experimental loads all the same.
+# SGLang with SemBlend. Without a quality certificate for the model, spans are found and reported
+# but not loaded; MODE=segmented_experimental loads them anyway.
 #   examples/sglang/serve.sh Qwen/Qwen2.5-7B-Instruct [SGLang's own flags]
 set -euo pipefail
 

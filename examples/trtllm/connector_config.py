@@ -1,4 +1,4 @@
-"""TensorRT-LLM with SemBlend's connector: exact prefixes natively, nothing else to change.
+"""TensorRT-LLM with SemBlend's connector: exact prefixes work natively, nothing else changes.
 
     export SEMBLEND_TRTLLM_CONFIG='{"mode": "exact_prefix"}'
     python examples/trtllm/connector_config.py MODEL
@@ -14,7 +14,7 @@ from tensorrt_llm.llmapi.llm_args import KvCacheConnectorConfig
 
 from semblend.integration.trtllm.options import forward
 
-forward(os.environ)  # the LLM's processes are given no SEMBLEND_* variables otherwise
+forward(os.environ)  # otherwise the LLM's processes get no SEMBLEND_* variables
 kv_connector_config = KvCacheConnectorConfig(
     connector_module="semblend.integration.trtllm.connector",
     connector_scheduler_class="SemBlendKvConnectorScheduler",

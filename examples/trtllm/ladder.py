@@ -1,4 +1,4 @@
-"""A document behind another instruction, served as a salted ladder over `LLM.generate_async`.
+"""A document after another instruction, served as a salted ladder over `LLM.generate_async`.
 
     python examples/trtllm/ladder.py MODEL document.txt
 

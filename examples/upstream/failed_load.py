@@ -2,10 +2,10 @@
 
     python -m examples.upstream.failed_load --model MODEL --runner v2 --claim now
 
-`--claim now` answers `(tokens, False)`, `--claim later` `(tokens, True)`. Nothing was loaded in
+`--claim now` answers `(tokens, False)`, `--claim later` `(tokens, True)`. Nothing is loaded in
 either case, so with `kv_load_failure_policy="recompute"` every answer must equal a run without a
 claim. Run it from the repository's root: `benchmarks.vllm_runners` makes the V2 runner and
-asynchronous scheduling available on a CPU. docs/upstream.md says what was seen.
+asynchronous scheduling available on a CPU. docs/upstream.md describes the results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ QUESTIONS = 5
 
 
 def connector_class(later: bool, block: int) -> type:
-    """The connector, made when vLLM may be imported."""
+    """The connector, created once vLLM may be imported."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import (
         KVConnectorBase_V1,
         KVConnectorMetadata,
@@ -71,7 +71,7 @@ def connector_class(later: bool, block: int) -> type:
             return failed
 
         def wait_for_layer_load(self, name: str) -> None:
-            """Nothing is on its way."""
+            """Nothing is in flight."""
 
         def save_kv_layer(self, *arguments: Any, **options: Any) -> None:
             """Nothing is saved."""
@@ -83,7 +83,7 @@ def connector_class(later: bool, block: int) -> type:
 
 
 def question(number: int) -> str:
-    """A list of codes and a question about nothing in particular; 900 tokens or so."""
+    """A list of codes and an unrelated question; about 900 tokens."""
     draw = random.Random(number)
     names = (f"{draw.choice(('Abel', 'Bora', 'Cyr', 'Dax'))}{index}" for index in range(60))
     facts = "".join(f"The secret code of {n} is {draw.randint(1000, 9999)}. " for n in names)
@@ -91,7 +91,7 @@ def question(number: int) -> str:
 
 
 def main() -> None:
-    """Ask each question without and with a claim that fails; count what differs."""
+    """Ask each question without a claim and with a failing one; count what differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="models/semblend-reference-27m")
     parser.add_argument("--runner", type=Runner, choices=list(Runner), default=Runner.V2)

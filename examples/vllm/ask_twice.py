@@ -1,9 +1,9 @@
-"""Ask about one document twice, behind different instructions; print both times to first token.
+"""Asks about one document twice, after different instructions; prints both times to first token.
 
     python examples/vllm/ask_twice.py http://localhost:8000 [DOCUMENT.txt]
 
-The server runs one of the segmented configurations beside this file. docs/vllm-cpu.md starts one on
-a laptop.
+The server runs one of the segmented configurations in this folder. docs/vllm-cpu.md shows how to
+start one on a laptop.
 """
 
 import re
@@ -21,7 +21,7 @@ TOKENS = re.compile(r'^vllm:semblend_tokens_total\{.*source="(\w+)".*\} (\S+)$',
 
 
 def report(seed: int) -> str:
-    """A text of some 3,000 tokens; another seed makes another text."""
+    """A text of about 3,000 tokens; another seed makes another text."""
     days = range(seed % 1000, seed % 1000 + 90)
     return " ".join(
         f"On day {day} the crew of the survey ship logged {day * seed % 91} soundings, repaired "
@@ -38,7 +38,7 @@ def first_token_s(client: httpx.Client, model: str, prompt: str) -> float:
         "max_tokens": 8,
         "temperature": 0.0,
         "stream": True,
-        # Needed where the server says "reuse": "opt_in".
+        # Needed if the server sets "reuse": "opt_in".
         "kv_transfer_params": {"semblend": {"reuse": True}},
     }
     started, first = time.perf_counter(), 0.0
@@ -51,7 +51,7 @@ def first_token_s(client: httpx.Client, model: str, prompt: str) -> float:
 
 
 def token_counts(client: httpx.Client) -> dict[str, float]:
-    """Prompt tokens of all requests so far by source, as the engine confirmed them."""
+    """Prompt tokens of all requests so far by source, as confirmed by the engine."""
     counts: dict[str, float] = {}
     for source, value in TOKENS.findall(client.get("/metrics").text):
         counts[source] = counts.get(source, 0.0) + float(value)
@@ -72,7 +72,7 @@ def main() -> None:
         for instruction, question in QUESTIONS:
             before = token_counts(client)
             seconds = first_token_s(client, model, f"{instruction}\n\n{document}\n\n{question}\n")
-            time.sleep(1.0)  # The donor is stored, and the counts appear, behind the answer.
+            time.sleep(1.0)  # The donor is stored, and the counts appear, after the answer.
             after = token_counts(client)
             grown = {source: after[source] - before.get(source, 0.0) for source in sorted(after)}
             counts = ", ".join(f"{tokens:.0f} {source}" for source, tokens in grown.items())

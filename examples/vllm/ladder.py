@@ -1,4 +1,4 @@
-"""The same, staged: the ladder climbs with vLLM's public API, no worker class is set.
+"""The same, staged: the ladder uses only vLLM's public API and needs no worker class.
 
     python examples/vllm/ladder.py http://localhost:8000 MODEL document.txt
 

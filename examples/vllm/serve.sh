@@ -2,7 +2,7 @@
 # Serve a model with SemBlend in vLLM.
 #   examples/vllm/serve.sh discovery    MODEL [vLLM's own options]
 #   examples/vllm/serve.sh segmented_experimental MODEL ...
-# The second needs our worker class, so that holes can be computed in one extra pass.
+# The second needs our worker class, which computes holes in one extra pass.
 set -euo pipefail
 here="$(dirname "$0")"
 config="$here/$1_kv_transfer_config.json"

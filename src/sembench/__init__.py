@@ -1,9 +1,8 @@
-"""SemBench measures reuse of K/V by any semantic cache, and cannot be talked into a figure.
+"""SemBench measures how much K/V any semantic cache reuses, and counts only confirmed reuse.
 
-Four questions that are usually conflated are answered apart: did an exact cache
-already cover the request; did a planner find reusable spans; did the backend
-really materialise them; did time and quality hold while negative controls
-stayed cold.
+It answers four questions separately: did an exact cache already cover the request; did a
+planner find reusable spans; did the backend really materialize them; did latency and
+quality hold while negative controls stayed cold?
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ def _installed_version() -> str:
     try:
         return version("semblend")
     except PackageNotFoundError:
-        # A source tree on sys.path without an installation: say so, never guess a number.
+        # A source tree on sys.path without an installation has no version; do not guess one.
         return "0+unknown"
 
 

@@ -1,7 +1,7 @@
 """Joins an engine's own account of each request to the rows of a result.
 
-The engine's request id holds ours (engines add a prefix or a suffix), so the join
-needs no clock and no order. A row the engine says nothing about stays as it is.
+An engine's request id contains ours (engines add a prefix or a suffix), so the join
+needs neither clocks nor ordering. A row the engine does not mention stays unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sembench.results import RequestRow, Result
 
 
 def join_audit(result: Result, lines: Iterable[str]) -> Result:
-    """The result with its rows' audit fields filled, and its aggregates computed anew."""
+    """Fill in the rows' audit fields and recompute the aggregates."""
     requests = {
         ours: audited
         for engine_id, audited in audited_requests(lines).items()
@@ -59,7 +59,7 @@ def _outcome(audited: AuditedRequest) -> str:
 
 
 def _mechanism(row: RequestRow, audited: AuditedRequest) -> str:
-    """How reuse reached the prompt: its head, scattered pieces, or not semantically at all."""
+    """How reuse reached the prompt: at its head, in scattered pieces, or not semantically."""
     if audited.materialised_tokens:
         exact = row.exact_confirmed_tokens or 0
         if audited.boundary is None:

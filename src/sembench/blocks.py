@@ -1,6 +1,6 @@
-"""Blocks: which full blocks of a recipient stand in donors, and which a proposal covers.
+"""Blocks: which of a recipient's blocks appear in donors, and which a proposal covers.
 
-A block is a full block: the tokens of a last, unfinished one belong to no block.
+Only full blocks count; the tokens of an unfinished last block belong to none.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class ProposedSpan:
 
 
 def block_hash(tokens: Sequence[int]) -> str:
-    """The public hash of a block: 32 hexadecimal digits of sha256 over little-endian u32 ids."""
+    """The public hash of a block: 32 hex digits of sha256 over little-endian u32 ids."""
     return hashlib.sha256(np.asarray(tokens, dtype="<u4").tobytes()).hexdigest()[:32]
 
 
 def exact_block_mask(recipient: TokenArray, donors: Iterable[TokenArray], size: int) -> BoolArray:
-    """Which full blocks of the recipient stand, as a full block, in any donor (at any place).
+    """Mark the recipient's full blocks that also appear as a full block in any donor.
 
-    Compares the bytes that :func:`block_hash` hashes: the same answer, no collisions.
-    Returns one flag a full block of the recipient, shape [len(recipient) // size].
+    Compares the bytes that :func:`block_hash` hashes: same answer, no collisions.
+    Returns one flag per full block of the recipient, shape [len(recipient) // size].
     """
     pool = {block for donor in donors for block in _blocks(donor, size)}
     return np.fromiter((block in pool for block in _blocks(recipient, size)), dtype=np.bool_)
@@ -52,14 +52,14 @@ def _blocks(tokens: TokenArray, size: int) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanBlocks:
-    """What a proposal covers, by full block of the recipient."""
+    """What a proposal covers, per full block of the recipient."""
 
     candidate: BoolArray
-    """Every position of the block is copied from somewhere."""
+    """Every position of the block is copied from some donor."""
     eligible: BoolArray
-    """Every position is copied from one donor, from contiguous donor positions."""
+    """Every position is copied from contiguous positions of one donor."""
     mismatched_tokens: int
-    """Copied positions whose donor token is not the recipient's: 0 for a truthful planner."""
+    """Copied positions where donor and recipient tokens differ; 0 for a truthful planner."""
 
 
 def plan_blocks(
@@ -68,12 +68,12 @@ def plan_blocks(
     spans: Sequence[ProposedSpan],
     size: int,
 ) -> PlanBlocks:
-    """Judge a proposal. Where spans overlap in the recipient, the first one counts.
+    """Evaluate a proposal. If spans overlap in the recipient, the first one counts.
 
     Raises
     ------
     PlannerError
-        If a span names a donor that is not there or lies outside donor or recipient.
+        If a span names an unknown donor or lies outside the donor or recipient.
     """
     length = len(recipient)
     numbers = {donor_id: index for index, donor_id in enumerate(donors)}
@@ -105,7 +105,7 @@ def _check_span(
 ) -> None:
     where = f"spans[{index}]"
     if span.donor_id not in donors:
-        raise PlannerError(f"{where}.donor_id: no donor {span.donor_id!r} was registered")
+        raise PlannerError(f"{where}.donor_id: donor {span.donor_id!r} is not registered")
     if span.length < 1:
         raise PlannerError(f"{where}.length: expected at least 1, got {span.length}")
     donor_tokens = len(donors[span.donor_id])
@@ -122,10 +122,10 @@ def _check_span(
 
 
 def block_strip(exact: BoolArray, plan: PlanBlocks | None) -> str:
-    """One letter a block: what covered it.
+    """One letter per block, saying what covered it.
 
     ``.`` nothing, ``x`` exact only, ``c`` candidate only, ``s`` eligible only, and
-    ``b`` exact as well as candidate or eligible.
+    ``b`` exact and also candidate or eligible.
     """
     nothing = np.zeros_like(exact)
     candidate = nothing if plan is None else plan.candidate

@@ -1,7 +1,7 @@
 """The noise floor: how much two cold runs of the same prompt differ on this engine.
 
-What a warm run may differ from a cold one is judged beside it: an engine whose
-own reruns agree to 0.88 ROUGE-L cannot be blamed for 0.87.
+Warm-against-cold differences are judged relative to it: an engine whose own reruns
+agree only to 0.88 ROUGE-L is not at fault for 0.87.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CALIBRATION_VERSION = "sembench.calibration.v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What gates need of a calibration file."""
+    """The part of a calibration file that gates need."""
 
     rouge_mean: float
     rouge_low: float
@@ -56,7 +56,6 @@ class Calibration:
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Read a calibration file."""
     try:
         data = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -67,7 +66,7 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def summarise_reruns(pairs: Sequence[tuple[Reply, Reply]]) -> dict[str, Any]:
-    """The floor of `pairs` of cold replies to the same prompt; failed pairs are only counted."""
+    """Compute the floor from pairs of cold replies to one prompt; failed pairs are only counted."""
     good = [(first, second) for first, second in pairs if first.ok and second.ok]
     rouges = [quality.rouge_l(second.text, first.text) for first, second in good]
     scores = [quality.token_f1(second.text, [first.text]) for first, second in good]

@@ -1,4 +1,4 @@
-"""The clock times are taken from: the machine's, unless somebody puts another in its place."""
+"""The clock that times live runs: the machine's, unless a test replaces it."""
 
 from __future__ import annotations
 
@@ -11,26 +11,22 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Tells the time and lets it pass."""
+    """A source of time that can also wait."""
 
     def now(self) -> float:
         """Seconds, from an arbitrary start."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Let `seconds` pass."""
+        """Wait for `seconds`."""
         ...
 
 
 class MachineClock:
-    """The machine's own."""
-
     def now(self) -> float:
-        """Seconds of the performance counter."""
         return time.perf_counter()
 
     async def sleep(self, seconds: float) -> None:
-        """Really wait."""
         await asyncio.sleep(seconds)
 
 
@@ -39,13 +35,13 @@ _MACHINE = MachineClock()
 
 
 def current_clock() -> Clock:
-    """The clock live runs take times from: the machine's unless :func:`use_clock` says else."""
+    """The clock live runs use: the machine's unless :func:`use_clock` replaced it."""
     return _CURRENT.get(_MACHINE)
 
 
 @contextlib.contextmanager
 def use_clock(clock: Clock) -> Iterator[Clock]:
-    """Take times from `clock` for the length of a block."""
+    """Use `clock` inside a with block."""
     token = _CURRENT.set(clock)
     try:
         yield clock

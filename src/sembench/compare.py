@@ -1,7 +1,7 @@
-"""Compares two or more results of one manifest: each figure with its interval, differences paired.
+"""Compares results of one manifest: each figure with its interval, differences paired.
 
-The first result is the baseline. A difference is computed item by item over the
-items that both have, so that what one run left out cannot shift it.
+The first result is the baseline. Differences are computed item by item over the items
+both results have, so items that one run skipped cannot shift them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Measure = Callable[[RequestRow], float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One thing that is compared: how a row gives it, and how rows are put together."""
+    """One compared figure: how to read it from a row and how to combine rows."""
 
     name: str
     measure: Measure
@@ -52,19 +52,19 @@ FIGURES: tuple[Figure, ...] = (
 def compare(
     results: Sequence[tuple[str, Result]], *, allow_different_manifests: bool = False
 ) -> dict[str, Any]:
-    """The comparison as one value: `figures` of each result, `differences` to the first.
+    """Compare results: the `figures` of each and the `differences` to the first.
 
     Raises
     ------
     ResultError
-        If there are fewer than two, or they are of different manifests.
+        If there are fewer than two results, or their manifests differ.
     """
     if len(results) < 2:
-        raise ResultError("compare: at least two results expected")
+        raise ResultError("compare: expected at least two results")
     manifests = {result.run.manifest_sha256 for _, result in results}
     if len(manifests) > 1 and not allow_different_manifests:
         raise ResultError(
-            "compare: the results are of different manifests; "
+            "compare: the results have different manifests; "
             "--allow-different-manifests compares the items they share"
         )
     baseline_name, baseline = results[0]

@@ -1,8 +1,8 @@
 """Every error SemBench raises on purpose, in one tree.
 
-The command line turns each into one line on stderr and the exit code below:
-1 means "the thing you asked to be checked does not hold", 2 means "what you gave
-us cannot be used", 3 means "the engine does not run with the flags required".
+The command line turns each into one line on stderr and an exit code: 1 if a check
+failed, 2 if the input cannot be used, 3 if the engine does not run with the required
+flags.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from typing import ClassVar
 
 
 class SemBenchError(Exception):
-    """Base of every error SemBench raises on purpose."""
+    """Base class of SemBench's errors."""
 
     exit_code: ClassVar[int] = 2
 
 
 class ManifestError(SemBenchError, ValueError):
-    """A manifest is not what it claims to be; the message names file, line and field."""
+    """A manifest is malformed; the message names file, line and field."""
 
 
 class ChecksumError(SemBenchError):
-    """A frozen manifest differs from what was frozen."""
+    """A frozen manifest no longer matches its checksums."""
 
     exit_code = 1
 
 
 class TransformError(SemBenchError, ValueError):
-    """A source record cannot be given the shape a transform promises; builds skip and count it."""
+    """A transform cannot shape a source record; builds skip and count the record."""
 
 
 class SourceError(SemBenchError, ValueError):
-    """A data source (profile, dataset, folder) cannot be read; the message says what would be."""
+    """A data source (profile, dataset, folder) cannot be read; the message says what to do."""
 
 
 class PlannerError(SemBenchError, ValueError):
-    """A planner cannot be loaded, or proposed spans that are not what it claims."""
+    """A planner cannot be loaded, or its proposal is invalid."""
 
 
 class TokenizerError(SemBenchError, ValueError):
@@ -43,20 +43,18 @@ class TokenizerError(SemBenchError, ValueError):
 
 
 class ResultError(SemBenchError, ValueError):
-    """A result file is not what it claims to be; the message names file and field."""
+    """A result file is malformed; the message names file and field."""
 
 
 class UsageError(SemBenchError, ValueError):
-    """A flag has a value it cannot take; the message names it and what would be right."""
+    """A flag has an invalid value; the message names the flag and what it expects."""
 
 
 class EndpointError(SemBenchError):
-    """An endpoint cannot be reached, or answers something other than its protocol."""
+    """An endpoint cannot be reached, or breaks its protocol."""
 
 
 class EngineFlagsError(SemBenchError):
-    """The engine does not run with the flags the benchmark requires."""
-
     exit_code = 3
 
 

@@ -1,7 +1,7 @@
-"""Facts with one value and several wordings, to be inserted into documents and asked for.
+"""Facts with one value and several wordings, to insert into documents and ask about.
 
-A value is a made-up code, so that no model knows it and an answer holding it can
-only come from the prompt, or from somebody else's K/V.
+Values are made-up codes. No model knows them, so an answer that states one got it from
+the prompt or from someone else's K/V.
 """
 
 from __future__ import annotations
@@ -59,30 +59,25 @@ _LETTERS = "BCDFGHJKLMNPQRSTVWXZ"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """A fact about `name` whose value is `value`."""
-
     kind: FactKind
     name: str
     value: str
 
     @property
     def statement(self) -> str:
-        """The fact in its first wording."""
         return self.kind.statement.format(name=self.name, value=self.value)
 
     @property
     def restatement(self) -> str:
-        """The fact in its second wording."""
         return self.kind.restatement.format(name=self.name, value=self.value)
 
     @property
     def question(self) -> str:
-        """The question whose answer is the value."""
         return self.kind.question.format(name=self.name)
 
 
 def make_name(random: Random) -> str:
-    """A proper noun that is nobody's."""
+    """A made-up proper noun."""
     return random.choice(NAME_STARTS) + random.choice(NAME_MIDDLES) + random.choice(NAME_ENDS)
 
 

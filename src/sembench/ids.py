@@ -1,4 +1,4 @@
-"""Stable ids: the same parts give the same id on every machine, for ever."""
+"""Stable ids: the same parts give the same id on every machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 SEPARATOR = "\x1f"
-"""ASCII unit separator: it does not occur in dataset names, source ids or transforms."""
+"""ASCII unit separator, which never occurs in dataset names, source ids or transforms."""
 
 
 def stable_id(*parts: str) -> str:
@@ -19,7 +19,6 @@ def stable_id(*parts: str) -> str:
 
 
 def item_id(dataset: str, source_id: str, transform: str) -> str:
-    """The id of a manifest item."""
     return stable_id(dataset, source_id, transform)
 
 
@@ -29,12 +28,12 @@ def donor_id(item: str) -> str:
 
 
 def segment_donor_id(item: str, index: int) -> str:
-    """The id of an item's donor number `index`, where an item has several."""
+    """The id of donor number `index`, for items with several donors."""
     return stable_id(item, "segment", str(index))
 
 
 def file_sha256(path: Path) -> str:
-    """sha256 of a file's bytes, read in pieces."""
+    """sha256 of a file, read in chunks."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while piece := stream.read(1 << 20):

@@ -1,4 +1,4 @@
-"""JSON that somebody else wrote: whatever is wrong with it is a ValueError."""
+"""Untrusted JSON: anything wrong with it is a ValueError."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text.
+    """Parse JSON text.
 
     Raises
     ------
     ValueError
-        If it is not JSON, or nested deeper than the interpreter can follow (the standard
-        library raises RecursionError then, which no caller expects).
+        If it is not JSON, or is nested too deeply (the standard library raises
+        RecursionError then, which no caller expects).
     """
     try:
         return json.loads(text)

@@ -14,7 +14,7 @@ _TIMEOUT_SECONDS = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodLog:
-    """Which lines of which container."""
+    """Which log lines of which container to read."""
 
     namespace: str
     pod: str
@@ -25,13 +25,13 @@ class PodLog:
 
     def __post_init__(self) -> None:
         if self.since and self.since_time:
-            raise UsageError("--since and --since-time: kubectl takes one of the two")
+            raise UsageError("give --since or --since-time, not both: kubectl takes only one")
         for flag, value in (("--namespace", self.namespace), ("--pod", self.pod)):
             if not value or value.startswith("-"):
-                raise UsageError(f"{flag}: a name expected, got {value!r}")
+                raise UsageError(f"{flag}: expected a name, got {value!r}")
 
     def command(self) -> list[str]:
-        """The kubectl call. A time window replaces the tail: it already bounds the lines."""
+        """The kubectl call. A time window replaces --tail, since it already limits the lines."""
         command = ["kubectl", "logs", "--namespace", self.namespace, self.pod]
         if self.container:
             command += ["--container", self.container]
@@ -45,15 +45,15 @@ class PodLog:
 
 
 def collect(log: PodLog, output: Path) -> None:
-    """Write the pod's log to `output`; the file appears only when it is complete.
+    """Write the pod's log to `output`. The file appears only once it is complete.
 
     Raises
     ------
     EndpointError
-        If kubectl is not there or fails; its own message is passed on.
+        If kubectl is missing or fails; the message includes kubectl's own.
     """
     if shutil.which("kubectl") is None:
-        raise EndpointError("kubectl is not on PATH; install it, or fetch the log by other means")
+        raise EndpointError("kubectl is not on PATH; install it, or fetch the log another way")
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished = output.with_name(output.name + ".unfinished")
     try:

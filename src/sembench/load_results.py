@@ -1,8 +1,8 @@
-"""What a load run leaves behind: one row a request, its objective, and what they add up to.
+"""What a load run produces: one row per request, the objective, and the totals.
 
-Times count from when a request was *due*. A run that was taken up again is one
-schedule with a hole in it: its clock stands still in between, and what is due just
-after the hole finds an idle endpoint, so each session has a warm-up of its own.
+Times count from when a request was *due*. A resumed run is one schedule with a gap: its
+clock stops during the gap, and requests due right after it meet an idle endpoint. So
+each session has its own warm-up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOAD_VERSION = "sembench.load.v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRow:
-    """One request under load; times are from when it was due."""
+    """One request under load. All times count from when it was due."""
 
     position: int
     """Its number in the schedule."""
@@ -28,27 +28,26 @@ class LoadRow:
     request_id: str
     due_s: float
     lag_ms: float
-    """How much later than due it was sent."""
+    """How long after its due time it was sent."""
     latency_ms: float
     """Due to last token."""
     ttft_ms: float | None = None
     """Due to first token."""
     tpot_ms: float | None = None
-    """Time for each output token after the first."""
+    """Time per output token after the first."""
     output_tokens: int | None = None
     cached_tokens: int | None = None
     reused_tokens: int | None = None
     session_s: float = 0.0
-    """When, on the schedule's clock, the session began that sent it: 0, or where it was resumed."""
+    """Start of the sending session on the schedule's clock: 0, or where the run was resumed."""
     error: str | None = None
 
     @property
     def end_s(self) -> float:
-        """When its last token came."""
+        """When the last token arrived."""
         return self.due_s + self.latency_ms / 1000.0
 
     def to_dict(self) -> dict[str, Any]:
-        """As it stands in a load result."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
@@ -58,7 +57,7 @@ class LoadRow:
         Raises
         ------
         ResultError
-            Naming the field that is missing or of a wrong kind.
+            Naming the field that is missing or has the wrong type.
         """
         if not isinstance(data, Mapping):
             raise ResultError(f"{where}: expected an object")
@@ -69,7 +68,7 @@ class LoadRow:
             if value is None and (optional or field.name == "session_s"):
                 continue
             if isinstance(value, bool) or not isinstance(value, kinds):
-                raise ResultError(f"{where}.{field.name}: {field.type} expected, got {value!r}")
+                raise ResultError(f"{where}.{field.name}: expected {field.type}, got {value!r}")
             known[field.name] = value
         return cls(**known)
 
@@ -86,32 +85,31 @@ _KINDS: dict[str, tuple[tuple[type, ...], bool]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """A service-level objective; a part that is None is not asked for."""
+    """A service-level objective; parts that are None set no limit."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     latency_ms: float | None = None
 
     def parts(self) -> tuple[tuple[str, float], ...]:
-        """The parts that are asked for, by the name of the time they limit."""
+        """The limits that are set, by the name of the time they limit."""
         limits = ((field.name, getattr(self, field.name)) for field in fields(self))
         return tuple((name, limit) for name, limit in limits if limit is not None)
 
     def met(self, row: LoadRow) -> bool:
-        """Whether a request was answered, and in time. A time not measured meets nothing."""
+        """Whether a request was answered in time. An unmeasured time never meets a limit."""
         return row.error is None and all(
             (value := getattr(row, name)) is not None and value <= limit
             for name, limit in self.parts()
         )
 
     def to_dict(self) -> dict[str, float | None]:
-        """As it stands in a load result."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """A load result as it was read; `aggregate` is that of `requests`."""
+    """A load result as read from a file; `aggregate` belongs to `requests`."""
 
     run: RunMetadata
     created_at_utc: str
@@ -123,13 +121,13 @@ class LoadResult:
 
     @property
     def objective(self) -> Objective:
-        """What was asked of every request."""
+        """The objective every request was held to."""
         slo = self.aggregate.get("slo") or {}
         return Objective(**{field.name: slo.get(field.name) for field in fields(Objective)})
 
     @property
     def counted(self) -> tuple[LoadRow, ...]:
-        """The requests between warm-up and cool-down, in the order they were due."""
+        """Requests between warm-up and cool-down, in the order they were due."""
         rows = counted_rows(
             self.requests,
             warmup_seconds=float(self.config.get("warmup_seconds") or 0.0),
@@ -147,7 +145,7 @@ class LoadResult:
             Naming the field and what is expected there.
         """
         if not isinstance(data, Mapping) or data.get("load_version") != LOAD_VERSION:
-            raise ResultError(f"{where}.load_version: {LOAD_VERSION!r} expected")
+            raise ResultError(f"{where}.load_version: expected {LOAD_VERSION!r}")
         for name in ("config", "environment", "aggregate"):
             if not isinstance(data.get(name), Mapping):
                 raise ResultError(f"{where}.{name}: expected an object")
@@ -170,7 +168,7 @@ class LoadResult:
 def counted_rows(
     rows: Sequence[LoadRow], *, warmup_seconds: float, cooldown_seconds: float
 ) -> list[LoadRow]:
-    """The rows due after their session's warm-up and before the run's cool-down."""
+    """Rows due after their session's warm-up and before the run's cool-down."""
     last = max((row.due_s for row in rows), default=0.0)
     return [
         row
@@ -186,9 +184,9 @@ def summarise_load(
     warmup_seconds: float = 0.0,
     cooldown_seconds: float = 0.0,
 ) -> dict[str, Any]:
-    """The aggregate of a load run over its counted window.
+    """Aggregate a load run over its counted window.
 
-    Goodput counts requests that were answered and met the objective, a second.
+    Goodput is the rate of requests that were answered and met the objective, per second.
     """
     counted = counted_rows(rows, warmup_seconds=warmup_seconds, cooldown_seconds=cooldown_seconds)
     seconds = _window_seconds(counted)
@@ -219,7 +217,7 @@ def summarise_load(
 
 
 def _window_seconds(counted: Sequence[LoadRow]) -> float:
-    """From the first due to the last token, session by session."""
+    """From the first due time to the last token, summed over sessions."""
     sessions: dict[float, list[LoadRow]] = {}
     for row in counted:
         sessions.setdefault(row.session_s, []).append(row)

@@ -1,7 +1,7 @@
 """Merges a cold and a warm result of one manifest into a paired one.
 
-The warm rows stay; each gains its own cold half, found by item. Runs of different
-manifests or block sizes are refused: their rows do not mean the same.
+Each warm row gets the cold half of the same item. Results of different manifests or
+block sizes are refused because their rows are not comparable.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from sembench.results import RequestRow, Result
 
 
 def merge(cold: Result, warm: Result, *, allow_unpaired: bool = False) -> Result:
-    """The paired result of two arms.
+    """Merge two arms into a paired result.
 
     Raises
     ------
     ResultError
-        If the arms are of different manifests, or (unless allowed) an item is in one only.
+        If the manifests differ, or (unless allowed) only one arm has an item.
     """
     _check_comparable(cold, warm)
     by_item = {row.item_id: row for row in cold.requests}
     alone = {row.item_id for row in warm.requests} ^ set(by_item)
     if alone and not allow_unpaired:
         raise ResultError(
-            f"{len(alone)} items are in one of the two results only (first: {min(alone)}); "
+            f"{len(alone)} items are in only one of the two results (first: {min(alone)}); "
             f"--allow-unpaired merges the others"
         )
     rows = tuple(
@@ -53,7 +53,7 @@ def _check_comparable(cold: Result, warm: Result) -> None:
     ]
     for name, before, after in pairs:
         if before != after:
-            raise ResultError(f"{name}: the cold result has {before!r}, the warm one {after!r}")
+            raise ResultError(f"{name}: the cold result has {before!r}, the warm one has {after!r}")
 
 
 def _merged(cold: RequestRow, warm: RequestRow) -> RequestRow:

@@ -1,14 +1,14 @@
 """The metrics, by name and formula (docs/metrics.md explains each with a worked example).
 
-Rules that hold for all of them:
+Rules for all of them:
 
 - a block is a full block: ``total_blocks = prompt_tokens // block_size``;
-- what was not measured is null, and a rate with a zero denominator is 0.0. Rates
-  over negative controls are therefore 0.0 where there are none: whoever gates on
-  them must look at ``negative_control_requests`` first;
-- aggregate rates pool blocks over *all* requests, those that failed included: a
-  request without a plan or a confirmation contributes its blocks and no hits. A
-  rate is null only when no request at all carries the measurement.
+- what was not measured is null, and a rate with a zero denominator is 0.0. Rates over
+  negative controls are therefore 0.0 if there are none, so check
+  ``negative_control_requests`` before gating on them;
+- aggregate rates pool blocks over *all* requests, including failed ones: a request
+  without a plan or a confirmation contributes its blocks and no hits. A rate is null
+  only if no request carries the measurement.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ __all__ = [
 ]
 
 SEMANTIC_PLACEMENT = "semantic_placement"
-"""The `route_outcome` of a request that was routed to a donor by meaning."""
+"""The `route_outcome` of a request routed to a donor by meaning."""
 
 
 def rate(count: int | float, total: int | float) -> float:
-    """`count` / `total`, and 0.0 where there is nothing to count."""
+    """`count` / `total`, or 0.0 if `total` is zero."""
     return count / total if total else 0.0
 
 
 def exact_fields(prompt_tokens: int, exact: BoolArray, size: int) -> dict[str, Any]:
-    """The row fields of the exact-block question."""
+    """Row fields that answer the exact-block question."""
     blocks = int(exact.sum())
     return {
         "prompt_tokens": prompt_tokens,
@@ -72,7 +72,7 @@ def exact_fields(prompt_tokens: int, exact: BoolArray, size: int) -> dict[str, A
 
 
 def plan_fields(exact: BoolArray, plan: PlanBlocks, size: int) -> dict[str, Any]:
-    """The row fields of the planner question."""
+    """Row fields that answer the planner question."""
     row: dict[str, Any] = {"planned_mismatched_tokens": plan.mismatched_tokens}
     exact_rate = rate(int(exact.sum()), len(exact))
     for name, mask in (("candidate", plan.candidate), ("eligible", plan.eligible)):
@@ -87,7 +87,7 @@ def plan_fields(exact: BoolArray, plan: PlanBlocks, size: int) -> dict[str, Any]
 def confirmed_fields(
     cached_tokens: int | None, *, total_blocks: int, exact_block_hit_rate: float, size: int
 ) -> dict[str, Any]:
-    """The row fields of the backend question; all null where the backend said nothing."""
+    """Row fields that answer the backend question; all null if the backend reported nothing."""
     if cached_tokens is None:
         return {}
     blocks = cached_tokens // size
@@ -105,7 +105,7 @@ _POOLED = ("exact", "semantic_candidate", "semantic_eligible", "backend_confirme
 
 
 class Aggregate:
-    """Pools rows one by one: holds sums and times, never rows."""
+    """Pools rows one by one. Keeps sums and times, never rows."""
 
     def __init__(self) -> None:
         self._requests = 0
@@ -123,7 +123,6 @@ class Aggregate:
         self._negative: Aggregate | None = None
 
     def add(self, row: RequestRow) -> None:
-        """Count a row."""
         self._add(row)
         if row.negative_control:
             if self._negative is None:

@@ -1,7 +1,7 @@
-"""What a manifest holds: items of one recipient prompt and the donors served before it.
+"""Manifest items: one recipient prompt each, and the donors served before it.
 
-These are values in the public format ``sembench.manifest.v1``: one JSON object a
-line, keys sorted, text not escaped, so that equal items are equal bytes.
+The public format is ``sembench.manifest.v1``: one JSON object per line, keys sorted,
+text not escaped, so that equal items have equal bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _VERSION_FAMILY = "sembench.manifest."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DonorPrompt:
-    """A prompt that is served, and whose K/V may be kept, before the recipient arrives."""
+    """A prompt served before the recipient arrives; its K/V may be kept."""
 
     donor_id: str
     text: str
@@ -28,7 +28,6 @@ class DonorPrompt:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """The donor in the public format."""
         return {
             "donor_id": self.donor_id,
             "text": self.text,
@@ -53,8 +52,8 @@ class DonorPrompt:
 class ManifestItem:
     """One case: serve the donors, then the recipient, and see what is reused.
 
-    A negative control's donors share nothing with its recipient that is worth
-    reusing: whatever a system claims there is a false claim.
+    A negative control's donors share nothing worth reusing with its recipient, so any
+    reuse a system claims there is a false claim.
     """
 
     item_id: str
@@ -70,7 +69,6 @@ class ManifestItem:
     benchmark_version: str = BENCHMARK_VERSION
 
     def to_dict(self) -> dict[str, Any]:
-        """The item in the public format."""
         return {
             "item_id": self.item_id,
             "dataset": self.dataset,
@@ -139,7 +137,7 @@ class ManifestItem:
 
 
 def is_text(value: str) -> bool:
-    """Whether a string can be written as UTF-8; JSON escapes can hold what cannot."""
+    """Whether a string can be written as UTF-8; JSON escapes can encode strings that cannot."""
     if value.isascii():
         return True
     try:
@@ -168,7 +166,7 @@ def _text(
         problem = "is missing" if key not in data else f"expected a string, got {_kind(value)}"
         raise ManifestError(f"{where}.{key}: {problem}")
     if not is_text(value):
-        raise ManifestError(f"{where}.{key}: holds half a surrogate pair, which is no character")
+        raise ManifestError(f"{where}.{key}: has half a surrogate pair, which is no character")
     if non_empty and not value:
         raise ManifestError(f"{where}.{key}: must not be empty")
     return value

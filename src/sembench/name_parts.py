@@ -1,4 +1,4 @@
-"""Parts that made-up proper nouns are put together from."""
+"""Syllables for made-up proper nouns."""
 
 from __future__ import annotations
 

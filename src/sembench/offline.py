@@ -1,10 +1,10 @@
-"""Offline runs: exact-block and planner metrics of a manifest, without any engine.
+"""Offline runs: exact-block and planner metrics of a manifest, without an engine.
 
-By default a planner knows an item's own donors and no others, which is what the
-item was made to test. With `shared_donors` the last donors of earlier items stay
-registered as well, for the planner and for the exact cache alike, as they would in
-a server. Negative controls always get a planner of their own: another item's donor
-may hold their very document, and finding it would be no false claim.
+By default a planner knows only an item's own donors, which is what the item tests.
+With `shared_donors` the most recent donors of earlier items stay registered too, for
+both the planner and the exact cache, as they would in a server. Negative controls
+always get a separate planner: another item's donor may contain their very document,
+and finding it would not be a false claim.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _EXPECTED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineRun:
-    """How items are measured. `make_planner` is called once, or twice with shared donors."""
+    """How to measure items. `make_planner` is called once, or twice with shared donors."""
 
     tokenizer: Tokenizer
     block_size: int
@@ -52,7 +52,7 @@ class OfflineRun:
             raise UsageError(f"--shared-donors: expected 0 or more, got {self.shared_donors}")
 
     def rows(self, items: Iterable[ManifestItem]) -> Iterator[RequestRow]:
-        """One row an item, in order."""
+        """Yield one row per item, in order."""
         planner = self.make_planner() if self.make_planner else None
         alone = planner
         if self.shared_donors and self.make_planner:
@@ -78,7 +78,7 @@ class OfflineRun:
                 plan, measured = self._plan(tokens, texts, planner, known)
                 measured |= plan_fields(exact, plan, self.block_size)
             except Exception as error:
-                # A planner that fails has planned nothing; its row says why.
+                # A planner that fails has planned nothing; the row records the reason.
                 measured = {"error": f"{type(error).__name__}: {error}"}
         for donor_id in known.drop_old():
             if planner is not None:
@@ -117,12 +117,13 @@ def _forget(planner: Planner, donor_id: str) -> None:
     try:
         planner.forget(donor_id)
     except Exception as error:
-        # A donor that stays known would be found by later items: no figure after this is sound.
+        # Later items would find a donor that was not forgotten, so every figure after this is
+        # wrong.
         raise PlannerError(f"the planner cannot forget donor {donor_id}: {error}") from error
 
 
 def item_fields(item: ManifestItem) -> dict[str, Any]:
-    """The row fields that come from the manifest alone; live runs use them too."""
+    """Row fields that come from the manifest alone; live runs use them too."""
     expected = {
         name: item.metadata[name]
         for name, kind in _EXPECTED
@@ -139,7 +140,7 @@ def item_fields(item: ManifestItem) -> dict[str, Any]:
 
 
 class _Donors:
-    """The donors known now: those of the current item, and the last `kept` of earlier ones."""
+    """The donors known now: the current item's and the last `kept` earlier ones."""
 
     def __init__(self, kept: int) -> None:
         self.tokens: dict[str, TokenArray] = {}
@@ -154,7 +155,7 @@ class _Donors:
         self._order.extend(donors)
 
     def drop_old(self) -> list[str]:
-        """Drop donors beyond those kept, oldest first, and say which."""
+        """Drop donors beyond the limit, oldest first, and return their ids."""
         dropped = []
         while len(self._order) > self._kept:
             dropped.append(self._order.popleft())

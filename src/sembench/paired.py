@@ -1,7 +1,7 @@
-"""What pairs of cold and warm requests say together: the `paired` section of a result.
+"""The `paired` section of a result: cold and warm requests compared pair by pair.
 
-The headline is the median of paired ratios with its bootstrap interval. A pair with
-a failed half, or whose cold half was not cold, is left out and counted.
+The headline is the median of the paired ratios with its bootstrap interval. A pair with
+a failed half, or whose cold half was not cold, is excluded and counted.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from sembench import statistics
 from sembench.results import RequestRow
 
 HIT_TOKENS = 64
-"""A request is a semantic hit from this many confirmed semantic tokens."""
+"""Minimum confirmed semantic tokens for a request to count as a semantic hit."""
 
 
 def semantic_tokens(row: RequestRow) -> int | None:
-    """Semantic reuse of a row by its best source: audit, external counter, backend metadata."""
+    """A row's semantic reuse from its best source: audit, external counter, backend metadata."""
     sources = (
         row.audit_materialized_tokens,
         row.external_confirmed_tokens,
@@ -28,7 +28,7 @@ def semantic_tokens(row: RequestRow) -> int | None:
 
 
 def exclusion(row: RequestRow) -> str | None:
-    """Why a pair does not count, or None where it does."""
+    """Why a pair is excluded, or None if it counts."""
     if row.error is not None:
         return "warm_error"
     if row.cold_error is not None:
@@ -41,7 +41,7 @@ def exclusion(row: RequestRow) -> str | None:
 
 
 def usable_pairs(rows: Iterable[RequestRow]) -> list[RequestRow]:
-    """The rows whose two halves can be compared."""
+    """Rows whose two halves can be compared."""
     return [row for row in rows if exclusion(row) is None]
 
 
@@ -88,7 +88,7 @@ def summarise(rows: Sequence[RequestRow]) -> dict[str, Any]:
 
 
 def audited(rows: Sequence[RequestRow]) -> dict[str, Any]:
-    """What the engine's own audit says beside what the manifest expects; null without either."""
+    """The engine's audit next to what the manifest expects; null if either is missing."""
     placed = [
         row.audit_boundary_tokens == row.expected_span_target_start
         for row in rows
@@ -110,8 +110,8 @@ def audited(rows: Sequence[RequestRow]) -> dict[str, Any]:
 
 
 def integrity(rows: Sequence[RequestRow]) -> dict[str, Any]:
-    """Leaks, poison and unconfirmed claims: what makes a fast result worthless."""
-    # A model that states the wrong value cold as well is wrong, not leaking.
+    """Leaks, contamination and unconfirmed claims, any of which invalidates a fast result."""
+    # A model that also states the wrong value cold is wrong, not leaking.
     probes = [
         row.donor_fact_leak and not row.cold_donor_fact_leak
         for row in rows

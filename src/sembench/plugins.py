@@ -1,4 +1,4 @@
-"""What other distributions add to SemBench, by entry point.
+"""Plug-ins: what other distributions add to SemBench through entry points.
 
 =======================  ==============================================================
 Group                    What an entry point names
@@ -11,8 +11,8 @@ Group                    What an entry point names
 ``sembench.planners``    a planner class
 =======================  ==============================================================
 
-A plug-in is loaded when it is asked for by name, so that a broken one costs nobody else
-anything. Names that SemBench has itself cannot be taken.
+Plug-ins are loaded only when asked for by name, so a broken one affects nobody else.
+They cannot take the name of something built in.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PLANNERS = "sembench.planners"
 
 
 def plugin_points(group: str) -> dict[str, EntryPoint]:
-    """The entry points of a group by name; of two with one name, the first by distribution."""
+    """The entry points of a group by name; of duplicates, the first by distribution."""
     found: dict[str, EntryPoint] = {}
     for point in sorted(entry_points(group=group), key=lambda p: (p.name, _origin(p))):
         found.setdefault(point.name, point)
@@ -37,7 +37,7 @@ def plugin_points(group: str) -> dict[str, EntryPoint]:
 
 
 def load_plugin(group: str, name: str) -> Any | None:
-    """What a plug-in's entry point names; None where there is no such plug-in.
+    """Load the object a plug-in's entry point names; None if there is no such plug-in.
 
     Raises
     ------

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def progress_bar() -> Progress:
-    """A bar with count, elapsed and remaining time; silent where stderr is not a terminal."""
+    """A bar with count, elapsed and remaining time; silent if stderr is not a terminal."""
     console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
@@ -34,7 +34,7 @@ def progress_bar() -> Progress:
 
 
 def track(values: Iterable[T], *, description: str, total: int | None = None) -> Iterator[T]:
-    """Yield `values` while a bar shows how far they have come."""
+    """Yield `values` while a bar shows the progress."""
     with progress_bar() as bar:
         task = bar.add_task(description, total=total)
         for value in values:

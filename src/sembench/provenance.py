@@ -21,7 +21,7 @@ from sembench.results import RunMetadata
 
 MASK = "***"
 SECRET_NAME = re.compile(r"api[-_]?key|secret|password|passwd|credential|_token$", re.IGNORECASE)
-"""Names of flags and variables whose values never enter a result."""
+"""Flags and variables whose values never enter a result."""
 
 _REPORTED_PACKAGES = (
     "datasets",
@@ -41,7 +41,7 @@ def utc_now() -> str:
 
 
 def package_version(name: str) -> str | None:
-    """The installed version of a distribution, without importing it."""
+    """The installed version of a distribution, read without importing it."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -49,7 +49,7 @@ def package_version(name: str) -> str | None:
 
 
 def environment() -> dict[str, Any]:
-    """Interpreter, platform, host and the versions of packages that move figures."""
+    """Interpreter, platform, host and the versions of packages that affect figures."""
     packages = {name: package_version(name) for name in _REPORTED_PACKAGES}
     return {
         "python": platform.python_version(),
@@ -60,7 +60,7 @@ def environment() -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """The command that was given, as one could type it again."""
+    """The command as one could type it again."""
     program = Path(sys.argv[0]).name if sys.argv else "sembench"
     if program == "__main__.py":
         program = "python -m sembench"
@@ -68,7 +68,7 @@ def command_line() -> str:
 
 
 def _without_secrets(arguments: list[str]) -> list[str]:
-    """The arguments with the values of keys, tokens and passwords masked: results are shared."""
+    """Mask the values of keys, tokens and passwords, because results are shared."""
     shown: list[str] = []
     for position, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
@@ -83,7 +83,7 @@ def _without_secrets(arguments: list[str]) -> list[str]:
 
 
 def git_state(folder: Path | None = None) -> tuple[str | None, bool | None]:
-    """Commit and dirtiness of the source tree around this package; nulls outside a repository."""
+    """Commit and dirty flag of the source tree around this package; nulls outside a repository."""
     root = folder or Path(sembench.__file__).resolve().parent
     sha = _git(root, "rev-parse", "HEAD")
     if sha is None:
@@ -102,7 +102,7 @@ def run_metadata(
     backend_id: str | None = None,
     baseline_id: str | None = None,
 ) -> RunMetadata:
-    """The identity of a run that starts now; without a `run_id` it gets a new one."""
+    """The identity of a run that starts now, with a new id unless `run_id` is given."""
     sha, dirty = git_state()
     return RunMetadata(
         run_id=run_id or uuid.uuid4().hex[:16],
@@ -124,7 +124,7 @@ def run_metadata(
 
 
 def run_config(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration a result carries: the flags as given, and the command itself."""
+    """The configuration stored in a result: the flags as given, and the command line."""
     plain = {
         name: str(value) if isinstance(value, Path) else value for name, value in flags.items()
     }

@@ -1,6 +1,6 @@
 """How close an answer is to what was expected: recall, F1, ROUGE-L, KL, and donor leaks.
 
-Every score is in [0, 1] (KL in nats, 0 and up) and ``None`` where the item gives
+Every score is in [0, 1] (KL in nats, from 0 up). It is ``None`` if the item has
 nothing to compare with: a missing answer is never a perfect one.
 """
 
@@ -24,7 +24,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def stem(word: str) -> str:
-    """`word` without one common English ending, so that "running" and "runs" meet.
+    """Strip one common English ending, so that "running" and "runs" match.
 
     >>> stem("running"), stem("cities"), stem("ring")
     ('run', 'citi', 'ring')
@@ -37,13 +37,13 @@ def stem(word: str) -> str:
 
 
 def answer_terms(text: str) -> frozenset[str]:
-    """The words of `text` that carry its answer: lower case, stemmed, no stopwords."""
+    """The content words of `text`: lower case, stemmed, no stopwords."""
     words = _WORD.findall(text.lower())
     return frozenset(stem(word) for word in words if word not in _STOPWORDS)
 
 
 def answer_recall(output: str, answers: Sequence[str]) -> float | None:
-    """The largest share of an expected answer's terms that `output` states."""
+    """The largest share of any expected answer's terms that `output` states."""
     said = answer_terms(output)
     scores = [
         len(expected & said) / len(expected) for expected in map(answer_terms, answers) if expected
@@ -52,7 +52,7 @@ def answer_recall(output: str, answers: Sequence[str]) -> float | None:
 
 
 def normalise_answer(text: str) -> str:
-    """Lower case, without punctuation, articles and extra spaces (as SQuAD compares answers)."""
+    """Lower case, without punctuation, articles and extra spaces, as SQuAD compares answers."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
@@ -92,7 +92,7 @@ def states_value(output: str, value: str) -> bool:
 def leaks_donor_fact(output: str, answers: Sequence[str], donor_value: str) -> bool:
     """Whether `output` states the donor's value and none of the recipient's own.
 
-    An answer that states both quotes its own prompt and is judged by the other scores.
+    An answer that states both quotes its own prompt; the other scores judge it.
     """
     return states_value(output, donor_value) and not any(
         states_value(output, answer) for answer in answers
@@ -102,8 +102,8 @@ def leaks_donor_fact(output: str, answers: Sequence[str], donor_value: str) -> b
 def kl_top_k(cold: Mapping[str, float], warm: Mapping[str, float]) -> float:
     """KL(cold ‖ warm) in nats over the union of two top-k lists of log probabilities.
 
-    A token absent from one list is given that list's smallest log probability less
-    one nat; both sides are renormalised over the union before they are compared.
+    A token missing from one list gets that list's smallest log probability minus one nat.
+    Both sides are renormalized over the union before the comparison.
     """
     if not cold or not warm:
         raise ValueError("kl_top_k: both lists need at least one token")

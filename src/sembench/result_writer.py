@@ -1,7 +1,7 @@
 """Writes a result row by row, so that a run of any length holds no rows in memory.
 
-Aggregates are kept as rows come; where rows lie until the run is over, and how a
-stopped run is taken up, is the spool's affair.
+Aggregates are updated as rows arrive. The spool keeps the rows until the run ends and
+lets an interrupted run resume.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sembench.spool import Spool
 
 
 class ResultWriter:
-    """Owns the aggregates of one run until :meth:`finish`."""
+    """Holds the aggregates of one run until :meth:`finish`."""
 
     def __init__(
         self,
@@ -53,16 +53,15 @@ class ResultWriter:
         self._spool.__exit__(kind, error, traceback)
 
     def is_done(self, item_id: str, arm: str | None = None) -> bool:
-        """Whether a row of this item (and arm) is already there, from before a resume."""
+        """Whether a row of this item (and arm) exists from before a resume."""
         return (arm, item_id) in self._done
 
     @property
     def resumed_rows(self) -> int:
-        """How many rows were taken up from a stopped run."""
+        """How many rows came from the interrupted run."""
         return len(self._done)
 
     def add(self, row: RequestRow) -> None:
-        """Write a row to disk and count it."""
         self._spool.add(row.to_dict())
         self._count(row)
 
@@ -74,7 +73,7 @@ class ResultWriter:
     def finish(
         self, *, engine: Mapping[str, Any] | None = None, paired: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Write the result file and return everything in it but the rows."""
+        """Write the result file and return everything in it except the rows."""
         head = {
             "result_version": RESULT_VERSION,
             "created_at_utc": utc_now(),

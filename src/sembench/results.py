@@ -1,7 +1,7 @@
-"""What a run leaves behind: one row a request, and the result file around the rows.
+"""The result of a run: one row per request, and the file around the rows.
 
-The format is the public result JSON, version 2; version 1 files are read too. A
-field that was not measured is ``null``, never 0: gates tell the two apart.
+The format is the public result JSON, version 2; version 1 files can be read too. A
+field that was not measured is ``null``, never 0, because gates treat the two differently.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _READABLE = frozenset({"1", "2", "v1", "v2", "sembench.result.v1", RESULT_VERSIO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRow:
-    """Everything measured about one recipient request. Counts of blocks are of full blocks."""
+    """Everything measured about one recipient request. Block counts are of full blocks."""
 
     # Which case it is.
     item_id: str
@@ -42,7 +42,7 @@ class RequestRow:
     exact_tokens: int = 0
     exact_block_hit_rate: float = 0.0
 
-    # What a planner proposed (null: no planner was asked, or it failed).
+    # What a planner proposed (null: no planner ran, or it failed).
     semantic_candidate_blocks: int | None = None
     semantic_candidate_tokens: int | None = None
     semantic_candidate_block_rate: float | None = None
@@ -57,9 +57,9 @@ class RequestRow:
     """Proposed positions whose donor token differs from the recipient's."""
     plan_ms: float | None = None
     block_strip: str | None = None
-    """One letter a full block, in prompt order; see :func:`sembench.blocks.block_strip`."""
+    """One letter per full block, in prompt order; see :func:`sembench.blocks.block_strip`."""
 
-    # What the backend confirmed (null: it said nothing).
+    # What the backend confirmed (null: it reported nothing).
     cached_tokens: int | None = None
     backend_confirmed_blocks: int | None = None
     backend_confirmed_tokens: int | None = None
@@ -67,16 +67,16 @@ class RequestRow:
     backend_confirmed_lift: float | None = None
     fuzzy_confirmed_tokens: int | None = None
     exact_confirmed_tokens: int | None = None
-    """What the backend's own exact prefix cache served, where it tells exact from semantic."""
+    """What the backend's exact prefix cache served, if it distinguishes exact from semantic."""
     claimed_reuse_tokens: int | None = None
-    """Semantic reuse the response claims; a gate holds it to the engine's log or metrics."""
+    """Semantic reuse the response claims; a gate compares it with the engine's log or metrics."""
     engine_prompt_tokens: int | None = None
-    """The prompt's length as the backend counts it, template included."""
+    """The prompt's length as the backend counts it, including the template."""
     external_confirmed_tokens: int | None = None
     external_confirmed_tokens_source: str | None = None
     """``connector_audit`` or ``arm_prometheus_delta``."""
     request_id: str | None = None
-    """Ours, sent as ``X-Request-Id``; engines put it into their own."""
+    """Our id, sent as ``X-Request-Id``; engines include it in theirs."""
     engine_request_id: str | None = None
     audit_outcome: str | None = None
     audit_decline_reason: str | None = None
@@ -104,7 +104,7 @@ class RequestRow:
     engine_ttft_ms: float | None = None
     queue_time_ms: float | None = None
     flush_contaminated: bool | None = None
-    """Whether the cache was not empty when the item began although it should have been."""
+    """Whether the cache held something when the item began although it should be empty."""
 
     # Answer and its quality.
     output_text: str | None = None
@@ -119,7 +119,7 @@ class RequestRow:
     """Whether the answer states the donor's value instead of the recipient's own."""
     error: str | None = None
 
-    # The same request with empty caches, and the comparison with it (paired runs only).
+    # The same request with empty caches and the comparison with it (paired runs only).
     cold_ttft_ms: float | None = None
     cold_latency_ms: float | None = None
     cold_cached_tokens: int | None = None
@@ -134,17 +134,16 @@ class RequestRow:
     warm_vs_cold_kl: float | None = None
     """Mean KL in nats over the positions both arms generated with the same prefix."""
 
-    # The recipient sent once more after it was served: a poisoned exact cache shows here.
+    # The recipient sent again after it was served; a contaminated exact cache shows here.
     repeat_output_text: str | None = None
     repeat_exact_tokens: int | None = None
     repeat_vs_cold_rouge_l: float | None = None
     repeat_contaminated: bool | None = None
 
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of a file that this version does not know; written back as they were."""
+    """Fields of a file that this version does not know; written back unchanged."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The row in the public format."""
         row = {name: getattr(self, name) for name in ROW_FIELDS}
         return {**row, **self.extra}
 
@@ -155,7 +154,7 @@ class RequestRow:
         Raises
         ------
         ResultError
-            Naming the field that is missing or of a wrong kind.
+            Naming the field that is missing or has the wrong type.
         """
         if not isinstance(data, Mapping):
             raise ResultError(f"{where}: expected an object")
@@ -190,7 +189,7 @@ _TUPLES = tuple(name for name, kind in _TYPES.items() if kind.startswith("tuple[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMetadata:
-    """Which run it was: enough to repeat it, or to refuse to compare it."""
+    """Identifies a run: enough to repeat it, or to refuse a comparison."""
 
     run_id: str
     engine: str
@@ -210,7 +209,7 @@ class RunMetadata:
     run_host: str = ""
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal for two sessions to be one run."""
+        """What must match for two sessions to be one run."""
         return {
             "run_id": self.run_id,
             "engine": self.engine,
@@ -218,12 +217,11 @@ class RunMetadata:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """The metadata in the public format."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
     def from_dict(cls, data: Any, *, where: str = "run") -> Self:
-        """Read metadata; fields this version does not know are left out."""
+        """Read metadata; ignore fields this version does not know."""
         if not isinstance(data, Mapping):
             raise ResultError(f"{where}: expected an object")
         for name in ("run_id", "engine"):
@@ -234,12 +232,12 @@ class RunMetadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One result file. `aggregate` and `by_transform` are those of `requests`."""
+    """One result file. `aggregate` and `by_transform` are computed from `requests`."""
 
     run: RunMetadata
     created_at_utc: str
     config: Mapping[str, Any]
-    """The flags of the run, the command line included."""
+    """The flags of the run, including the command line."""
     environment: Mapping[str, Any]
     """``python``, ``platform``, ``host`` and versions of packages."""
     aggregate: Mapping[str, Any]
@@ -250,7 +248,7 @@ class Result:
     result_version: str = RESULT_VERSION
 
     def head(self) -> dict[str, Any]:
-        """Everything but the rows, in file order."""
+        """Everything except the rows, in file order."""
         return {
             "result_version": self.result_version,
             "created_at_utc": self.created_at_utc,
@@ -264,7 +262,6 @@ class Result:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """The result in the public format."""
         return {**self.head(), "requests": [row.to_dict() for row in self.requests]}
 
     @classmethod
@@ -280,7 +277,7 @@ class Result:
             raise ResultError(f"{where}: expected an object")
         if "turns_version" in data:
             raise ResultError(
-                f"{where}: the result of run-turns, whose rows are turns; a replay is expected"
+                f"{where}: this is a run-turns result, not a replay; its rows are turns"
             )
         version = str(data.get("result_version", ""))
         if version not in _READABLE:
@@ -312,22 +309,21 @@ class Result:
 
 
 def read_result(path: Path) -> Result:
-    """Read a result file."""
     data = read_json(path)
     if isinstance(data, Mapping) and "load_version" in data:
         raise ResultError(
-            f"{path}: the result of a load run; `sembench report` takes it, a replay is expected"
+            f"{path}: this is a load result, which only `sembench report` takes; expected a replay"
         )
     return Result.from_dict(data, where=str(path))
 
 
 def read_json(path: Path) -> Any:
-    """The JSON of a file, whatever it holds.
+    """Read a JSON file.
 
     Raises
     ------
     ResultError
-        If there is no such file, or what it holds is not JSON.
+        If the file is missing or is not JSON.
     """
     try:
         with path.open(encoding="utf-8") as stream:
@@ -339,7 +335,7 @@ def read_json(path: Path) -> Any:
 
 
 def write_result(path: Path, result: Result) -> None:
-    """Write a result file; it appears under its name only when it is complete."""
+    """Write a result file. It appears under its name only once it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".unfinished")
     text = json.dumps(result.to_dict(), ensure_ascii=False, allow_nan=False, indent=2)

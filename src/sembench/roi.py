@@ -1,14 +1,14 @@
-"""What reuse saves on somebody's own traffic: a cost model over a histogram of prompt lengths.
+"""What reuse saves on your own traffic: a cost model over a histogram of prompt lengths.
 
-Times are of one prompt of n tokens, in milliseconds::
+Times are in milliseconds for one prompt of n tokens::
 
     cold(n) = prefill_fixed + prefill_per_token * n
     miss(n) = cold(n) + lookup + capture_per_token * n
     hit(n)  = prefill_fixed + lookup + materialize_per_token * s + prefill_per_token * (n - s)
               where s = served_fraction * n
 
-A prompt below `min_prompt_tokens` is not looked up and costs cold(n). A hit is not
-captured: its K/V is approximate and may not be donated.
+A prompt shorter than `min_prompt_tokens` is not looked up and costs cold(n). A hit is
+not captured: its K/V is approximate and must not be donated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sembench.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """The coefficients. The defaults are the public ones; measure your own."""
+    """The coefficients. The defaults are the published ones; measure your own."""
 
     prefill_fixed_ms: float = 120.0
     prefill_ms_per_token: float = 0.62
@@ -38,22 +38,22 @@ class CostModel:
         for field in fields(self):
             if getattr(self, field.name) < 0:
                 flag = field.name.replace("_", "-")
-                raise UsageError(f"--{flag}: 0 or more expected, got {getattr(self, field.name)}")
+                raise UsageError(f"--{flag}: expected 0 or more, got {getattr(self, field.name)}")
         if self.served_fraction > 1:
-            raise UsageError(f"--served-fraction: at most 1 expected, got {self.served_fraction}")
+            raise UsageError(f"--served-fraction: expected at most 1, got {self.served_fraction}")
 
     def cold_ms(self, tokens: float) -> float:
         """Prefill without any reuse."""
         return self.prefill_fixed_ms + self.prefill_ms_per_token * tokens
 
     def miss_ms(self, tokens: float) -> float:
-        """Looked for in vain, and captured for later."""
+        """A lookup that finds nothing, plus capturing the prompt for later."""
         if tokens < self.min_prompt_tokens:
             return self.cold_ms(tokens)
         return self.cold_ms(tokens) + self.lookup_ms + self.capture_ms_per_token * tokens
 
     def hit_ms(self, tokens: float) -> float:
-        """Served from a donor for the most part."""
+        """A prompt mostly served from a donor."""
         if tokens < self.min_prompt_tokens:
             return self.cold_ms(tokens)
         served = self.served_fraction * tokens
@@ -65,7 +65,7 @@ class CostModel:
         )
 
     def break_even_hit_rate(self, tokens: float) -> float | None:
-        """The hit rate from which reuse pays at this length; None where it never does."""
+        """The hit rate above which reuse pays at this length; None if it never does."""
         overhead = self.miss_ms(tokens) - self.cold_ms(tokens)
         gain = self.miss_ms(tokens) - self.hit_ms(tokens)
         return overhead / gain if gain > 0 and overhead <= gain else None
@@ -73,7 +73,7 @@ class CostModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Prompts of about `tokens` tokens: their share of the traffic and how often they hit."""
+    """Prompts of about `tokens` tokens: their share of the traffic and their hit rate."""
 
     tokens: float
     share: float
@@ -81,7 +81,7 @@ class Bucket:
 
 
 def parse_pairs(text: str, *, flag: str) -> dict[float, float]:
-    """`tokens:value,tokens:value`, or a CSV file of two columns (a header line is allowed)."""
+    """Parse `tokens:value,tokens:value`, or a two-column CSV file with an optional header."""
     path = Path(text)
     if ":" not in text and path.suffix == ".csv":
         try:
@@ -96,29 +96,29 @@ def parse_pairs(text: str, *, flag: str) -> dict[float, float]:
     pairs: dict[float, float] = {}
     for parts in lines:
         if len(parts) != 2 or not (_is_number(parts[0]) and _is_number(parts[1])):
-            raise UsageError(f"{flag}: tokens:value expected, got {':'.join(parts)!r}")
+            raise UsageError(f"{flag}: expected tokens:value, got {':'.join(parts)!r}")
         tokens = float(parts[0])
         if tokens <= 0 or tokens in pairs:
-            raise UsageError(f"{flag}: token counts are above 0 and named once, got {parts[0]}")
+            raise UsageError(f"{flag}: token counts must be above 0 and unique, got {parts[0]}")
         pairs[tokens] = float(parts[1])
     if not pairs:
-        raise UsageError(f"{flag}: at least one tokens:value expected")
+        raise UsageError(f"{flag}: expected at least one tokens:value")
     return pairs
 
 
 def buckets(
     histogram: Mapping[float, float], *, hit_rate: float, by_bucket: Mapping[float, float]
 ) -> list[Bucket]:
-    """The traffic; shares are of one, or counts that are made so."""
+    """Build the traffic; counts are normalized to shares."""
     total = sum(histogram.values())
     if total <= 0 or min(histogram.values()) < 0:
-        raise UsageError("--histogram: shares are 0 or more, and some is above 0")
+        raise UsageError("--histogram: shares must be 0 or more, and at least one above 0")
     unknown = sorted(set(by_bucket) - set(histogram))
     if unknown:
-        raise UsageError(f"--hit-rate-by-bucket: {unknown[0]:g} is no bucket of --histogram")
+        raise UsageError(f"--hit-rate-by-bucket: --histogram has no bucket {unknown[0]:g}")
     for rate in (hit_rate, *by_bucket.values()):
         if not 0.0 <= rate <= 1.0:
-            raise UsageError(f"--hit-rate: 0 to 1 expected, got {rate}")
+            raise UsageError(f"--hit-rate: expected 0 to 1, got {rate}")
     return [
         Bucket(tokens=tokens, share=share / total, hit_rate=by_bucket.get(tokens, hit_rate))
         for tokens, share in sorted(histogram.items())
@@ -126,7 +126,7 @@ def buckets(
 
 
 def estimate(traffic: Sequence[Bucket], model: CostModel, *, qps: float) -> dict[str, Any]:
-    """Savings of `traffic`, by bucket and together; prefill time is what is counted."""
+    """Estimate what `traffic` saves in prefill time, per bucket and in total."""
     rows: list[dict[str, Any]] = []
     for bucket in traffic:
         cold = model.cold_ms(bucket.tokens)

@@ -1,9 +1,9 @@
-"""Identical runs of tokens between a target and donors, found exactly.
+"""Identical token runs between a target and donors, found exactly.
 
-Windows of a given length are *named* so that two windows have one name exactly
-when their tokens are equal (Karp, Miller and Rosenberg, 1972): names of windows
-of length 2m come from pairs of names of length m. A few sorts, no hashing, so
-nothing needs to be verified and no collision can move a figure.
+Every window of a given length gets a *name* such that two windows share a name exactly
+when their tokens are equal (Karp, Miller and Rosenberg, 1972): names for length 2m come
+from pairs of names for length m. This takes a few sorts and no hashing, so nothing needs
+verification and no collision can change a figure.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ IntArray = npt.NDArray[np.int64]
 
 
 def window_names(tokens: npt.NDArray[np.integer], size: int) -> IntArray:
-    """A name for every window tokens[i:i+size], shape [len(tokens) - size + 1].
+    """Name every window tokens[i:i+size], shape [len(tokens) - size + 1].
 
-    Equal names if and only if equal windows.
+    Names are equal if and only if the windows are.
     """
     if size < 1:
         raise ValueError(f"size: expected at least 1, got {size}")
@@ -34,7 +34,7 @@ def window_names(tokens: npt.NDArray[np.integer], size: int) -> IntArray:
         names = _pair(names[:-width], names[width:])
         width *= 2
     if width < size:
-        # Two overlapping windows of a power of two cover any other length.
+        # Two overlapping power-of-two windows cover any other length.
         shift = size - width
         names = _pair(names[:-shift], names[shift:])
     return names
@@ -48,23 +48,23 @@ def _pair(first: IntArray, second: IntArray) -> IntArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occurrences:
-    """Where the target's windows of one length stand in the donors."""
+    """Where the target's windows of one length appear in the donors."""
 
     size: int
     found: BoolArray
     """Whether the window at each target position occurs in a donor, shape [windows]."""
     donor: IntArray
-    """Index of a donor that holds it (the first), shape [windows]; -1 where none."""
+    """Index of the first donor that has it, shape [windows]; -1 if none does."""
     start: IntArray
-    """Where in that donor (the first place), shape [windows]; -1 where none."""
+    """Its first position in that donor, shape [windows]; -1 if there is none."""
 
 
 def find_windows(target: TokenArray, donors: Sequence[TokenArray], size: int) -> Occurrences:
-    """Find every window of `size` target tokens that also stands in one donor."""
+    """Find every window of `size` target tokens that also appears in one donor."""
     windows = max(0, len(target) - size + 1)
     lengths = [len(donor) for donor in donors]
     names = window_names(np.concatenate([target, *donors]), size)
-    # Windows that cross from one text into the next are no windows of anybody.
+    # Windows that cross from one text into the next belong to neither.
     donor_of = np.full(len(names), -1, dtype=np.int64)
     start_of = np.full(len(names), -1, dtype=np.int64)
     begin = len(target)
@@ -75,7 +75,7 @@ def find_windows(target: TokenArray, donors: Sequence[TokenArray], size: int) ->
         begin += length
     held = np.flatnonzero(donor_of >= 0)
     first = np.full(int(names.max(initial=-1)) + 1, -1, dtype=np.int64)
-    # Written back to front, so that the first occurrence is what remains.
+    # Written back to front, so that the first occurrence wins.
     first[names[held[::-1]]] = held[::-1]
     place = first[names[:windows]]
     found = place >= 0
@@ -88,7 +88,7 @@ def find_windows(target: TokenArray, donors: Sequence[TokenArray], size: int) ->
 
 
 def covered_positions(target: TokenArray, donors: Sequence[TokenArray], size: int) -> BoolArray:
-    """Which target positions lie in a run of at least `size` tokens identical in one donor."""
+    """Mark target positions in runs of at least `size` tokens identical in one donor."""
     found = find_windows(target, donors, size).found
     edges = np.zeros(len(target) + 1, dtype=np.int64)
     starts = np.flatnonzero(found)
@@ -104,7 +104,7 @@ def covered_share(target: TokenArray, donors: Sequence[TokenArray], size: int) -
 
 
 def run_length(target: TokenArray, donor: TokenArray, target_start: int, donor_start: int) -> int:
-    """How many tokens are equal from the two positions on."""
+    """How many tokens are equal starting at the two positions."""
     length = min(len(target) - target_start, len(donor) - donor_start)
     differs = target[target_start : target_start + length] != donor[donor_start:][:length]
     return int(np.argmax(differs)) if differs.any() else length

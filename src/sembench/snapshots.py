@@ -1,4 +1,4 @@
-"""Snapshot files of engines' counters, and the window between two of them."""
+"""Snapshot files of engine counters, and the difference between two of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from sembench.results import Result
 
 
 def read_snapshot(path: Path) -> dict[str, Any]:
-    """Read a snapshot file."""
     try:
         data = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -34,5 +33,5 @@ def engine_window(
 
 
 def with_window(result: Result, section: Mapping[str, Any]) -> Result:
-    """A result whose `engine` section holds the window."""
+    """The result with the window in its `engine` section."""
     return replace(result, engine={**(result.engine or {}), **section})

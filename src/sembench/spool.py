@@ -1,9 +1,9 @@
-"""Rows on disk as they are measured, so that a run of any length can be stopped and taken up.
+"""Keeps rows on disk as they are measured, so that any run can be interrupted and resumed.
 
-A spool lies beside the output file: one line that says whose it is, then one line a
-row. The output is put together from it at the end and moved into place, so that a
-file at the output path is always complete. A stopped run leaves its spool; `resume`
-takes it up, and only for the same identity.
+A spool lies beside the output file: one line that identifies the run, then one line per
+row. At the end the output is assembled from it and moved into place, so a file at the
+output path is always complete. An interrupted run leaves its spool behind, and `resume`
+continues it if the identity matches.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ SPOOL_SUFFIX = ".partial.jsonl"
 
 
 def spool_path(output: Path) -> Path:
-    """Where the spool of an output file lies."""
     return output.with_name(output.name + SPOOL_SUFFIX)
 
 
 def resumed_run_id(output: Path) -> str | None:
-    """The run id of a stopped run's spool beside `output`, where there is one."""
+    """The run id in an interrupted run's spool beside `output`, if there is one."""
     try:
         with spool_path(output).open(encoding="utf-8") as stream:
             found = parse_json(stream.readline()).get("run_id")
@@ -37,7 +36,7 @@ def resumed_run_id(output: Path) -> str | None:
 
 
 class Spool:
-    """The rows of one run until :meth:`finish`; as a context it is open for adding."""
+    """The rows of one run until :meth:`finish`; add rows inside a with block."""
 
     def __init__(self, output: Path, *, identity: Mapping[str, Any], resume: bool = False) -> None:
         self.output = output
@@ -48,7 +47,7 @@ class Spool:
 
     def __enter__(self) -> Self:
         if self.output.is_dir():
-            raise UsageError(f"--output: {self.output} is a folder; a file expected")
+            raise UsageError(f"--output: {self.output} is a folder; expected a file")
         try:
             self.output.parent.mkdir(parents=True, exist_ok=True)
             if self._resume and self.path.exists():
@@ -72,19 +71,18 @@ class Spool:
             self._stream.close()
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Write a row to disk."""
         if self._stream is None:
-            raise ResultError(f"{self.path}: rows are taken only inside the with block")
+            raise ResultError(f"{self.path}: rows can be added only inside the with block")
         self._stream.write(dump(row) + "\n")
         self._stream.flush()
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """All rows so far, read back from disk one by one."""
+        """Read all rows so far back from disk, one by one."""
         for line in self._lines():
             yield parse_json(line)
 
     def finish(self, head: Mapping[str, Any]) -> None:
-        """Write the output, `head` with the rows under ``requests``, and let the spool go."""
+        """Write the output (`head`, with the rows under ``requests``) and delete the spool."""
         unfinished = self.output.with_name(self.output.name + ".unfinished")
         with unfinished.open("w", encoding="utf-8") as stream:
             text = dump(head, indent=2)
@@ -107,23 +105,25 @@ class Spool:
     def _take_up(self) -> None:
         with self.path.open("r+b") as stream:
             whole = stream.read().rfind(b"\n") + 1
-            # A row cut short by the stop is measured again.
+            # The interruption cut this row short; measure it again.
             stream.truncate(whole)
         try:
             with self.path.open(encoding="utf-8") as stream:
                 found = parse_json(stream.readline() or "{}")
         except ValueError as error:
-            raise UsageError(f"--resume: {self.path} does not begin as a stopped run's") from error
+            raise UsageError(
+                f"--resume: {self.path} is not the spool of an interrupted run"
+            ) from error
         if found != self._identity:
             raise UsageError(
                 f"--resume: {self.path} belongs to another run ({found}); "
-                f"this one is {self._identity}. Give its --run-id, or another --output"
+                f"this one is {self._identity}. Pass its --run-id, or another --output"
             )
 
 
 def dump(value: Any, *, indent: int | None = None) -> str:
-    """JSON of a result; numbers it cannot carry are refused."""
+    """Dump a result as JSON; refuse numbers JSON cannot represent."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
     except ValueError as error:
-        raise ResultError(f"a result holds a value JSON cannot carry ({error})") from error
+        raise ResultError(f"a result has a value JSON cannot represent ({error})") from error

@@ -1,7 +1,7 @@
-"""Percentiles and bootstrap intervals: how sure a figure is, not only what it is.
+"""Percentiles and bootstrap intervals.
 
-Ratios are paired: every warm request is divided into its own cold one before
-anything is averaged, so that a few long prompts cannot carry the headline.
+Ratios are paired: each warm request is compared with its own cold one before anything
+is averaged, so that a few long prompts cannot dominate the headline.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A statistic with its 95 % bootstrap interval; `count` values went into it."""
+    """A statistic over `count` values, with its 95 % bootstrap interval."""
 
     value: float
     low: float
@@ -33,13 +33,12 @@ class Interval:
     count: int
 
     def to_dict(self) -> dict[str, float | int]:
-        """As it stands in a result file."""
         return {"value": self.value, "lo": self.low, "hi": self.high, "n": self.count}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """What a sample looks like."""
+    """Summary of a sample."""
 
     count: int
     mean: float
@@ -51,7 +50,6 @@ class Distribution:
     maximum: float
 
     def to_dict(self) -> dict[str, float | int]:
-        """As it stands in a result file."""
         return {
             "n": self.count,
             "mean": self.mean,
@@ -67,9 +65,9 @@ class Distribution:
 def percentile(values: Sequence[float], percent: float) -> float:
     """The `percent`-th percentile with linear interpolation between order statistics."""
     if not values:
-        raise ValueError("percentile: at least one value expected")
+        raise ValueError("percentile: expected at least one value")
     if not 0.0 <= percent <= 100.0:
-        raise ValueError(f"percentile: 0 to 100 expected, got {percent}")
+        raise ValueError(f"percentile: expected 0 to 100, got {percent}")
     ordered = sorted(values)
     position = (len(ordered) - 1) * percent / 100.0
     below = math.floor(position)
@@ -78,12 +76,11 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """The 50th percentile."""
     return percentile(values, 50.0)
 
 
 def distribution(values: Sequence[float]) -> Distribution | None:
-    """The shape of a sample, or None of an empty one."""
+    """Summarize a sample; None if it is empty."""
     if not values:
         return None
     return Distribution(
@@ -99,12 +96,10 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 
 def bootstrap_median(values: Sequence[float]) -> Interval | None:
-    """The median with its interval."""
     return bootstrap(values, lambda samples: np.median(samples, axis=1))
 
 
 def bootstrap_mean(values: Sequence[float]) -> Interval | None:
-    """The mean with its interval."""
     return bootstrap(values, lambda samples: np.mean(samples, axis=1))
 
 
@@ -115,7 +110,7 @@ def bootstrap(
     resamples: int = RESAMPLES,
     seed: str = SEED,
 ) -> Interval | None:
-    """A statistic and its percentile bootstrap interval, or None of an empty sample.
+    """A statistic and its percentile bootstrap interval; None for an empty sample.
 
     `statistic` maps resampled values of shape [samples, count] to shape [samples].
     The same values in the same order give the same interval everywhere.
@@ -125,7 +120,7 @@ def bootstrap(
     data: Floats = np.asarray(values, dtype=np.float64)
     digest = hashlib.sha256(seed.encode("utf-8")).digest()
     generator = np.random.default_rng(int.from_bytes(digest[:8], "little"))
-    # Drawn in pieces so that a large sample does not cost resamples x count values of memory.
+    # Draw in chunks so that a large sample does not need resamples x count values of memory.
     rows = max(1, _CHUNK_VALUES // len(data))
     statistics: list[float] = []
     for start in range(0, resamples, rows):
@@ -141,7 +136,7 @@ def bootstrap(
 
 
 def paired_ratios(cold: Sequence[float], warm: Sequence[float]) -> list[float]:
-    """cold/warm of every pair whose two values are positive."""
+    """cold/warm for every pair whose values are both positive."""
     return [
         before / after for before, after in zip(cold, warm, strict=True) if before > 0 and after > 0
     ]

@@ -1,4 +1,4 @@
-"""Small operations on text that several transforms share. Text in, text out, deterministic."""
+"""Small deterministic text operations that several transforms share."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _TOKENIZER = StableRegexTokenizer()
 
 
 def word_ids(text: str) -> TokenArray:
-    """Words and marks as ids: what checks compare, whatever tokenizer comes later."""
+    """Words and punctuation as ids, so that checks do not depend on a tokenizer."""
     return _TOKENIZER.encode(text)
 
 
 def split_context(context: str, *, max_segments: int, min_chars: int) -> list[str]:
     """Cut a document into at most `max_segments` segments.
 
-    Where it has that many paragraphs of at least `min_chars`, these are the first
-    of them (shorter ones are headings and list items, no segment anybody
-    retrieves). Otherwise it is cut evenly.
+    If it has enough paragraphs of at least `min_chars`, the first of those are the
+    segments; shorter ones are headings and list items that nobody retrieves. Otherwise
+    it is cut evenly.
     """
     paragraphs = [part.strip() for part in _BLANK_LINES.split(context)]
     paragraphs = [part for part in paragraphs if len(part) >= min_chars]
@@ -33,7 +33,7 @@ def split_context(context: str, *, max_segments: int, min_chars: int) -> list[st
 
 
 def split_evenly(context: str, *, max_segments: int, min_chars: int) -> list[str]:
-    """Cut all of a document into even pieces, at the end of a sentence where one is near."""
+    """Cut a whole document into even pieces, at sentence ends where one is close."""
     target = max(min_chars, len(context) // max_segments)
     segments: list[str] = []
     cursor = 0
@@ -51,7 +51,7 @@ def split_evenly(context: str, *, max_segments: int, min_chars: int) -> list[str
 
 
 def sentences(text: str) -> list[tuple[str, str]]:
-    """The text as (sentence, white space after it); joined together they are the text again."""
+    """Split into (sentence, following whitespace); joined, they give the text back."""
     parts: list[tuple[str, str]] = []
     cursor = 0
     for gap in _SENTENCE_END.finditer(text):
@@ -67,6 +67,6 @@ def join_sentences(parts: Sequence[tuple[str, str]]) -> str:
 
 
 def lower_first(text: str) -> str:
-    """`text` with a small first letter, unless its first word is a name or an abbreviation."""
+    """`text` with a lower-case first letter, unless its first word is a name or abbreviation."""
     first = text.split(" ", 1)[0]
     return text[:1].lower() + text[1:] if first[1:].islower() or len(first) == 1 else text

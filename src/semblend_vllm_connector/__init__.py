@@ -1,7 +1,7 @@
-"""The public name of SemBlend's vLLM connector. Re-exports `semblend.integration.vllm` only.
+"""The public name of SemBlend's vLLM connector. Only re-exports `semblend.integration.vllm`.
 
-Imports nothing of `semblend` before it has seen that it is this project's: the package index has
-another of the same name, and half of each would run together.
+Imports nothing from `semblend` before checking that it is this project's: the package index
+has another one of the same name, and a mix of both would run.
 """
 
 from __future__ import annotations

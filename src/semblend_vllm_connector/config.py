@@ -1,4 +1,4 @@
-"""Older name of the connector's options."""
+"""Old name of the connector's options."""
 
 from __future__ import annotations
 

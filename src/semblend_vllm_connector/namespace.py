@@ -1,4 +1,4 @@
-"""Older name of what makes a namespace of a vLLM configuration and request."""
+"""Old name of the namespaces of vLLM configurations and requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Older name of what finds donors."""
+"""Old name of donor discovery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Older name of the values that providers and the connector share."""
+"""Old name of the values that providers and the connector share."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_words_mean_the_same_and_become_the_same_settings(kind: type[AdapterOpti
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1]", "a JSON object expected, got list"),
+        ("[1]", "expected a JSON object, got list"),
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON: nested too deeply"),
         ('{"mod": "segmented"}', "unknown key 'mod'; did you mean mode"),

@@ -65,7 +65,7 @@ def test_an_experimental_mode_says_so_and_how_to_leave_it():
     line = str(running(Mode.SEGMENTED_EXPERIMENTAL))
     assert "runs as segmented_experimental" in line
     assert "without a certificate" in line
-    assert "then mode segmented" in line
+    assert "then use mode segmented" in line
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_an_address_that_is_none_is_refused_before_anything_is_sent(
     out = folder / "out.json"
     run = f"--manifest {folder / 'short.jsonl'} --output {out} --model m"
     message = refused(*command.format(run=run, url=url, dead=DEAD, out=out).split())
-    assert "http://host:port expected" in message
+    assert "expected http://host:port" in message
     assert not out.exists()
 
 

@@ -184,5 +184,5 @@ def test_a_planner_that_lies_is_found_out() -> None:
 
     known = Reuse(block_size=4, tokenizer="t", planner=Liar())  # type: ignore[arg-type]
     known.remember("a", np.arange(20, dtype=np.uint32))
-    with pytest.raises(PlannerError, match="no copy"):
+    with pytest.raises(PlannerError, match="not a copy"):
         known.measure("b", np.arange(20, dtype=np.uint32))

@@ -78,7 +78,7 @@ def test_changed_figures_and_specs_are_noticed(frozen):
 
 def test_a_missing_manifest_or_checksum_is_named(frozen, tmp_path):
     (frozen / manifest_name(SPEC)).unlink()
-    assert problems(frozen) == [f"{frozen / 'small.jsonl'} is not there"]
+    assert problems(frozen) == [f"{frozen / 'small.jsonl'} does not exist"]
     (frozen / checksums_name(SPEC)).write_text("[]")
     with pytest.raises(ChecksumError, match="expected an object"):
         problems(frozen)

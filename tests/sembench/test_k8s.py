@@ -75,7 +75,7 @@ def test_no_kubectl_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_both_kinds_of_time_or_a_flag_as_name_are_refused() -> None:
-    with pytest.raises(UsageError, match="one of the two"):
+    with pytest.raises(UsageError, match="not both"):
         PodLog(namespace="n", pod="p", since="5m", since_time="2026-06-22T18:00:00Z")
     with pytest.raises(UsageError, match="--pod"):
         PodLog(namespace="n", pod="--all-namespaces")

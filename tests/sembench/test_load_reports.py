@@ -95,15 +95,15 @@ def test_every_format_states_the_same_figures() -> None:
     assert [line["request_id"] for line in lines] == [each.request_id for each in ROWS]
     assert lines[31]["ttft_ms"] == "", "not measured is empty, never 0"
     failing = {check["label"] for check in summary["checks"] if check["good"] is False}
-    assert failing == {"Requests that failed"}
+    assert failing == {"Failed requests"}
 
 
 def test_a_run_without_an_objective_or_without_answers_says_so() -> None:
     no_answer = [row(number, error="HTTP 503", ttft_ms=None, tpot_ms=None) for number in range(9)]
     report = build_load_report(result(no_answer, objective=Objective()))
     verdicts = {check.label: check.good for check in report.checks}
-    assert verdicts["An objective was asked for"] is False
-    assert verdicts["Requests that failed"] is False
+    assert verdicts["An objective was set"] is False
+    assert verdicts["Failed requests"] is False
     assert "No request was answered." in render_load_html(report)
     assert "not measured" in render_load_markdown(report)
     empty = build_load_report(result([]))
@@ -156,10 +156,10 @@ def test_the_command_knows_a_load_result_and_replays_refuse_it(tmp_path: Path) -
     paths = [tmp_path / f"out{suffix}" for suffix in LOAD_RENDERERS]
     assert sembench("report", "--result", source, "--output", *paths).exit_code == 0
     assert all(path.stat().st_size for path in paths)
-    assert "How much of it was good enough?" in sembench("report", "--result", source).stdout
+    assert "How much of it met the objective?" in sembench("report", "--result", source).stdout
     refused = sembench("assert-result-gates", "--result", source)
     assert refused.exit_code == 2
-    assert "load run" in str(refused.exception)
+    assert "load result" in str(refused.exception)
 
 
 @pytest.mark.browser

@@ -109,7 +109,7 @@ def test_a_wrong_record_is_named(tmp_path, text, named):
 def test_data_that_is_not_there_is_named(tmp_path):
     with pytest.raises(SourceError, match="is not a file or a folder"):
         local(tmp_path / "none")
-    with pytest.raises(SourceError, match=r"holds no file ending in \.jsonl"):
+    with pytest.raises(SourceError, match=r"has no file ending in \.jsonl"):
         local(tmp_path)
     (tmp_path / "a.jsonl").write_text(line(), encoding="utf-8")
     with pytest.raises(SourceError, match="'musique' is not in"):

@@ -177,9 +177,7 @@ def test_a_long_result_draws_a_bounded_number_of_strips_and_says_so() -> None:
 def test_what_was_not_measured_says_so_and_is_never_zero() -> None:
     offline = result(RequestRow(item_id="a", dataset="d", transform="t", total_blocks=4))
     report = build_report(offline)
-    assert all(
-        check.good is None for check in report.checks if check.label != "Requests that failed"
-    )
+    assert all(check.good is None for check in report.checks if check.label != "Failed requests")
     page = render_html(report)
     assert page.count("not measured") >= 5
     assert "Time was not compared" in page

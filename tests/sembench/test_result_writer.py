@@ -104,7 +104,7 @@ def test_a_run_that_is_not_resumed_starts_anew(tmp_path):
 
 def test_a_value_json_cannot_carry_is_refused(tmp_path):
     bad = RequestRow(item_id="i", dataset="d", transform="t", ttft_ms=float("nan"))
-    with writer(tmp_path / "r.json") as out, pytest.raises(ResultError, match="cannot carry"):
+    with writer(tmp_path / "r.json") as out, pytest.raises(ResultError, match="cannot represent"):
         out.add(bad)
     with pytest.raises(ResultError, match="with block"):
         writer(tmp_path / "x.json").add(ROWS[0])

@@ -120,7 +120,7 @@ def test_the_command_takes_every_coefficient(tmp_path: Path) -> None:
     assert report["mean_expected_ms"] == pytest.approx(550.0)
     assert sembench("roi", "--histogram", "1000:1").exit_code == 2
     printed = sembench("roi", "--histogram", "1000:1", "--hit-rate", 0.5)
-    assert "prefill hours a day" in printed.stdout
+    assert "prefill hours per day" in printed.stdout
     assert (
         sembench("roi", "--histogram", "9:1", "--hit-rate", 1, "--served-fraction", 2).exit_code
         == 2

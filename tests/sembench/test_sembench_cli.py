@@ -126,7 +126,7 @@ def test_audits_pass_and_fail_by_exit_code(folder, tmp_path):
         (("build", "--output", "x.jsonl"), "--profile or --frozen"),
         (
             ("build", "--frozen", "fixture", "--datasets", "a", "b", "--output", "x.jsonl"),
-            "--datasets: --frozen builds",
+            "--datasets: not allowed with --frozen",
         ),
         (("build", "--profile", "longbench-v7", "--output", "x.jsonl"), "longbench-v7"),
         (

@@ -313,7 +313,7 @@ def test_the_badge_says_until_when_the_model_is_certified(
         visit(page, host)
         until(lambda: "Certified until" in text(page, "#certificate-text"), "the badge")
         patch.setattr(scripted, "stats", lambda: certified(9))
-        until(lambda: "ends in 9 days" in text(page, "#certificate-text"), "the warning")
+        until(lambda: "expires in 9 days" in text(page, "#certificate-text"), "the warning")
 
 
 def test_a_prompt_can_be_tried_on_the_page_and_its_answer_is_text(

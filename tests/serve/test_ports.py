@@ -58,7 +58,7 @@ def test_of_two_servers_that_start_together_one_is_told():
                     listen([first], "127.0.0.1")
                 said.append(str(raised.value))
     assert said == [
-        f"port {port} on 127.0.0.1 is in use by another program; --port chooses another"
+        f"port {port} on 127.0.0.1 is in use by another program; choose another with --port"
     ]
 
 

@@ -1,1 +1,1 @@
-"""The ``sembench`` command: one file a command."""
+"""The ``sembench`` command, one file per subcommand."""

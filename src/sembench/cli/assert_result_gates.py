@@ -1,4 +1,4 @@
-"""``sembench assert-result-gates``: exit 0 where a result holds, 1 where it does not."""
+"""``sembench assert-result-gates``: exit 0 if a result passes its gates, 1 if it does not."""
 
 from __future__ import annotations
 
@@ -25,22 +25,24 @@ def assert_result_gates(
     *,
     result: Annotated[Path, typer.Option(help="Result file.")],
     engine_summary: Annotated[
-        list[Path] | None, typer.Option(help="Engine summary, repeatable.")
+        list[Path] | None, typer.Option(help="Engine summary; repeatable.")
     ] = None,
     noise_floor_calibration: Annotated[
         Path | None,
         typer.Option(
-            help="Calibration file: the ROUGE-L of warm against cold is judged beside it, and "
-            "must not be far above it either."
+            help="Calibration file. Compares the warm-against-cold ROUGE-L with this noise floor; "
+            "a value far above the floor fails too."
         ),
     ] = None,
     allow_missing: Annotated[
         bool,
-        typer.Option("--allow-missing", help="A metric that is absent does not fail its gate."),
+        typer.Option("--allow-missing", help="Do not fail a gate whose metric is absent."),
     ] = False,
-    output: Annotated[Path | None, typer.Option(help="File for the verdict as well.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Also write the verdict to this file.")
+    ] = None,
 ) -> None:
-    """Hold a result to gates. An absent metric of a requested gate fails."""
+    """Check a result against gates. A requested gate whose metric is absent fails."""
     paths = engine_summary or []
     verdict = check(
         read_result(result),

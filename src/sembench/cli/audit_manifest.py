@@ -1,4 +1,4 @@
-"""``sembench audit-manifest``: does every item do what its transform says."""
+"""``sembench audit-manifest``: does every item do what its transform promises?"""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sembench.tokenizers import load_tokenizer
 def audit_manifest(
     manifest: Manifest,
     output: Annotated[
-        Path | None, typer.Option(help="JSON file to write; left out, standard output.")
+        Path | None, typer.Option(help="JSON file to write; default: standard output.")
     ] = None,
     block_size: BlockSize = 16,
     tokenizer: TokenizerName = None,
 ) -> None:
-    """Check every item against its transform's law, and count; exit 1 on violations."""
+    """Check every item against its transform's rules and count items; exit 1 on violations."""
     report = audit(manifest, tokenizer=load_tokenizer(tokenizer), block_size=block_size)
     text = json.dumps(report, indent=2, ensure_ascii=False)
     if output is None:

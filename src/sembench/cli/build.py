@@ -1,4 +1,4 @@
-"""``sembench build``: records of a profile, shaped by transforms, as a manifest."""
+"""``sembench build``: turn a profile's records into a manifest."""
 
 from __future__ import annotations
 
@@ -26,37 +26,35 @@ def build(
     frozen: Annotated[
         str | None,
         typer.Option(
-            help="Build this frozen spec (a name or a .json file) and check it against its "
-            "CHECKSUMS file where there is one."
+            help="Build this frozen spec (a name or a .json file) and compare it with its "
+            "CHECKSUMS file if there is one."
         ),
     ] = None,
     datasets: Annotated[
-        list[str] | None, typer.Option(help="Datasets of the profile; left out, all of them.")
+        list[str] | None, typer.Option(help="Datasets of the profile; default: all.")
     ] = None,
     max_items_per_dataset: Annotated[
-        int | None, typer.Option(min=1, help="Records of each dataset; each is transformed.")
+        int | None, typer.Option(min=1, help="Records to take from each dataset.")
     ] = None,
     transforms: Annotated[
-        list[str] | None, typer.Option(help="Transforms; left out, all of them.")
+        list[str] | None, typer.Option(help="Transforms to apply; default: all.")
     ] = None,
-    max_segments: Annotated[
-        int, typer.Option(min=2, help="Segments a document is cut into at most.")
-    ] = 4,
+    max_segments: Annotated[int, typer.Option(min=2, help="Maximum segments per document.")] = 4,
     min_segment_chars: Annotated[
-        int, typer.Option(min=1, help="Characters a segment has at least.")
+        int, typer.Option(min=1, help="Minimum characters per segment.")
     ] = 400,
     hf_revision: Annotated[
-        str | None, typer.Option(help="Revision of the dataset on the hub.")
+        str | None, typer.Option(help="Dataset revision on the Hugging Face hub.")
     ] = None,
     data_dir: DataDir = None,
-    seed: Annotated[int, typer.Option(help="Same seed and data, same bytes.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed; same seed and data, same bytes.")] = 0,
     sample: Annotated[
-        Sample, typer.Option(help="Which records are taken where there are more than wanted.")
+        Sample, typer.Option(help="Which records to take when there are more than needed.")
     ] = Sample.FIRST,
 ) -> None:
-    """Build a manifest: deterministic by seed, every item checked by its transform."""
+    """Build a manifest. The seed fixes every byte, and each transform checks its items."""
     if (profile is None) == (frozen is None):
-        raise UsageError("--profile or --frozen: expected one of the two")
+        raise UsageError("give either --profile or --frozen")
     if frozen is not None:
         spec = load_spec(frozen)
         for flag, given in (
@@ -66,7 +64,7 @@ def build(
             ("--hf-revision", hf_revision),
         ):
             if given:
-                raise UsageError(f"{flag}: --frozen builds what its spec says and nothing else")
+                raise UsageError(f"{flag}: not allowed with --frozen, whose spec fixes everything")
     else:
         spec = BuildSpec(
             name=output.name.split(".")[0],

@@ -1,4 +1,4 @@
-"""``sembench calibrate-noise-floor``: how much two cold runs of one prompt differ."""
+"""``sembench calibrate-noise-floor``: how much do two cold runs of one prompt differ?"""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def calibrate_noise_floor(
     output: live.Output,
     base_url: live.BaseUrl,
     model: live.Model = None,
-    engine: Annotated[str, typer.Option(help="sglang or gateway.")] = "gateway",
+    engine: Annotated[str, typer.Option(help="Engine protocol: sglang or gateway.")] = "gateway",
     reset_url: Annotated[
-        list[str] | None, typer.Option(help="Posted to before every request; repeatable.")
+        list[str] | None, typer.Option(help="URL to POST to before every request; repeatable.")
     ] = None,
-    max_items: Annotated[int, typer.Option(min=1, help="Items asked twice.")] = 200,
+    max_items: Annotated[int, typer.Option(min=1, help="Items to ask twice.")] = 200,
     max_tokens: live.MaxTokens = 64,
     cooldown_ms: live.Cooldown = 0.0,
     warmup_requests: live.Warmup = 2,
@@ -34,7 +34,7 @@ def calibrate_noise_floor(
     timeout_seconds: live.TimeoutSeconds = 900.0,
     run_id: live.RunId = None,
 ) -> None:
-    """Serve every recipient cold twice; the difference is what no cache can be blamed for."""
+    """Serve every recipient cold twice. The difference is noise that no cache causes."""
     config = live.recorded(locals())
     live.require_http()
     live.require_urls(base_url=base_url, reset_url=reset_url)
@@ -49,7 +49,7 @@ def calibrate_noise_floor(
     from sembench.progress import track
 
     if engine not in ("sglang", "gateway"):
-        raise UsageError(f"--engine: sglang or gateway expected, got {engine!r}")
+        raise UsageError(f"--engine: expected sglang or gateway, got {engine!r}")
     run = run_metadata(engine=engine, manifest=manifest, run_id=run_id, arm="cold")
     resets = reset_url or ([base_url.rstrip("/") + "/flush_cache"] if engine == "sglang" else [])
     items = list(read_manifest(manifest, max_items=max_items))
@@ -71,7 +71,7 @@ def calibrate_noise_floor(
             name = RequestName(
                 run_id=run.run_id, arm="cold", item_id=item_id, role=role, position=position
             )
-            # Without a reset, a salt of its own keeps each of the two runs cold.
+            # With no reset, a separate salt keeps each of the two runs cold.
             salt = "" if resets else str(name)
             reply = await client.complete(
                 Prompt(
@@ -100,7 +100,7 @@ def calibrate_noise_floor(
     pairs = asyncio.run(go())
     if not any(first.ok and second.ok for first, second in pairs):
         last = next((reply.error for pair in reversed(pairs) for reply in pair if not reply.ok), "")
-        raise EndpointError(f"none of {len(pairs)} items was answered twice; the last: {last}")
+        raise EndpointError(f"none of {len(pairs)} items was answered twice; last error: {last}")
     report = {
         "calibration_version": CALIBRATION_VERSION,
         "run": run.to_dict(),

@@ -1,4 +1,4 @@
-"""``sembench compare``: two or more results beside each other, with intervals."""
+"""``sembench compare``: two or more results side by side, with intervals."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from sembench.results import read_result
 
 def compare(
     result: Annotated[
-        list[Path], typer.Option(help="Result file, repeatable; the first is the baseline.")
+        list[Path], typer.Option(help="Result file; repeatable. The first is the baseline.")
     ],
     output: Annotated[
-        Path | None, typer.Option(help="File for the comparison (.json or .md).")
+        Path | None, typer.Option(help="File to write the comparison to (.json or .md).")
     ] = None,
     allow_different_manifests: Annotated[
         bool,
-        typer.Option("--allow-different-manifests", help="Compare the items that are in both."),
+        typer.Option("--allow-different-manifests", help="Compare only the items both have."),
     ] = False,
 ) -> None:
-    """Compare results of one manifest, item by item, with bootstrap intervals."""
+    """Compare results of one manifest item by item, with bootstrap intervals."""
     stems = Counter(path.stem for path in result)
     names = [path.stem if stems[path.stem] == 1 else str(path) for path in result]
     comparison = compare_results(
@@ -42,7 +42,7 @@ def compare(
     elif output.suffix == ".md":
         text = comparison_markdown(comparison)
     else:
-        raise UsageError(f"--output: a .json or .md file expected, got {output.name}")
+        raise UsageError(f"--output: expected a .json or .md file, got {output.name}")
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
     typer.echo(str(output))

@@ -1,4 +1,4 @@
-"""``sembench engine-snapshot`` and ``engine-window``: engines' counters, before and after."""
+"""``sembench engine-snapshot`` and ``engine-window``: engine counters before and after a run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sembench.snapshots import read_snapshot, with_window
 
 
 def engine_snapshot(
-    metrics_url: Annotated[list[str], typer.Option(help="Prometheus page, repeatable.")],
+    metrics_url: Annotated[list[str], typer.Option(help="Prometheus metrics URL; repeatable.")],
     output: Annotated[Path, typer.Option(help="Snapshot file to write.")],
     timeout_seconds: Annotated[float, typer.Option(min=0.001, help="Per page.")] = 15.0,
 ) -> None:
-    """Write all counters of the engines as they are now."""
+    """Save the engines' current counters."""
     require_http()
     require_urls(metrics_url=metrics_url)
 
@@ -33,15 +33,15 @@ def engine_snapshot(
 
 
 def engine_window(
-    before: Annotated[Path, typer.Option(help="Snapshot taken first.")],
-    after: Annotated[Path, typer.Option(help="Snapshot taken later.")],
-    arm: Annotated[str, typer.Option(help="Which arm ran in between.")] = "single",
-    output: Annotated[Path | None, typer.Option(help="File for the window.")] = None,
+    before: Annotated[Path, typer.Option(help="The earlier snapshot.")],
+    after: Annotated[Path, typer.Option(help="The later snapshot.")],
+    arm: Annotated[str, typer.Option(help="The arm that ran in between.")] = "single",
+    output: Annotated[Path | None, typer.Option(help="File to write the difference to.")] = None,
     result: Annotated[
-        Path | None, typer.Option(help="Result file whose engine section takes it up.")
+        Path | None, typer.Option(help="Result file whose engine section to update.")
     ] = None,
 ) -> None:
-    """Subtract two snapshots; what the engines counted in between."""
+    """Subtract two snapshots to get what the engines counted in between."""
     section = window_between(read_snapshot(before), read_snapshot(after), arm=arm)
     if result is not None:
         write_result(result, with_window(read_result(result), section))

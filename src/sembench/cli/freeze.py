@@ -1,4 +1,4 @@
-"""``sembench freeze``: fix a spec's manifest for ever."""
+"""``sembench freeze``: pin a spec's manifest by checksum."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def freeze(
     block_size: BlockSize = 16,
     data_dir: DataDir = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace a checksum file that differs.")
+        bool, typer.Option("--replace", help="Replace an existing checksum file that differs.")
     ] = False,
 ) -> None:
-    """Write CHECKSUMS.<spec>.json, building the manifest where the folder has none."""
+    """Write CHECKSUMS.<spec>.json. Builds the manifest first if the folder has none."""
     chosen = load_spec(spec)
     checksums = freeze_manifest(
         chosen, manifests_dir, block_size=block_size, data_dir=data_dir, replace=replace

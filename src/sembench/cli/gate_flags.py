@@ -1,4 +1,4 @@
-"""The gates' flags, from the gates' table: a gate that joins it has its flag."""
+"""Command-line flags for the gates, generated from the gate table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FLAGGED = tuple(gate for gate in GATES if gate.has_flag)
 
 
 def with_gates(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, whose first parameter are thresholds by gate, a flag for every gate."""
+    """Give a command a flag per gate. Its first parameter receives the thresholds by gate."""
     hints = get_type_hints(command, include_extras=True)
     own = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[parameter.name])
@@ -27,7 +27,7 @@ def with_gates(command: Callable[..., None]) -> Callable[..., None]:
         thresholds = {gate.name: _threshold(gate, given.pop(gate.name)) for gate in FLAGGED}
         command(thresholds, **given)
 
-    # What must be given is listed first, then gates, then what is about all of them.
+    # Order: required options, then gates, then options that concern all gates.
     needed = [each for each in own if each.default is inspect.Parameter.empty]
     optional = [each for each in own if each.default is not inspect.Parameter.empty]
     parameters = [*needed, *map(_flag, FLAGGED), *optional]

@@ -1,4 +1,4 @@
-"""``sembench list``: what there is to choose from, plug-ins included."""
+"""``sembench list``: what you can choose from, plug-ins included."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from sembench.transforms.registry import TRANSFORMS
 
 
 class Known(StrEnum):
-    """What can be listed."""
-
     TRANSFORMS = "transforms"
     GATES = "gates"
     PROFILES = "profiles"
@@ -42,7 +40,7 @@ def _gates() -> dict[str, str]:
 
 
 def _profiles() -> dict[str, str]:
-    stories = dict.fromkeys(STORIES, "turns that follow one another; for run-turns")
+    stories = dict.fromkeys(STORIES, "multi-turn conversations, for run-turns")
     return {
         **_plugged(plugins.PROFILES),
         **_plugged(plugins.STORIES),

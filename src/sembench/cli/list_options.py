@@ -1,7 +1,7 @@
 """Options that take several values after one flag: ``--datasets a b c``.
 
 Click repeats the flag instead (``--datasets a --datasets b``). Both work here: the
-values that follow a repeatable option are handed to click as repeated flags.
+values after a repeatable option are passed to click as repeated flags.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ class ListOptionsCommand(TyperCommand):
     """A command whose repeatable options also take several values after one flag."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Spread the values of repeatable options, then parse as usual."""
         repeatable = frozenset(
             name
             for parameter in self.params

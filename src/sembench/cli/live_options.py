@@ -1,4 +1,4 @@
-"""Options of the live commands, so that a flag means one thing in all of them."""
+"""Options shared by the live commands, so that a flag means the same in all of them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from sembench.spool import resumed_run_id
 Output = Annotated[Path, typer.Option("--output", help="Result file to write.")]
 Model = Annotated[
     str | None,
-    typer.Option("--model", help="Model to ask for; left out, the first one the endpoint serves."),
+    typer.Option("--model", help="Model to request; default: the first one the endpoint serves."),
 ]
 BaseUrl = Annotated[
     str,
-    typer.Option("--base-url", "--gateway-url", help="Base URL that recipients are sent to."),
+    typer.Option("--base-url", "--gateway-url", help="Base URL for the recipient requests."),
 ]
 MaxTokens = Annotated[
     int,
@@ -34,7 +34,7 @@ MaxTokens = Annotated[
         *("--max-tokens", "--recipient-max-tokens", "--recipient-max-new-tokens"),
         "--max-new-tokens",
         min=1,
-        help="Tokens a measured request generates.",
+        help="Maximum tokens a measured request generates.",
     ),
 ]
 DonorMaxTokens = Annotated[
@@ -44,57 +44,58 @@ DonorMaxTokens = Annotated[
     ),
 ]
 TimeoutSeconds = Annotated[
-    float, typer.Option("--timeout-seconds", min=0.001, help="Seconds a request may take.")
+    float, typer.Option("--timeout-seconds", min=0.001, help="Timeout per request, in seconds.")
 ]
-Tenant = Annotated[str, typer.Option("--tenant", help="x-tenant-id of every request.")]
+Tenant = Annotated[str, typer.Option("--tenant", help="Value of x-tenant-id in every request.")]
 ApiKey = Annotated[
     str,
     typer.Option(
-        "--api-key", envvar="SEMBENCH_API_KEY", help="Bearer token; never part of a result."
+        "--api-key", envvar="SEMBENCH_API_KEY", help="Bearer token; never stored in a result."
     ),
 ]
 RunId = Annotated[
-    str | None, typer.Option("--run-id", help="Identity of the run; left out, a new one.")
+    str | None, typer.Option("--run-id", help="Identifier of the run; default: a new one.")
 ]
 ArmOption = Annotated[
-    Arm, typer.Option("--arm", help="cold: no donors; warm or single: donors first.")
+    Arm, typer.Option("--arm", help="cold: no donors. warm, single: donors first.")
 ]
 BackendId = Annotated[str | None, typer.Option("--backend-id", help="Name of this backend.")]
 BaselineId = Annotated[
-    str | None, typer.Option("--baseline-id", help="Name of what it is compared with.")
+    str | None, typer.Option("--baseline-id", help="Name of the baseline it is compared with.")
 ]
-EngineVersion = Annotated[str | None, typer.Option("--engine-version", help="Engine's version.")]
+EngineVersion = Annotated[str | None, typer.Option("--engine-version", help="Engine version.")]
 SkipVerify = Annotated[
-    bool, typer.Option("--skip-verify", help="Do not ask the endpoint who it is first.")
+    bool, typer.Option("--skip-verify", help="Do not check the endpoint before the run.")
 ]
 ServeCommand = Annotated[
     str, typer.Option("--engine-serve-command", help="The command the engine was started with.")
 ]
 ServeCommandFile = Annotated[
-    Path | None, typer.Option("--engine-serve-command-file", help="A file that holds it.")
+    Path | None, typer.Option("--engine-serve-command-file", help="File with that command.")
 ]
 EngineEnv = Annotated[
-    list[str] | None, typer.Option("--engine-env", help="NAME=VALUE of the engine, repeatable.")
+    list[str] | None,
+    typer.Option("--engine-env", help="NAME=VALUE set for the engine; repeatable."),
 ]
 MetricsUrl = Annotated[
     list[str] | None,
-    typer.Option("--metrics-url", help="Prometheus page of an engine, repeatable."),
+    typer.Option("--metrics-url", help="Prometheus metrics URL of an engine; repeatable."),
 ]
 RequireFlags = Annotated[
     bool,
     typer.Option(
-        "--require-phase0-flags", help="Exit 3 where the engine's flags spoil a comparison."
+        "--require-phase0-flags", help="Exit 3 if the engine's flags would spoil a comparison."
     ),
 ]
 QualityThreshold = Annotated[
-    float, typer.Option("--quality-threshold", min=0, max=1, help="Answer recall that passes.")
+    float, typer.Option("--quality-threshold", min=0, max=1, help="Minimum answer recall to pass.")
 ]
 PostDonorDelay = Annotated[
     float,
     typer.Option(
         "--post-donor-delay-ms",
         min=0,
-        help="A pause between donors and recipient, on top of the wait for registered donors.",
+        help="Extra pause between donors and recipient, on top of waiting for the donors.",
     ),
 ]
 DonorWait = Annotated[
@@ -103,33 +104,33 @@ DonorWait = Annotated[
         "--donor-wait-ms",
         min=0,
         help=(
-            "Wait at most so long until the engine's counters show the donors registered; "
-            "an engine without such counters is not waited for."
+            "Wait at most this long for the engine's counters to show the donors as registered. "
+            "There is no wait if the engine has no such counters."
         ),
     ),
 ]
 Cooldown = Annotated[float, typer.Option("--cooldown-ms", min=0, help="Pause after each request.")]
 Warmup = Annotated[
-    int, typer.Option("--warmup-requests", min=0, help="Requests before the first measured one.")
+    int, typer.Option("--warmup-requests", min=0, help="Unmeasured requests to send first.")
 ]
 Paired = Annotated[
-    bool, typer.Option("--paired", help="Serve every recipient cold and warm, and compare.")
+    bool, typer.Option("--paired", help="Serve every recipient both cold and warm, and compare.")
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Take up a stopped run beside the output file.")
+    bool, typer.Option("--resume", help="Continue an interrupted run of this output file.")
 ]
 ContaminationCheck = Annotated[
     bool,
     typer.Option(
         "--contamination-check",
-        help="Repeat every recipient, to see whether approximate K/V came back as exact.",
+        help="Repeat every recipient to see whether approximate K/V comes back as exact.",
     ),
 ]
 CaptureLogprobs = Annotated[
-    bool, typer.Option("--capture-logprobs", help="Ask for log probabilities, for KL.")
+    bool, typer.Option("--capture-logprobs", help="Request log probabilities, to compute KL.")
 ]
 TopLogprobs = Annotated[
-    int, typer.Option("--top-logprobs-num", min=1, max=20, help="How many a token.")
+    int, typer.Option("--top-logprobs-num", min=1, max=20, help="Log probabilities per token.")
 ]
 ConnectorAudit = Annotated[
     Path | None,
@@ -140,7 +141,7 @@ MaxConsecutiveErrors = Annotated[
     typer.Option(
         "--max-consecutive-errors",
         min=0,
-        help="Stop (resumably) after so many failures in a row; 0 never stops.",
+        help="Stop after this many failures in a row (the run can be resumed); 0 never stops.",
     ),
 ]
 IsolateBySalt = Annotated[
@@ -148,8 +149,8 @@ IsolateBySalt = Annotated[
     typer.Option(
         "--isolate-by-salt/--no-isolate-by-salt",
         help=(
-            "Give every item and arm a cache_salt of its own, so that items do not serve one "
-            "another; left out, wherever there is no --reset-url and the endpoint takes a salt."
+            "Give every item and arm its own cache_salt, so that items do not serve one another. "
+            "Default: on if there is no --reset-url and the endpoint accepts a salt."
         ),
     ),
 ]
@@ -157,7 +158,7 @@ IsolateBySalt = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFlags:
-    """What every run against an endpoint takes: what is sent, as which run, to which engine."""
+    """Flags of every run against an endpoint: what to send, under which id, to which engine."""
 
     manifest: Manifest
     output: Output
@@ -177,14 +178,13 @@ class RunFlags:
     max_consecutive_errors: MaxConsecutiveErrors = 10
 
     def values(self) -> dict[str, Any]:
-        """The flags by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def engine_flags(self) -> EngineFlags:
-        """The engine's flags as told; checked (exit 3) where required."""
+        """The engine flags the user reported; checked (exit 3) if the user asked for that."""
         command, file = self.engine_serve_command, self.engine_serve_command_file
         if command and file is not None:
-            raise UsageError("--engine-serve-command and its -file: one of the two expected")
+            raise UsageError("give --engine-serve-command or --engine-serve-command-file, not both")
         if file is not None:
             try:
                 command = file.read_text(encoding="utf-8").strip()
@@ -198,7 +198,7 @@ class RunFlags:
         return flags
 
     def run(self, engine: str, *, arm: str = Arm.SINGLE) -> RunMetadata:
-        """The identity of the run: a new one, the one given, or the one that is taken up."""
+        """The run's identity: the one given, the one being resumed, or a new one."""
         return run_metadata(
             engine=engine,
             manifest=self.manifest,
@@ -212,7 +212,7 @@ class RunFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayFlags(RunFlags):
-    """What every replay of a manifest takes besides: how items are played and judged."""
+    """Flags every manifest replay adds: how items are played and judged."""
 
     arm: ArmOption = Arm.SINGLE
     paired: Paired = False
@@ -231,13 +231,13 @@ class ReplayFlags(RunFlags):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFlags(RunFlags):
-    """Under load some failures in a row are a finding, not an endpoint that is gone."""
+    """Flags of a load run. Under load, failures in a row are a finding, not a lost endpoint."""
 
     max_consecutive_errors: MaxConsecutiveErrors = 100
 
 
 def recorded(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration a result carries: the flags without their secrets."""
+    """The configuration stored in a result: the flags without their secrets."""
     shown = dict(flags)
     shown["engine_env"] = [
         f"{name}={MASK}" if SECRET_NAME.search(name := pair.partition("=")[0]) else pair
@@ -249,13 +249,13 @@ def recorded(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_urls(**flags: str | Sequence[str] | None) -> None:
-    """Refuse what is no address of an HTTP server, named by its flag, before anything is sent."""
+    """Reject values that are not HTTP URLs, naming the flag, before anything is sent."""
     for name, value in flags.items():
         for url in (value,) if isinstance(value, str) else value or ():
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 flag = "--" + name.replace("_", "-")
-                raise UsageError(f"{flag}: http://host:port expected, got {url!r}")
+                raise UsageError(f"{flag}: expected http://host:port, got {url!r}")
 
 
 async def model_named(given: str | None, *, engine: str, base_url: str) -> str:
@@ -266,7 +266,7 @@ async def model_named(given: str | None, *, engine: str, base_url: str) -> str:
     EndpointError
         If none was given and the endpoint cannot be asked.
     UsageError
-        If it names none.
+        If the endpoint names no model.
     """
     if given:
         return given
@@ -275,14 +275,14 @@ async def model_named(given: str | None, *, engine: str, base_url: str) -> str:
 
     models = await served_models(engine, base_url, timeout_seconds=15.0)
     if engine == "sglang" and not models:
-        return ""  # its own protocol names no model
+        return ""  # SGLang's own protocol needs no model name
     if not models:
-        raise UsageError(f"--model: {base_url} does not say which models it serves; give one")
+        raise UsageError(f"--model: {base_url} does not list its models; give one")
     return models[0]
 
 
 def require_http() -> None:
-    """Raise a MissingExtraError that names the extra where httpx is not installed."""
+    """Raise a MissingExtraError naming the extra if httpx is not installed."""
     try:
         import httpx  # noqa: F401
     except ImportError as error:

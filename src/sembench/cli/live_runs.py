@@ -1,4 +1,4 @@
-"""What the two replay commands share: everything but the client they speak through."""
+"""What the two replay commands share: everything except the client."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from sembench.live.replay import Arm, ReplayOptions, Reset
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Whom a replay speaks to."""
+    """The endpoint a replay talks to."""
 
     base_url: str
     recipient: EngineClient
     donors: Sequence[EngineClient] = ()
-    """Workers that donors go to in turn; none means the recipient's endpoint."""
+    """Workers that receive donors in turn; if empty, donors go to the recipient's endpoint."""
     donor_urls: Sequence[str] = ()
-    """Where those workers are."""
+    """URLs of those workers."""
     api_key: str = ""
     reset: Reset | None = None
-    """Empties the caches, where the endpoint can."""
+    """Empties the caches, if the endpoint supports that."""
     isolate_by_salt: bool | None = False
-    """None: wherever there is no reset and the endpoint takes a salt."""
+    """None: use salts if there is no reset and the endpoint accepts a salt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How much is asked for and how closely requests follow one another."""
+    """How much is requested, and how fast."""
 
     donor_max_tokens: int
     recipient_max_tokens: int
@@ -46,13 +46,13 @@ class Pace:
 
 
 Connect = Callable[[AsyncExitStack, str, str], Awaitable[Target]]
-"""Opens the clients, given where to close them and the names of tokenizer and model."""
+"""Opens the clients, given the stack that closes them and the tokenizer and model names."""
 
 
 def replay(
     flags: live.ReplayFlags, own: Mapping[str, Any], pace: Pace, *, engine: str, connect: Connect
 ) -> None:
-    """Replay a manifest and write the result. `own` are the flags only this command has."""
+    """Replay a manifest and write the result. `own` holds the flags only this command has."""
     config = live.recorded({**flags.values(), **own})
     engine_flags = flags.engine_flags()
 
@@ -94,7 +94,7 @@ def replay(
                     salted = found.reports["takes_cache_salt"]
             if flags.paired and target.reset is None and not salted:
                 raise UsageError(
-                    "--paired: the arms need empty caches; give --reset-url (vLLM: "
+                    "--paired: the arms need empty caches; pass --reset-url (vLLM: "
                     "…/reset_prefix_cache, SGLang: …/flush_cache) or --isolate-by-salt"
                 )
             isolation = "reset" if target.reset is not None else "salt" if salted else "none"
@@ -173,7 +173,7 @@ _SHOWN_PAIRED = (
 
 
 def show(head: Mapping[str, Any], output: Path) -> None:
-    """The run in a few lines; what was not measured is said so."""
+    """Print the run in a few lines, including what was not measured."""
     for section, names in ((head["aggregate"], _SHOWN), (head["paired"], _SHOWN_PAIRED)):
         for name, label in names if section else ():
             value = section.get(name)

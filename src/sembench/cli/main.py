@@ -1,8 +1,8 @@
 """The ``sembench`` application: registers the commands and turns errors into exit codes.
 
-A command is one file beside this one with one function; its line in `COMMANDS` is
-all the registration there is. Exit codes: 0 done, 1 a check does not hold, 2 what
-was given cannot be used, 3 the engine does not run with the required flags.
+Each command is a function in its own file beside this one; a line in `COMMANDS`
+registers it. Exit codes: 0 success, 1 a check failed, 2 unusable input, 3 the engine
+does not run with the required flags.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ COMMANDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("roi", "roi:roi"),
     ),
 }
-"""Commands by group: a name, and the file beside this one with its function."""
+"""Commands by group: the name, and the module beside this one that holds its function."""
 
 app = typer.Typer(
     name="sembench",
-    help="Measures reuse of K/V by any semantic cache, and cannot be talked into a figure.",
+    help="Measures how much K/V a semantic cache really reuses, counting only confirmed reuse.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -67,14 +67,13 @@ for _group, _commands in COMMANDS.items():
 
 
 def run() -> None:
-    """Entry point of the command."""
     try:
         app()
     except SemBenchError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
     except OSError as error:
-        # A path that cannot be read or written, whichever command was given it.
+        # Some command was given a path that cannot be read or written.
         where = f"{error.filename}: " if error.filename else ""
         typer.echo(f"error: {where}{error.strerror or error}", err=True)
         sys.exit(SemBenchError.exit_code)

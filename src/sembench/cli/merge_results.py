@@ -1,4 +1,4 @@
-"""``sembench merge-results``: a cold and a warm result into a paired one."""
+"""``sembench merge-results``: combine a cold and a warm result into a paired one."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def merge_results(
     warm: Annotated[Path, typer.Option(help="Result of the warm arm.")],
     output: Output,
     allow_unpaired: Annotated[
-        bool, typer.Option("--allow-unpaired", help="Leave out items that are in one arm only.")
+        bool, typer.Option("--allow-unpaired", help="Drop items that only one arm has.")
     ] = False,
     connector_audit: ConnectorAudit = None,
 ) -> None:
-    """Pair the rows of two results of the same manifest, item by item."""
+    """Pair the rows of two results of one manifest, item by item."""
     merged = merge(read_result(cold), read_result(warm), allow_unpaired=allow_unpaired)
     if connector_audit is not None:
         with open_text(connector_audit) as stream:

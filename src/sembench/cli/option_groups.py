@@ -1,8 +1,8 @@
 """Options that several commands take together, written once.
 
 A group is a frozen dataclass whose fields are annotated options. ``@takes(Group)``
-turns ``def command(flags: Group, own: Option = 1)`` into a command with the options
-of both, so that a flag has one name, one default and one help text everywhere.
+turns ``def command(flags: Group, own: Option = 1)`` into a command with both sets of
+options, so that a flag has one name, one default and one help text everywhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Group = TypeVar("Group")
 
 
 def takes(group: type[Group]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command, whose first parameter is a `group`, the group's options as its own."""
+    """Give a command the options of `group`, which its first parameter receives."""
     hints = get_type_hints(group, include_extras=True)
     shared = [
         inspect.Parameter(
@@ -55,5 +55,5 @@ def takes(group: type[Group]) -> Callable[[Callable[..., None]], Callable[..., N
 
 
 def _is_optional(parameter: inspect.Parameter) -> bool:
-    """Help lists what must be given first."""
+    """Sort key that lists required options first in the help."""
     return parameter.default is not inspect.Parameter.empty

@@ -1,4 +1,4 @@
-"""Options that several commands share, so that a flag means one thing everywhere."""
+"""Options that several commands share, so that a flag means the same everywhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 Manifest = Annotated[Path, typer.Option("--manifest", help="Manifest to read (.jsonl, .xz, .gz).")]
 BlockSize = Annotated[
-    int, typer.Option("--block-size", min=1, help="Tokens in a block of the engine's cache.")
+    int, typer.Option("--block-size", min=1, help="Tokens per block of the engine's cache.")
 ]
 TokenizerName = Annotated[
     str | None,
@@ -17,12 +17,12 @@ TokenizerName = Annotated[
         "--tokenizer",
         help=(
             "Hugging Face name, folder or tokenizer.json; "
-            "left out, the built-in stable-regex-sha256."
+            "default: the built-in stable-regex-sha256."
         ),
     ),
 ]
 MaxItems = Annotated[
-    int | None, typer.Option("--max-items", min=1, help="Stop after so many items.")
+    int | None, typer.Option("--max-items", min=1, help="Stop after this many items.")
 ]
 DataDir = Annotated[
     Path | None,
@@ -36,9 +36,9 @@ DataDir = Annotated[
 ]
 ManifestsDir = Annotated[
     Path,
-    typer.Option("--manifests-dir", help="Folder of manifests and their CHECKSUMS files."),
+    typer.Option("--manifests-dir", help="Folder with manifests and their CHECKSUMS files."),
 ]
 Spec = Annotated[
     str,
-    typer.Option("--spec", help="Name of a built-in spec, or a .json file with the fields of one."),
+    typer.Option("--spec", help="Name of a built-in spec, or a .json file with a spec's fields."),
 ]

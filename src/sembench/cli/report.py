@@ -1,4 +1,4 @@
-"""``sembench report``: a result as a page, a table, a file for other tools."""
+"""``sembench report``: render a result as a page, a table or a data file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def report(
     result: Annotated[Path, typer.Option(help="Result file.")],
     output: Annotated[
         list[Path] | None,
-        typer.Option(help="File to write, repeatable: .html, .json, .csv or .md. None: print."),
+        typer.Option(help="File to write (.html, .json, .csv or .md); repeatable. None: print."),
     ] = None,
     title: Annotated[str | None, typer.Option(help="Title of the report.")] = None,
 ) -> None:
-    """Render the result of a replay, an offline or a load run: HTML, Markdown, CSV, JSON, text."""
+    """Render a replay, offline or load result as HTML, Markdown, CSV, JSON or text."""
     built = _built(result, title)
     if not output:
         _print(built)
@@ -39,7 +39,7 @@ def _print(built: Report | LoadReport) -> None:
 
 
 def _built(path: Path, title: str | None) -> Report | LoadReport:
-    """The report of whichever kind of result the file holds."""
+    """Build the report for whichever kind of result the file holds."""
     data = read_json(path)
     if isinstance(data, Mapping) and "load_version" in data:
         return build_load_report(LoadResult.from_dict(data, where=str(path)), title=title)

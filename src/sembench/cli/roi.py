@@ -1,4 +1,4 @@
-"""``sembench roi``: what reuse would save on a given traffic."""
+"""``sembench roi``: what reuse would save on your traffic."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ _DEFAULT = CostModel()
 
 
 def roi(
-    histogram: Annotated[str, typer.Option(help="tokens:share,… or a .csv of the two columns.")],
+    histogram: Annotated[str, typer.Option(help="tokens:share,… or a .csv with both columns.")],
     hit_rate: Annotated[float, typer.Option(min=0, max=1, help="Share of prompts that hit.")] = 0.0,
     hit_rate_by_bucket: Annotated[
-        str | None, typer.Option(help="tokens:rate,… where buckets differ.")
+        str | None, typer.Option(help="Hit rate per bucket: tokens:rate,…")
     ] = None,
-    qps: Annotated[float, typer.Option(min=0, help="Requests a second.")] = 1.0,
+    qps: Annotated[float, typer.Option(min=0, help="Requests per second.")] = 1.0,
     prefill_fixed_ms: Annotated[
-        float, typer.Option(help="Of any prefill.")
+        float, typer.Option(help="Fixed cost of a prefill.")
     ] = _DEFAULT.prefill_fixed_ms,
     prefill_ms_per_token: Annotated[
-        float, typer.Option(help="Per computed token.")
+        float, typer.Option(help="Cost per computed token.")
     ] = _DEFAULT.prefill_ms_per_token,
-    lookup_ms: Annotated[float, typer.Option(help="Looking for a donor.")] = _DEFAULT.lookup_ms,
+    lookup_ms: Annotated[float, typer.Option(help="Cost of a donor lookup.")] = _DEFAULT.lookup_ms,
     capture_ms_per_token: Annotated[
-        float, typer.Option(help="Keeping a donor, per token.")
+        float, typer.Option(help="Cost of keeping a donor, per token.")
     ] = _DEFAULT.capture_ms_per_token,
     served_fraction: Annotated[
-        float, typer.Option(help="Share of a hit's tokens that is reused.")
+        float, typer.Option(help="Share of a hit's tokens that are reused.")
     ] = _DEFAULT.served_fraction,
     materialize_ms_per_token: Annotated[
-        float, typer.Option(help="Per reused token.")
+        float, typer.Option(help="Cost per reused token.")
     ] = _DEFAULT.materialize_ms_per_token,
     min_prompt_tokens: Annotated[
-        int, typer.Option(help="Shorter prompts are not looked up.")
+        int, typer.Option(help="Skip the lookup for prompts shorter than this.")
     ] = _DEFAULT.min_prompt_tokens,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Estimate savings from a traffic histogram and a cost model."""
     if hit_rate == 0.0 and hit_rate_by_bucket is None:
-        raise UsageError("--hit-rate or --hit-rate-by-bucket: one of the two expected")
+        raise UsageError("give --hit-rate or --hit-rate-by-bucket")
     traffic = buckets(
         parse_pairs(histogram, flag="--histogram"),
         hit_rate=hit_rate,
@@ -92,6 +92,6 @@ def roi(
     Console().print(table)
     typer.echo(
         f"saved: {report['saved_fraction']:.1%} of prefill time, "
-        f"{report['saved_prefill_hours_per_day']:.1f} prefill hours a day "
-        f"at {qps:g} requests a second"
+        f"{report['saved_prefill_hours_per_day']:.1f} prefill hours per day "
+        f"at {qps:g} requests per second"
     )

@@ -19,31 +19,31 @@ def run_live_gateway(
     flags: live.ReplayFlags,
     base_url: live.BaseUrl,
     donor_url: Annotated[
-        str | None, typer.Option(help="Base URL donors are sent to; left out, the same one.")
+        str | None, typer.Option(help="Base URL for donors; default: the recipients' URL.")
     ] = None,
     worker_url: Annotated[
-        list[str] | None, typer.Option(help="Workers that donors go to in turn, repeatable.")
+        list[str] | None, typer.Option(help="Worker that receives donors in turn; repeatable.")
     ] = None,
-    route: Annotated[str, typer.Option(help="chat or completions.")] = "chat",
+    route: Annotated[str, typer.Option(help="API route: chat or completions.")] = "chat",
     api_key: live.ApiKey = "",
     tenant: live.Tenant = "tenant-a",
     template: Annotated[str, typer.Option(help="x-chat-template-id.")] = "rag-template-v1",
     donor_max_tokens: live.DonorMaxTokens = 1,
     max_tokens: live.MaxTokens = 256,
     timeout_seconds: live.TimeoutSeconds = 900.0,
-    concurrency: Annotated[int, typer.Option(min=1, help="Items played at a time.")] = 1,
+    concurrency: Annotated[int, typer.Option(min=1, help="Items to play at once.")] = 1,
     min_donor_gap_requests: Annotated[
-        int, typer.Option(min=0, help="Other requests between donors and recipient.")
+        int, typer.Option(min=0, help="Minimum other requests between donors and recipient.")
     ] = 0,
     throughput_output: Annotated[
-        Path | None, typer.Option(help="File for requests and tokens a second.")
+        Path | None, typer.Option(help="File to write requests and tokens per second to.")
     ] = None,
     reset_url: Annotated[
-        list[str] | None, typer.Option(help="Posted to, to empty caches; repeatable.")
+        list[str] | None, typer.Option(help="URL to POST to, to empty the caches; repeatable.")
     ] = None,
     isolate_by_salt: live.IsolateBySalt = None,
 ) -> None:
-    """Serve donors, then recipients, and record what the backend confirms."""
+    """Serve donors, then recipients, and record the reuse the backend confirms."""
     own = {name: value for name, value in locals().items() if name != "flags"}
     live.require_http()
     live.require_urls(
@@ -55,17 +55,17 @@ def run_live_gateway(
     )
     if reset_url and (concurrency > 1 or min_donor_gap_requests):
         raise UsageError(
-            "--reset-url empties the caches of every item in flight; with --concurrency or "
-            "--min-donor-gap-requests use --isolate-by-salt"
+            "--reset-url would empty the caches under every item in flight; with --concurrency "
+            "or --min-donor-gap-requests use --isolate-by-salt"
         )
     if worker_url and donor_url:
-        raise UsageError("--donor-url and --worker-url: one of the two expected")
+        raise UsageError("give --donor-url or --worker-url, not both")
 
     from sembench.live.identity import Caller
     from sembench.live.openai_client import OpenAIClient, Route
 
     if route not in set(Route):
-        raise UsageError(f"--route: chat or completions expected, got {route!r}")
+        raise UsageError(f"--route: expected chat or completions, got {route!r}")
 
     async def connect(stack: AsyncExitStack, tokenizer: str, model: str) -> Target:
         caller = Caller(tenant=tenant, template=template, tokenizer=tokenizer, api_key=api_key)

@@ -20,16 +20,16 @@ def run_live_sglang(
     donor_max_tokens: live.DonorMaxTokens = 1,
     max_tokens: live.MaxTokens = 16,
     no_flush_per_item: Annotated[
-        bool, typer.Option("--no-flush-per-item", help="Leave the cache as it is between items.")
+        bool, typer.Option("--no-flush-per-item", help="Do not flush the cache between items.")
     ] = False,
     timeout_seconds: live.TimeoutSeconds = 3600.0,
 ) -> None:
-    """Flush, serve donors, serve the recipient, and record what meta_info says."""
+    """Flush, serve the donors, serve the recipient, and record what meta_info reports."""
     own = {name: value for name, value in locals().items() if name != "flags"}
     live.require_http()
     live.require_urls(base_url=base_url, metrics_url=flags.metrics_url)
     if flags.paired and no_flush_per_item:
-        raise UsageError("--paired needs empty caches; leave --no-flush-per-item out")
+        raise UsageError("--paired needs empty caches; drop --no-flush-per-item")
 
     from sembench.live.identity import Caller
     from sembench.live.sglang_client import SglangClient

@@ -1,4 +1,4 @@
-"""``sembench run-load``: many requests at once, and how many of them were good enough."""
+"""``sembench run-load``: send many requests at once and count how many met the objective."""
 
 from __future__ import annotations
 
@@ -19,23 +19,33 @@ def run_load(
     flags: live.LoadFlags,
     base_url: live.BaseUrl,
     arrival: Annotated[
-        ArrivalKind, typer.Option(help="poisson, constant or closed.")
+        ArrivalKind, typer.Option(help="Arrival process: poisson, constant or closed.")
     ] = ArrivalKind.CLOSED,
-    rate: Annotated[float | None, typer.Option(help="Requests a second of open arrivals.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests per second (open arrivals).")] = None,
     concurrency: Annotated[
-        int, typer.Option(min=1, help="Users of a closed loop; most in flight of an open one.")
+        int, typer.Option(min=1, help="Users of a closed loop, or in-flight limit of an open one.")
     ] = 8,
-    requests: Annotated[int | None, typer.Option(min=1, help="Stop after so many.")] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this many requests.")
+    ] = None,
     duration_seconds: Annotated[
-        float | None, typer.Option(min=0.001, help="Stop sending then.")
+        float | None, typer.Option(min=0.001, help="Stop sending after this many seconds.")
     ] = None,
-    warmup_seconds: Annotated[float, typer.Option(min=0, help="Not counted at the start.")] = 0.0,
-    cooldown_seconds: Annotated[float, typer.Option(min=0, help="Not counted at the end.")] = 0.0,
+    warmup_seconds: Annotated[
+        float, typer.Option(min=0, help="Seconds at the start not counted.")
+    ] = 0.0,
+    cooldown_seconds: Annotated[
+        float, typer.Option(min=0, help="Seconds at the end not counted.")
+    ] = 0.0,
     slo_ttft_ms: Annotated[
-        float | None, typer.Option(min=0, help="Time to first token allowed.")
+        float | None, typer.Option(min=0, help="Longest time to first token allowed.")
     ] = None,
-    slo_tpot_ms: Annotated[float | None, typer.Option(min=0, help="Time per output token.")] = None,
-    slo_latency_ms: Annotated[float | None, typer.Option(min=0, help="Time to last token.")] = None,
+    slo_tpot_ms: Annotated[
+        float | None, typer.Option(min=0, help="Longest time per output token allowed.")
+    ] = None,
+    slo_latency_ms: Annotated[
+        float | None, typer.Option(min=0, help="Longest time to last token allowed.")
+    ] = None,
     max_tokens: live.MaxTokens = 32,
     serve_donors: Annotated[bool, typer.Option(help="Serve all donors first, unmeasured.")] = True,
     post_donor_delay_ms: live.PostDonorDelay = 0.0,
@@ -43,9 +53,9 @@ def run_load(
     tenant: live.Tenant = "tenant-a",
     api_key: live.ApiKey = "",
     timeout_seconds: live.TimeoutSeconds = 900.0,
-    seed: Annotated[int, typer.Option(help="Of the arrival process.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the arrival process.")] = 0,
 ) -> None:
-    """Send recipients by an arrival process; report goodput under an objective."""
+    """Send recipients on an arrival schedule and report goodput under an objective."""
     own = {name: value for name, value in locals().items() if name != "flags"}
     live.require_http()
     live.require_urls(base_url=base_url, metrics_url=flags.metrics_url)

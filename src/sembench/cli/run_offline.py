@@ -1,4 +1,4 @@
-"""``sembench run-offline``: what exact caches and planners find, without an engine."""
+"""``sembench run-offline``: what exact caches and planners would reuse, without an engine."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ def run_offline(
     tokenizer: TokenizerName = None,
     planner: Annotated[
         str,
-        typer.Option(help="semblend, oracle, exact-block, an adapter module:Class, or none."),
+        typer.Option(help="semblend, oracle, exact-block, none, or an adapter as module:Class."),
     ] = "semblend",
     planner_option: Annotated[
-        list[str] | None, typer.Option(help="key=value for the planner; may be repeated.")
+        list[str] | None, typer.Option(help="key=value for the planner; repeatable.")
     ] = None,
     shared_donors: Annotated[
         int,
-        typer.Option(min=0, help="Donors of earlier items that stay known, the latest so many."),
+        typer.Option(min=0, help="How many donors of earlier items to keep, newest first."),
     ] = 0,
     max_items: MaxItems = None,
     semblend_path: Annotated[
         str | None, typer.Option(help="Source folder of another SemBlend to measure.")
     ] = None,
     semblend_embedder: Annotated[
-        str, typer.Option(help="Embedder of the SemBlend planner; asked with fuzzy_chunks only.")
+        str, typer.Option(help="Embedder of the SemBlend planner; used with fuzzy_chunks only.")
     ] = "jaccard",
     semblend_min_similarity: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Similarity below which a donor is ignored.")
+        float, typer.Option(min=0.0, max=1.0, help="Ignore donors less similar than this.")
     ] = 0.0,
     semblend_min_reuse_ratio: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of the prompt a plan must cover.")
     ] = 0.25,
     disable_multi_donor: Annotated[
-        bool, typer.Option("--disable-multi-donor", help="Propose spans of one donor only.")
+        bool, typer.Option("--disable-multi-donor", help="Use spans of one donor only.")
     ] = False,
     run_id: live.RunId = None,
     arm: live.ArmOption = Arm.SINGLE,

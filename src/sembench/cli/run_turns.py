@@ -1,4 +1,4 @@
-"""``sembench run-turns-offline`` and ``run-turns``: conversations and agent runs, turn by turn."""
+"""``sembench run-turns`` and ``run-turns-offline``: conversations, turn by turn."""
 
 from __future__ import annotations
 
@@ -28,30 +28,32 @@ from sembench.tokenizers import Tokenizer, load_tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnFlags:
-    """What both commands take: which stories, and how they are measured."""
+    """Flags of both commands: which stories to play and how to measure them."""
 
     output: live.Output
-    profile: Annotated[str, typer.Option("--profile", help="agent or chat.")] = "agent"
+    profile: Annotated[str, typer.Option("--profile", help="Kind of story: agent or chat.")] = (
+        "agent"
+    )
     conversations: Annotated[
-        int, typer.Option("--conversations", min=1, help="Stories played, one after another.")
+        int, typer.Option("--conversations", min=1, help="Stories to play, one after another.")
     ] = 4
     seed: Annotated[int, typer.Option("--seed", help="Same seed, same stories.")] = 0
-    turns: Annotated[int, typer.Option("--turns", min=1, help="Requests of a chat.")] = 10
+    turns: Annotated[int, typer.Option("--turns", min=1, help="Requests per chat.")] = 10
     compact_words: Annotated[
-        int, typer.Option("--compact-words", min=200, help="History length that is compacted.")
+        int,
+        typer.Option("--compact-words", min=200, help="Compact the history at this many words."),
     ] = 1800
     compactions: Annotated[
-        int, typer.Option("--compactions", min=0, help="Compactions of an agent's run.")
+        int, typer.Option("--compactions", min=0, help="Compactions per agent run.")
     ] = 2
     tokenizer: TokenizerName = None
     block_size: BlockSize = 16
     planner: Annotated[
-        str, typer.Option("--planner", help="A planner to measure beside the oracle, or none.")
+        str, typer.Option("--planner", help="Planner to measure beside the oracle, or none.")
     ] = "semblend"
     run_id: live.RunId = None
 
     def stories(self) -> list[Story]:
-        """The stories, in the order they are played."""
         limits = Limits(
             turns=self.turns, compact_words=self.compact_words, compactions=self.compactions
         )
@@ -61,19 +63,18 @@ class TurnFlags:
         ]
 
     def reuse(self, encoder: Tokenizer) -> Reuse:
-        """What requests leave behind, empty."""
+        """An empty record of what earlier requests leave behind."""
         settings = PlannerSettings(block_size=self.block_size, tokenizer=encoder.name)
         planner = None if self.planner == "none" else make_planner(self.planner, settings)
         return Reuse(block_size=self.block_size, tokenizer=encoder.name, planner=planner)
 
     def values(self) -> dict[str, Any]:
-        """The flags by name."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 @takes(TurnFlags)
 def run_turns_offline(flags: TurnFlags) -> None:
-    """What of every turn is reusable: by a prefix cache, by a planner, by the oracle."""
+    """Show how much of each turn a prefix cache, a planner and the oracle could reuse."""
     encoder = load_tokenizer(flags.tokenizer)
     run = run_metadata(engine="offline", manifest=None, run_id=flags.run_id, arm="single")
     with progress_bar() as bar:
@@ -101,23 +102,24 @@ def run_turns(
         bool,
         typer.Option(
             "--live-answers/--scripted-answers",
-            help="Go on with what the model said, or with the script's answers.",
+            help="Continue with the model's answers, or with the script's.",
         ),
     ] = True,
     tools: Annotated[
         bool, typer.Option("--tools/--no-tools", help="Send the agent's tools with each request.")
     ] = True,
     cache_salt: Annotated[
-        str, typer.Option(help="cache_salt of every request; left out, one of this run's own.")
+        str, typer.Option(help="cache_salt of every request; default: one for this run.")
     ] = "",
     share_cache: Annotated[
         bool, typer.Option("--share-cache", help="Send no cache_salt at all.")
     ] = False,
     baseline: Annotated[
-        Path | None, typer.Option(help="Result of the same turns on another engine, to compare.")
+        Path | None,
+        typer.Option(help="Result of the same turns on another engine to compare with."),
     ] = None,
 ) -> None:
-    """Play stories against an endpoint; what each turn computed, and how long it took."""
+    """Play stories against an endpoint and record what each turn computed and how long it took."""
     own = {name: value for name, value in locals().items() if name != "flags"}
     live.require_http()
     live.require_urls(base_url=base_url, metrics_url=metrics_url)
@@ -129,7 +131,7 @@ def run_turns(
     from sembench.live.openai_client import OpenAIClient
 
     if cache_salt and share_cache:
-        raise UsageError("--cache-salt and --share-cache: one of the two expected")
+        raise UsageError("give --cache-salt or --share-cache, not both")
     encoder = load_tokenizer(flags.tokenizer)
     run = run_metadata(engine="gateway", manifest=None, run_id=flags.run_id, arm="single")
     compared = None if baseline is None else _rows_of(baseline)
@@ -222,7 +224,7 @@ _COLUMNS = (
 
 
 def _show(aggregate: Any, baseline: Any, output: Path) -> None:
-    """Tokens computed by kind of turn: by a prefix cache, the oracle, the planner, the engine."""
+    """Print computed tokens by kind of turn for the prefix cache, oracle, planner and engine."""
     shown = [(title, name) for title, name in _COLUMNS if aggregate.get(name) is not None]
     typer.echo(f"{'tokens computed':16}" + "".join(f"{title:>10}" for title, _ in shown))
     lines = [*aggregate["by_kind"].items(), ("all", aggregate)]

@@ -19,15 +19,14 @@ Engine = Annotated[
 
 def summarize_engine_events(
     engine: Engine,
-    input: Annotated[Path, typer.Option("--input", help="Log or audit file.")],  # noqa: A002
+    input: Annotated[Path, typer.Option("--input", help="Log or audit file to read.")],  # noqa: A002
     output: Annotated[Path, typer.Option("--output", help="Summary file to write.")],
 ) -> None:
-    """Count registrations, hits, materialisations and errors in a log."""
+    """Count registrations, hits, materializations and errors in a log."""
     write_summary(summarise_file(engine, input), output)
 
 
 def summarise_file(engine: str, path: Path) -> EngineSummary:
-    """The summary of a file, read line by line."""
     try:
         with open_text(path) as stream:
             return summarise(engine, stream)
@@ -36,12 +35,12 @@ def summarise_file(engine: str, path: Path) -> EngineSummary:
 
 
 def write_summary(summary: EngineSummary, output: Path) -> None:
-    """Write and show a summary."""
+    """Write a summary and print it."""
     output.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(summary.to_dict(), indent=2, ensure_ascii=False)
     output.write_text(text + "\n", encoding="utf-8")
     typer.echo(
         f"{summary.engine}: {summary.semantic_hits} hits, {summary.materialization_events} "
-        f"materialisations, {summary.materialized_tokens} tokens, {summary.error_count} errors"
+        f"materializations, {summary.materialized_tokens} tokens, {summary.error_count} errors"
     )
     typer.echo(f"summary: {output}")

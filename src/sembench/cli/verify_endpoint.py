@@ -1,4 +1,4 @@
-"""``sembench verify-endpoint``: who an endpoint is and what it reports about a request."""
+"""``sembench verify-endpoint``: what an endpoint serves and what it reports about a request."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from sembench.errors import UsageError
 
 def verify_endpoint(
     base_url: BaseUrl,
-    engine: Annotated[str, typer.Option(help="sglang or gateway.")] = "gateway",
+    engine: Annotated[str, typer.Option(help="Engine protocol: sglang or gateway.")] = "gateway",
     expect_model: Annotated[str | None, typer.Option(help="Model it must serve.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="Model asked for; left out, the expected or the first one.")
+        str | None, typer.Option(help="Model to request; default: the expected or first one.")
     ] = None,
-    tenant: Annotated[str, typer.Option(help="x-tenant-id of every request, if any.")] = "",
+    tenant: Annotated[str, typer.Option(help="Value of x-tenant-id in every request.")] = "",
     timeout_seconds: TimeoutSeconds = 30.0,
 ) -> None:
-    """Check an endpoint and print what it is as JSON."""
+    """Check an endpoint and print what it reports about itself as JSON."""
     require_http()
     require_urls(base_url=base_url)
 
@@ -33,7 +33,7 @@ def verify_endpoint(
     from sembench.live.verify import Verified, served_models, verify
 
     if engine not in ("sglang", "gateway"):
-        raise UsageError(f"--engine: sglang or gateway expected, got {engine!r}")
+        raise UsageError(f"--engine: expected sglang or gateway, got {engine!r}")
 
     async def go() -> Verified:
         name = model or expect_model

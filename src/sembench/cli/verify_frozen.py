@@ -1,4 +1,4 @@
-"""``sembench verify-frozen``: is a manifest still what was frozen."""
+"""``sembench verify-frozen``: is a manifest still the one that was frozen?"""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def verify_frozen(
         typer.Option(min=1, help="Recount exact figures only if frozen with this block size."),
     ] = None,
 ) -> None:
-    """Check a frozen manifest's checksum, count, spec and exact figures; exit 1 if any differs."""
+    """Check a frozen manifest's checksum, count, spec and exact figures; exit 1 on a difference."""
     problems = verify_manifest(load_spec(spec), manifests_dir, block_size=block_size)
     if problems:
         raise ChecksumError("; ".join(problems))
-    typer.echo(f"{spec}: as frozen")
+    typer.echo(f"{spec}: matches its checksums")

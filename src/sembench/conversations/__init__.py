@@ -1,7 +1,7 @@
-"""Conversations and agent runs, written by rule: what chat clients and agents send, turn by turn.
+"""Rule-generated conversations and agent runs: what chat clients and agents send, by turn.
 
-A story is a generator of turns. It takes each answer back, so that a live run can go on
-with what the model really said; ``None`` goes on with the scripted answer:
+A story is a generator of turns. Send each answer back to it, so that a live run continues
+with what the model really said; ``None`` continues with the scripted answer:
 
     story = load_story("agent", seed=0, index=0)
     turns = story.play()

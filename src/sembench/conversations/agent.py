@@ -1,8 +1,8 @@
 """The agent: a tool loop whose history grows, is edited, forks, and is compacted twice.
 
-Every request adds a tool's result. Searches return passages the run has seen before about
-as often as new ones; a passage that came back is cleared from where it stood first; two
-kinds of sub-agents take part of the context with them; and a history that grows too long is
+Every request adds a tool's result. About half of the passages a search returns have been
+seen before in the run; when a passage comes back, its first occurrence is cleared. Two
+kinds of sub-agents take part of the context with them. A history that grows too long is
 replaced by a summary the model was just asked for.
 """
 
@@ -18,7 +18,7 @@ from sembench.conversations.messages import Answer, ChatMessage, ToolCall, TurnK
 from sembench.conversations.story import Branch, Limits, Numbering, Turns
 
 SHELF = 12
-"""Passages of one case. Runs of one seed work on the same case, days apart."""
+"""Passages per case. Runs of one seed work on the same case, days apart."""
 STEPS_AFTER_LAST_COMPACTION = 4
 FORK_EVERY = 5
 EDIT_EVERY = 3
@@ -41,7 +41,7 @@ class AgentStory:
         self._forks = 0
 
     def play(self) -> Turns:
-        """The requests in the order they are sent."""
+        """Yield the requests in the order they are sent."""
         main = Branch(
             conversation=self.name,
             numbering=self._numbering,
@@ -96,7 +96,7 @@ class AgentStory:
         )
 
     def _next_passages(self) -> list[Passage]:
-        """Two passages: one the run has read about half of the time, one from anywhere."""
+        """Two passages: one that this run has read about half the time, one from anywhere."""
         shelf = [self._library.passage(number) for number in range(SHELF)]
         known = [passage for passage in shelf if passage in self._read]
         first = self._random.choice(known if known and self._random.random() < 0.5 else shelf)
@@ -109,7 +109,7 @@ class AgentStory:
         )
 
     def _clear_repeated(self, branch: Branch, passages: Sequence[Passage]) -> bool:
-        """Clear the oldest result that holds a passage which comes back now."""
+        """Clear the oldest result that holds a passage returned again now."""
         for place, message in enumerate(branch.messages):
             held = message.content or ""
             if message.role == "tool" and any(passage.text in held for passage in passages):
@@ -120,7 +120,7 @@ class AgentStory:
         return False
 
     def _fork(self, main: Branch, passages: Sequence[Passage]) -> Turns:
-        """A sub-agent: one goes on from the whole history, the next gets notes of its own."""
+        """Run a sub-agent: the first continues the whole history, the next gets separate notes."""
         self._forks += 1
         question = passages[-1].questions[-1]
         part = f"Check this for the record: {question.text}"
@@ -152,7 +152,7 @@ class AgentStory:
         main.tool(f"The agent reports: {said}", delegate.call_id)
 
     def _compact(self, main: Branch, task: str) -> Turns:
-        """Ask for a summary, then go on with it and the last messages only."""
+        """Ask for a summary, then continue with it and the last messages only."""
         main.user(wording.SUMMARY_REQUEST)
         names = [passage.name for passage in self._read]
         written = Answer(text=wording.summary(self._found[-8:], names))
@@ -160,7 +160,7 @@ class AgentStory:
         history = main.messages[:-2]
         kept = history[-self._limits.kept_messages :]
         while kept and kept[0].role != "user" and len(kept) < len(history):
-            # A result without its call, or an answer without its question, is refused by some.
+            # Some servers reject a result without its call, or an answer without its question.
             kept = history[-len(kept) - 1 :]
         head = ChatMessage(role="user", content=f"{task}\n\n{wording.SUMMARY_HEAD}\n{said}")
         reply = ChatMessage(role="assistant", content="Understood.")

@@ -1,4 +1,4 @@
-"""Stories by the name of their profile."""
+"""Stories by profile name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sembench.errors import UsageError
 from sembench.plugins import load_plugin
 
 STORIES: dict[str, Callable[..., Story]] = {"agent": AgentStory, "chat": ChatStory}
-"""Profiles whose requests follow one another, by name."""
+"""Multi-turn profiles by name."""
 
 
 def load_story(
@@ -25,12 +25,12 @@ def load_story(
     limits: Limits | None = None,
     library: Library | None = None,
 ) -> Story:
-    """Story number `index` of a profile; the same seed and index give the same story.
+    """Story number `index` of a profile. Same seed and index, same story.
 
     Parameters
     ----------
     library
-        What the story is about; left out, passages of the synthetic profile.
+        What the story is about; default: passages of the synthetic profile.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""The chat: questions about documents over ten turns, with what users and clients do to them.
+"""The chat: ten turns of questions about documents, with typical user and client edits.
 
-A second document is attached, a document of an earlier message is corrected, midnight
-changes the system prompt's date, and documents come back that other conversations have
-read. Models that think are asked every other conversation; their thinking is not sent back.
+A second document is attached, a document in an earlier message is corrected, midnight
+changes the date in the system prompt, and documents return that other conversations have
+read. Every other conversation uses a thinking model, whose thinking is not sent back.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sembench.conversations.messages import Answer, ChatMessage, TurnKind
 from sembench.conversations.story import Branch, Limits, Numbering, Turns
 
 SHELF = 6
-"""Documents that the conversations of one seed are about."""
+"""Documents that the conversations of one seed share."""
 PARAGRAPHS = 5
 _SECOND_DOCUMENT = 3
 _EDIT = 5
@@ -36,7 +36,7 @@ class ChatStory:
         self._index = index
 
     def play(self) -> Turns:
-        """The requests in the order they are sent."""
+        """Yield the requests in the order they are sent."""
         first, second, third = (
             self._library.passage(number) for number in self._random.sample(range(SHELF), 3)
         )
@@ -79,7 +79,7 @@ def _attached(passage: Passage) -> str:
 
 
 def _corrected(message: ChatMessage) -> ChatMessage:
-    """The message with one line put in behind its first: a user's correction."""
+    """The message with a correction inserted after its first line."""
     head, _, rest = (message.content or "").partition("\n")
     note = "(Corrected copy; the earlier upload was missing this line.)"
     return ChatMessage(role=message.role, content=f"{head}\n{note}\n{rest}")

@@ -1,4 +1,4 @@
-"""What conversations are about: passages with facts that can be asked for."""
+"""What conversations are about: passages with facts to ask for."""
 
 from __future__ import annotations
 
@@ -28,22 +28,20 @@ class Passage:
 
 
 class Library(Protocol):
-    """Passages by number: the same number gives the same passage for ever."""
+    """Passages by number; a number always gives the same passage."""
 
-    def passage(self, number: int) -> Passage:
-        """Passage `number`, 0 and up."""
-        ...
+    def passage(self, number: int) -> Passage: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticLibrary:
-    """Passages of the synthetic profile's trades, `paragraphs` long, with two facts each."""
+    """Passages from the synthetic profile's trades: `paragraphs` long, two facts each."""
 
     seed: int
     paragraphs: int = 2
 
     def passage(self, number: int) -> Passage:
-        """Passage `number`: depends on the seed and the number alone."""
+        """Passage `number`, which depends only on the seed and the number."""
         trade = list(TRADES)[number % len(TRADES)]
         random, title, paragraphs = synthetic_paragraphs(
             trade, f"conversations/{self.seed}/{number}", self.paragraphs

@@ -1,4 +1,4 @@
-"""Plays stories against an endpoint, turn by turn, as their clients would."""
+"""Plays stories against an endpoint, turn by turn, as a client would."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LiveTurns:
     run_id: str
     max_tokens: int = 32
     live_answers: bool = True
-    """Go on with what the model said; False goes on with the scripted answers."""
+    """Continue with what the model said; False continues with the scripted answers."""
     send_tools: bool = True
     cache_salt: str = ""
     donor_wait_ms: float = 2000.0
@@ -44,10 +44,10 @@ async def live_turns(
     counters: EngineCounters | None = None,
     tokens: EndpointTokens | None = None,
 ) -> AsyncIterator[TurnRow]:
-    """One row a turn, one request at a time. A turn that fails goes on as scripted.
+    """Yield one row per turn, one request at a time. After a failed turn the script continues.
 
-    `tokens` counts in the engine's own tokens, where the endpoint says which they are; else
-    `tokenizer` does, over the layout of offline runs.
+    `tokens` counts in the engine's own tokens if the endpoint exposes its tokenizer.
+    Otherwise `tokenizer` counts them, in the layout of offline runs.
     """
     for story in stories:
         play = story.play()
@@ -63,12 +63,12 @@ async def live_turns(
             prompt = await _prompt_tokens(turn, text, tokenizer, tokens, options)
             yield _row(turn, reply, reuse, prompt, text)
             said = reply.text if reply.ok and options.live_answers else None
-            # The engine keeps what it decoded, whatever the conversation goes on with.
+            # The engine keeps what it decoded, even if the conversation continues with the script.
             decoded = reply.text if reply.ok else ""
             answer = None if tokens is None else await tokens.text(decoded)
             answer = tokenizer.encode(decoded) if answer is None else answer
             if reply.output_tokens is not None and reply.output_tokens >= options.max_tokens:
-                # Cut off: the last token was chosen and never computed, so no cache has it.
+                # Cut off: the last token was sampled but never computed, so no cache holds it.
                 answer = answer[:-1]
             reuse.remember(turn.turn_id, np.concatenate([prompt, answer]), text + decoded)
             try:

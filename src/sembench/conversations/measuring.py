@@ -1,9 +1,9 @@
-"""What of a turn's prompt earlier requests of the run hold: as a prefix, and anywhere.
+"""How much of a turn's prompt earlier requests hold: as a prefix, and anywhere.
 
-Every request before a turn is known with its answer, as a server that forgets nothing
-knows it. A prefix cache serves whole blocks from position 0; the oracle serves every run
-of a block or more, wherever it stands; a planner serves what it proposes, and the prefix.
-The last token is always computed: its logits are the answer's beginning.
+All requests before a turn are known with their answers, as on a server that evicts
+nothing. A prefix cache serves whole blocks from position 0. The oracle serves every run
+of at least one block, wherever it is. A planner serves what it proposes, plus the prefix.
+The last token is always computed, because its logits start the answer.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from sembench.planners.oracle import OraclePlanner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reusable:
-    """Prompt tokens of one turn, by who could serve them."""
+    """Prompt tokens of one turn, by what could serve them."""
 
     prompt_tokens: int
     prefix_tokens: int
-    """By a prefix cache."""
+    """What a prefix cache serves."""
     oracle_tokens: int
-    """By anything that copies identical runs of a block or more."""
+    """What copying identical runs of at least one block serves."""
     planned_tokens: int | None
-    """By the planner, the exact prefix included; None without a planner."""
+    """What the planner serves, including the exact prefix; None without a planner."""
     plan_ms: float | None = None
 
 
 class Reuse:
-    """Everything requests have left behind so far."""
+    """Everything earlier requests have left behind."""
 
     def __init__(self, *, block_size: int, tokenizer: str, planner: Planner | None = None) -> None:
         self._block_size = block_size
@@ -45,7 +45,7 @@ class Reuse:
         self._known: dict[str, TokenArray] = {}
 
     def measure(self, turn_id: str, prompt: TokenArray, text: str = "") -> Reusable:
-        """What is known of a prompt now."""
+        """Measure how much of a prompt is known now."""
         limit = len(prompt) - 1
         prefix = max((_shared(prompt, known) for known in self._known.values()), default=0)
         prefix = min(prefix, limit) // self._block_size * self._block_size
@@ -65,7 +65,7 @@ class Reuse:
         )
 
     def remember(self, turn_id: str, tokens: TokenArray, text: str = "") -> None:
-        """A request has ended: its prompt and answer are known from now on."""
+        """Record a finished request: its prompt and answer are known from now on."""
         donor = PlannerDonor(donor_id=turn_id, tokens=tokens, text=text)
         self._known[turn_id] = tokens
         self._oracle.register(donor)
@@ -75,13 +75,13 @@ class Reuse:
     def _covered(
         self, prompt: TokenArray, spans: Sequence[ProposedSpan], prefix: int, limit: int
     ) -> int:
-        """Tokens in the prefix or in a span, once each; a span that is no copy is an error."""
+        """Count tokens in the prefix or a span once each; a span that is not a copy is an error."""
         covered = np.zeros(len(prompt), dtype=np.bool_)
         covered[:prefix] = True
         for span in spans:
             place = slice(span.target_start, span.target_start + span.length)
             if not _is_copy(prompt[place], self._known, span):
-                raise PlannerError(f"a span of donor {span.donor_id!r} is no copy of the prompt")
+                raise PlannerError(f"a span of donor {span.donor_id!r} is not a copy of the prompt")
             covered[place] = True
         return int(covered[:limit].sum())
 

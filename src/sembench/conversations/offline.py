@@ -1,4 +1,4 @@
-"""Plays stories without an engine: what of every turn is there to reuse."""
+"""Plays stories without an engine to see how much of each turn could be reused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sembench.tokenizers import Tokenizer
 def offline_turns(
     stories: Iterable[Story], tokenizer: Tokenizer, reuse: Reuse
 ) -> Iterator[TurnRow]:
-    """One row a turn. Stories follow one another; what each leaves behind stays known."""
+    """Yield one row per turn. Stories run one after another, and all earlier turns stay known."""
     for story in stories:
         for turn in scripted_turns(story):
             text, said = prompt_of(turn), turn.answer.decoded

@@ -1,6 +1,6 @@
-"""Messages as the text of a prompt, in the layout most open models share (ChatML).
+"""Renders messages as prompt text in ChatML, the layout most open models share.
 
-Offline runs need one layout for everybody; live runs leave it to the server's template.
+Offline runs need one common layout; live runs leave it to the server's template.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _TOOLS_HEAD = "You may call one of these tools:"
 
 
 def render(messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] = ()) -> str:
-    """The prompt of a request, up to where the answer begins."""
+    """The prompt of a request, up to the start of the answer."""
     parts: list[str] = []
     for message in messages:
         text = message.text
@@ -27,5 +27,4 @@ def render(messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] = ()
 
 
 def prompt_of(turn: Turn) -> str:
-    """The prompt of a turn."""
     return render(turn.messages, turn.tools)

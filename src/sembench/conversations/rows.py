@@ -1,4 +1,4 @@
-"""One row a turn, and what the rows of a run add up to."""
+"""One row per turn, and the totals of a run's rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TURNS_VERSION = "sembench.turns.v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRow:
-    """What one turn needed. Counts of an engine are its own words; None where it said nothing."""
+    """What one turn needed. Engine counts are as reported; None if it reported nothing."""
 
     turn_id: str
     conversation: str
@@ -25,11 +25,11 @@ class TurnRow:
     position: int
     kind: str
     prompt_tokens: int
-    """By the client's tokenizer and layout."""
+    """Counted with the client's tokenizer and layout."""
     prefix_tokens: int
-    """Of these, what a prefix cache that forgets nothing would serve."""
+    """How many of these a prefix cache that evicts nothing would serve."""
     oracle_tokens: int
-    """What identical runs of a block or more would serve."""
+    """How many of these identical runs of at least one block would serve."""
     planned_tokens: int | None = None
     plan_ms: float | None = None
     engine_prompt_tokens: int | None = None
@@ -45,12 +45,12 @@ class TurnRow:
     latency_ms: float | None = None
     output_text: str | None = None
     answer_recall: float | None = None
-    """Against the answer the prompt holds; None where nothing is asked that can be checked."""
+    """Compared with the answer in the prompt; None if the question cannot be checked."""
     error: str | None = None
 
     @classmethod
     def of(cls, turn: Turn, found: Reusable) -> Self:
-        """A turn before any engine has answered it."""
+        """A turn before an engine answers it."""
         return cls(
             turn_id=turn.turn_id,
             conversation=turn.conversation,
@@ -65,12 +65,11 @@ class TurnRow:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The row in a result file."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Any, *, where: str) -> Self:
-        """Read a row; fields this version does not know are left out."""
+        """Read a row; ignore fields this version does not know."""
         if not isinstance(data, Mapping):
             raise ResultError(f"{where}: expected an object")
         known = {field.name for field in fields(cls)}
@@ -81,7 +80,7 @@ class TurnRow:
 
 
 def summarise_turns(rows: Iterable[TurnRow]) -> dict[str, Any]:
-    """Sums over all turns, by kind, and against the prefix cache."""
+    """Totals over all turns, by kind, and relative to the prefix cache."""
     every = list(rows)
     kinds: dict[str, list[TurnRow]] = {}
     for row in every:
@@ -128,7 +127,7 @@ def _sums(rows: list[TurnRow]) -> dict[str, Any]:
 
 
 def _above(rows: list[TurnRow]) -> int | None:
-    """Turns in which the engine computed more than a prefix cache would have; None untold."""
+    """Turns in which the engine computed more than a prefix cache would; None if unreported."""
     told = [row for row in rows if row.computed_tokens is not None]
     if not told:
         return None
@@ -136,7 +135,7 @@ def _above(rows: list[TurnRow]) -> int | None:
 
 
 def compare_turns(rows: Iterable[TurnRow], baseline: Iterable[TurnRow]) -> dict[str, Any]:
-    """A run beside the same turns on another engine: tokens computed and time, turn by turn."""
+    """Compare a run with the same turns on another engine: tokens computed and time."""
     before = {row.turn_id: row for row in baseline}
     pairs = [(row, before[row.turn_id]) for row in rows if row.turn_id in before]
     computed = [

@@ -1,4 +1,4 @@
-"""What stories share: a history that grows, and the turns that are asked on top of it."""
+"""What stories share: a growing history and the turns asked on top of it."""
 
 from __future__ import annotations
 
@@ -10,45 +10,43 @@ from sembench.conversations.messages import Answer, ChatMessage, Turn, TurnKind
 from sembench.errors import UsageError
 
 Turns: TypeAlias = Generator[Turn, str | None, None]
-"""Turns out; what the model said in (None: as scripted)."""
+"""Yields turns; receives what the model said (None: as scripted)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long stories get. Words, not tokens: a story is the same for every tokenizer."""
+    """How long stories get, in words rather than tokens, so that any tokenizer sees the same."""
 
     compact_words: int = 1800
-    """A history longer than this is compacted."""
+    """Compact a history longer than this."""
     compactions: int = 2
-    """An agent's run ends a little behind its last compaction."""
+    """An agent run ends shortly after its last compaction."""
     kept_messages: int = 4
-    """Messages a compaction keeps as they are, at least."""
+    """Minimum number of messages a compaction keeps."""
     turns: int = 10
-    """Requests of a chat."""
+    """Requests per chat."""
 
     def __post_init__(self) -> None:
         for name, least in (("compact_words", 200), ("compactions", 0), ("turns", 1)):
             if getattr(self, name) < least:
                 flag = name.replace("_", "-")
-                raise UsageError(f"--{flag}: at least {least} expected, got {getattr(self, name)}")
+                raise UsageError(f"--{flag}: expected at least {least}, got {getattr(self, name)}")
 
 
 class Story(Protocol):
-    """A conversation or an agent's run, from its first request to its last."""
+    """A conversation or agent run, from first request to last."""
 
     @property
-    def name(self) -> str:
-        """The conversation's name."""
-        ...
+    def name(self) -> str: ...
 
     def play(self) -> Turns:
-        """The requests in the order they are sent."""
+        """Yield the requests in the order they are sent."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class Numbering:
-    """Positions of requests and ids of tool calls, in the order they are made."""
+    """Hands out request positions and tool-call ids in order."""
 
     requests: int = 0
     calls: int = 0
@@ -59,14 +57,14 @@ class Numbering:
         return self.requests - 1
 
     def call(self) -> str:
-        """The next id of a tool call: nine letters and digits, which every template takes."""
+        """The next tool-call id: nine letters and digits, which every template accepts."""
         self.calls += 1
         return f"call{self.calls:05d}"
 
 
 @dataclass(slots=True, kw_only=True)
 class Branch:
-    """One history: a system message and what was said since."""
+    """One history: a system message and everything said since."""
 
     conversation: str
     numbering: Numbering
@@ -77,21 +75,19 @@ class Branch:
 
     @property
     def words(self) -> int:
-        """Length of the history."""
+        """Length of the history in words."""
         return len(self.system.split()) + sum(len(m.text.split()) for m in self.messages)
 
     def user(self, text: str) -> None:
-        """Add what a user says."""
         self.messages.append(ChatMessage(role="user", content=text))
 
     def tool(self, text: str, call_id: str) -> None:
-        """Add what a tool returns."""
         self.messages.append(ChatMessage(role="tool", content=text, tool_call_id=call_id))
 
     def ask(
         self, kind: TurnKind, answer: Answer, *, question: str = "", expected: Sequence[str] = ()
     ) -> Generator[Turn, str | None, str]:
-        """Send the history and take the answer up; returns the answer without its thinking."""
+        """Send the history, append the answer and return it without its thinking."""
         said = yield Turn(
             conversation=self.conversation,
             branch=self.name,

@@ -1,4 +1,4 @@
-"""The fixed texts of stories: roles, rules, tools, and the frames around what varies."""
+"""Fixed texts of stories: roles, rules, tools and sentence frames."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ RESUME = "Go on where the summary ends."
 
 
 def day(number: int) -> str:
-    """A date as system prompts write it; the same number is the same day for ever."""
+    """A date as system prompts write it; a number always gives the same day."""
     date = _FIRST_DAY + datetime.timedelta(days=number)
     return f"{date:%A}, {date.day} {date:%B %Y}"
 
 
 def tool(name: str, description: str, argument: str, meaning: str) -> dict[str, Any]:
-    """A tool in OpenAI's shape."""
+    """A tool in OpenAI's format."""
     return {
         "type": "function",
         "function": {
@@ -85,18 +85,15 @@ TOOLS: tuple[dict[str, Any], ...] = (
 
 
 def search_result(passages: Sequence[Passage]) -> str:
-    """What the search tool returns."""
     return "\n\n".join(f"[{passage.name}]\n{passage.text}" for passage in passages)
 
 
 def answer_sentence(value: str, random: Random) -> str:
-    """An answer that states `value`."""
     frames = ("It is {value}.", "The passage states {value}.", "According to the file, {value}.")
     return random.choice(frames).format(value=value)
 
 
 def summary(found: Sequence[tuple[str, str]], names: Sequence[str]) -> str:
-    """A summary of what was read and found."""
     lines = [f"- {question} {answer}" for question, answer in found]
     read = ", ".join(names) or "none"
     return "\n".join([f"Passages read: {read}.", "Found so far:", *(lines or ["- nothing yet"])])

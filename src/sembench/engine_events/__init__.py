@@ -1,4 +1,4 @@
-"""Engine logs and audit files in, one :class:`EngineSummary` out. One parser a file."""
+"""Turns engine logs and audit files into an :class:`EngineSummary`. One parser per file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from sembench.errors import UsageError
 
 
 class LineParser(Protocol):
-    """Takes a log in line by line; `finish` is called once, after the last line."""
+    """Reads a log line by line; call `finish` once, after the last line."""
 
-    def feed(self, line: str) -> None:
-        """Take in one line."""
-        ...
+    def feed(self, line: str) -> None: ...
 
     def finish(self) -> EngineSummary:
-        """The summary of everything fed."""
+        """The summary of all lines fed."""
         ...
 
 
@@ -36,9 +34,9 @@ PARSERS: dict[str, Callable[[], LineParser]] = {
 
 
 def summarise(engine: str, lines: Iterable[str]) -> EngineSummary:
-    """The summary of one engine's log or audit file."""
+    """Summarize one engine's log or audit file."""
     if engine not in PARSERS:
-        raise UsageError(f"--engine: one of {', '.join(PARSERS)} expected, got {engine!r}")
+        raise UsageError(f"--engine: expected one of {', '.join(PARSERS)}, got {engine!r}")
     parser = PARSERS[engine]()
     for line in lines:
         parser.feed(line)

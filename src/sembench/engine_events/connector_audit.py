@@ -1,9 +1,9 @@
-"""The connector's audit stream (JSONL, `schema_version` 2): what happened, request by request.
+"""The connector's audit stream (JSONL, `schema_version` 2), request by request.
 
-Records are joined by `connector_id`, `request_id`, `request_seq` and `event_seq`;
-a record seen twice (a log shipped by two collectors) counts once. Of the many
-event names, `runtime_materialized` alone says that donor K/V was put in place.
-Names this file does not know are counted under their own name and mean nothing else.
+Records are identified by `connector_id`, `request_id`, `request_seq` and `event_seq`. A
+record seen twice (a log shipped by two collectors) counts once. Of the many event names,
+only `runtime_materialized` means that donor K/V was put in place. Unknown names are
+counted under their own name and have no other effect.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ConnectorAuditParser:
         self.requests: dict[str, AuditedRequest] = {}
 
     def feed(self, line: str) -> None:
-        """Take in one line; blank lines are nothing, unreadable ones are counted."""
+        """Read one line; skip blank lines and count unreadable ones."""
         text = line.strip()
         if not text:
             return
@@ -77,7 +77,6 @@ class ConnectorAuditParser:
             self._record(name, record)
 
     def finish(self) -> EngineSummary:
-        """The summary of everything fed."""
         return self._into.build()
 
     def _is_repeat(self, record: Mapping[str, Any]) -> bool:
@@ -141,7 +140,7 @@ class ConnectorAuditParser:
 
 
 def audited_requests(lines: Iterable[str]) -> dict[str, AuditedRequest]:
-    """What an audit stream says about each request, by the engine's request id."""
+    """What an audit stream says about each request, by engine request id."""
     parser = ConnectorAuditParser()
     for line in lines:
         parser.feed(line)

@@ -1,4 +1,4 @@
-"""What all text logs have in common: `key=value` fields, error lines, runtime warnings."""
+"""What all text logs share: `key=value` fields, error lines and runtime warnings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RUNTIME = re.compile(r"onnxruntime", re.IGNORECASE)
 
 
 def fields(text: str) -> dict[str, str]:
-    """The `key=value` pairs of a line, quotes removed. A key given twice keeps its first value."""
+    """The `key=value` pairs of a line, quotes removed. For a repeated key the first value wins."""
     found: dict[str, str] = {}
     for key, value in _FIELD.findall(text):
         found.setdefault(key, value.strip("\"'"))
@@ -20,15 +20,15 @@ def fields(text: str) -> dict[str, str]:
 
 
 def count(value: str | None) -> int | None:
-    """A count of 0 or more written in digits, or None of anything else."""
+    """A non-negative count written in digits; None for anything else."""
     return int(value) if value is not None and value.isascii() and value.isdigit() else None
 
 
 def note_trouble(line: str, into: SummaryBuilder) -> bool:
-    """Record an error or runtime warning; True where the line was one.
+    """Record an error or runtime warning; return whether the line was one.
 
-    onnxruntime writes its own notices at error level on machines without a GPU, so
-    its lines are warnings about the runtime, not errors of the engine.
+    onnxruntime logs its own notices at error level on machines without a GPU. They count
+    as runtime warnings, not as engine errors.
     """
     if _RUNTIME.search(line):
         into.warning(line)

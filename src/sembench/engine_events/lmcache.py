@@ -1,4 +1,4 @@
-"""LMCache's lines: what was stored, what was asked for, what was really retrieved.
+"""LMCache's log lines: what was stored, requested and actually retrieved.
 
 ::
 
@@ -6,7 +6,7 @@
     Reqid: …, Total tokens T, Inference Engine computed tokens: C, LMCache hit tokens: H
     Retrieved|Reusing N[/ out of M] tokens
 
-A hit announces; only "Retrieved" (or "Reusing") says that K/V reached the engine.
+A hit is only an announcement; "Retrieved" (or "Reusing") means the K/V reached the engine.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ class LmcacheParser:
         self._into = SummaryBuilder(engine="lmcache")
 
     def feed(self, line: str) -> None:
-        """Take in one line."""
         into = self._into
         if lookup := _LOOKUP.search(line):
             into.events["lookup"] += 1
-            # What the engine had computed itself is a prefix hit of its own, not LMCache's.
+            # Tokens the engine had computed itself are its own prefix hit, not LMCache's.
             if int(lookup["hit"]) > int(lookup["computed"]):
                 into.semantic_hits += 1
                 into.load_advertisements += 1
@@ -55,5 +54,4 @@ class LmcacheParser:
             note_trouble(line, into)
 
     def finish(self) -> EngineSummary:
-        """The summary of everything fed."""
         return self._into.build()

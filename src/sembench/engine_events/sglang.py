@@ -8,8 +8,8 @@
     [FUZZY] Realized N fuzzy tokens
     [FUZZY RADIX] segmented prefill realized donor phase: … donor_tokens=N target=[a,b) …
 
-A segmented prefill tells of the same tokens twice: once a phase, and once in a
-closing "Realized". Where a log has phases, the phases count and "Realized" does not.
+A segmented prefill reports the same tokens twice: once per phase, and once in a closing
+"Realized". If a log has phases, only the phases count.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ class SglangParser:
         self._phases: list[tuple[int, str | None]] = []
 
     def feed(self, line: str) -> None:
-        """Take in one line."""
         found = fields(line)
         into = self._into
         if _REGISTERED.search(line):
@@ -61,7 +60,6 @@ class SglangParser:
             note_trouble(line, into)
 
     def finish(self) -> EngineSummary:
-        """The summary of everything fed."""
         for tokens, request_id in self._phases or self._realised:
             self._into.materialised(tokens=tokens, request_id=request_id)
         self._phases, self._realised = [], []

@@ -1,7 +1,7 @@
-"""What an engine's own log or audit file says it did: one summary, whatever the engine.
+"""One summary of what an engine's own log or audit file says, whatever the engine.
 
-Only events in which the engine says that donor K/V *was* put in place count as
-materialised. A hit, an advertisement or a start is evidence and counts apart.
+Only events that say donor K/V *was* put in place count as materialized. Hits,
+advertisements and starts are evidence and are counted separately.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_LINE_CHARS = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSummary:
-    """The summary in the public format; counts are totals over the file that was read."""
+    """The summary in the public format; counts are totals over the file."""
 
     engine: str
     donor_registrations: int = 0
@@ -28,7 +28,7 @@ class EngineSummary:
     materialization_events: int = 0
     materialized_tokens: int = 0
     materialized_units: int = 0
-    """Separate pieces of donor K/V put in place: spans, segments or blocks, as the engine says."""
+    """Pieces of donor K/V put in place: spans, segments or blocks, as the engine counts them."""
     rope_corrections: int = 0
     engine_boundaries: int = 0
     rejection_reasons: Mapping[str, int] = field(default_factory=dict)
@@ -49,7 +49,6 @@ class EngineSummary:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The summary as it stands in a file."""
         return {
             "engine": self.engine,
             "donor_registrations": self.donor_registrations,
@@ -74,12 +73,12 @@ class EngineSummary:
 
     @classmethod
     def from_dict(cls, data: Any, *, where: str) -> Self:
-        """Read a summary; what an older file does not hold stays at zero.
+        """Read a summary; fields an older file lacks stay at zero.
 
         Raises
         ------
         ResultError
-            Naming the field that is not a count, list or object as it must be.
+            Naming the field that is not a count, list or object as required.
         """
         if not isinstance(data, Mapping) or not isinstance(data.get("engine"), str):
             raise ResultError(f"{where}: not an engine summary (an object with 'engine')")
@@ -106,7 +105,7 @@ class EngineSummary:
 
 @dataclass(slots=True)
 class SummaryBuilder:
-    """Collects what a parser reads; memory is bounded by requests, not by lines."""
+    """Collects what a parser reads; memory grows with requests, not with lines."""
 
     engine: str
     donor_registrations: int = 0
@@ -126,7 +125,7 @@ class SummaryBuilder:
     _warnings: list[str] = field(default_factory=list)
 
     def materialised(self, *, tokens: int, units: int = 1, request_id: str | None = None) -> None:
-        """The engine says that it put `tokens` of donor K/V in place, in `units` pieces."""
+        """The engine put `tokens` of donor K/V in place, in `units` pieces."""
         self.materialization_events += 1
         self.materialized_tokens += tokens
         self.materialized_units += units
@@ -134,26 +133,25 @@ class SummaryBuilder:
             self.by_request[request_id] += tokens
 
     def rejected(self, reason: str) -> None:
-        """The engine says that it did not reuse, and why."""
+        """The engine did not reuse, and says why."""
         self.rejection_reasons[reason or "unspecified"] += 1
 
     def malformed(self) -> None:
-        """A line that starts like an event and cannot be read: counted, never as reuse."""
+        """A line that starts like an event but cannot be read; never counted as reuse."""
         self.malformed_lines += 1
 
     def error(self, line: str) -> None:
-        """The engine reports an error."""
+        """The engine reported an error."""
         self.error_count += 1
         if len(self._errors) < MAX_KEPT_LINES:
             self._errors.append(line.strip()[:MAX_LINE_CHARS])
 
     def warning(self, line: str) -> None:
-        """A runtime below the engine complains about something that is not an engine error."""
+        """A runtime below the engine warned about something that is not an engine error."""
         if len(self._warnings) < MAX_KEPT_LINES:
             self._warnings.append(line.strip()[:MAX_LINE_CHARS])
 
     def build(self) -> EngineSummary:
-        """The summary of everything collected."""
         return EngineSummary(
             engine=self.engine,
             donor_registrations=self.donor_registrations,
@@ -196,10 +194,10 @@ def _list(data: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
 
 
 def two_views(first: EngineSummary, second: EngineSummary) -> EngineSummary:
-    """One summary of two accounts of the same requests (a log and an audit stream).
+    """Combine two accounts of the same requests (a log and an audit stream).
 
-    Each counter takes the larger account instead of the sum: the same event told
-    twice is one event.
+    Each counter takes the larger account rather than the sum, because both report the
+    same events.
     """
 
     def larger(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:

@@ -1,9 +1,9 @@
-"""The TensorRT-LLM connector's audit file: one JSON object a line, named by `event`.
+"""The TensorRT-LLM connector's audit file: one JSON object per line, named by `event`.
 
-A request's life: lookup → target_allocated → plan_dispatched → materialized.
-`engine_blend_boundary`, `engine_blend_layer` and `engine_blend_layerwise` are the
-runtime wrapper's own accounts of where recomputation began. Lines that are not
-JSON are ordinary log lines and are searched for errors only.
+A request goes through lookup → target_allocated → plan_dispatched → materialized.
+`engine_blend_boundary`, `engine_blend_layer` and `engine_blend_layerwise` are the runtime
+wrapper's reports of where recomputation began. Lines that are not JSON are ordinary log
+lines, searched only for errors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ class TrtllmParser:
         self._planned_tokens: dict[str, int] = {}
 
     def feed(self, line: str) -> None:
-        """Take in one line."""
         text = line.strip()
         if not text:
             return
@@ -46,7 +45,6 @@ class TrtllmParser:
         self._record(name, record)
 
     def finish(self) -> EngineSummary:
-        """The summary of everything fed."""
         return self._into.build()
 
     def _record(self, name: str, record: Mapping[str, Any]) -> None:
@@ -76,9 +74,9 @@ class TrtllmParser:
             self._into.rejected(str(reason))
 
     def _materialised(self, record: Mapping[str, Any]) -> None:
-        """`materialized` is a count of blocks, a list of them, or a yes.
+        """`materialized` is a block count, a list of blocks, or true.
 
-        Where the record gives no token count, the lookup of the same request does.
+        If the record has no token count, the lookup of the same request provides it.
         """
         units = _units(record.get("materialized"))
         if units is None:

@@ -1,6 +1,6 @@
 """The connector's lines in a vLLM log.
 
-In the order of a request's life::
+In the order they occur for a request::
 
     SemBlend donor registered request_id=… namespace=… tokens=N blocks=N
     SemBlend semantic lookup hit request_id=… donor_id=… similarity=… kind=… reusable_tokens=N …
@@ -9,8 +9,8 @@ In the order of a request's life::
     SemBlend materializing …                    (a start: evidence, not reuse)
     SemBlend materialized request_id=… donor_id=… tokens=N
 
-Lines that are JSON objects are records of the connector's audit stream and are
-read as such, so that a log with both needs no splitting.
+Lines that are JSON objects are audit records of the connector and are parsed as such, so
+a log that mixes both needs no splitting.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class VllmParser:
         self._audit = ConnectorAuditParser(engine="vllm")
 
     def feed(self, line: str) -> None:
-        """Take in one line."""
         if line.lstrip().startswith("{"):
             self._audit.feed(line)
             return
@@ -48,7 +47,6 @@ class VllmParser:
             self._event(match["name"], fields(match["rest"]))
 
     def finish(self) -> EngineSummary:
-        """The summary of everything fed."""
         return two_views(self._log.build(), self._audit.finish())
 
     def _event(self, name: str, found: dict[str, str]) -> None:
@@ -71,7 +69,7 @@ class VllmParser:
 
 
 def _key(name: str) -> str:
-    """A line's name in counts: one for all kinds of loads."""
+    """A line's name in the counts; all kinds of loads share one."""
     if name.endswith("load advertised"):
         name = "request-local experimental load advertised"
     return name.replace(" ", "_").replace("-", "_")

@@ -1,7 +1,7 @@
-"""Acceptance gates: a result passes if everything asked of it is there and holds.
+"""Acceptance gates: a result passes if every requested metric is present and in bounds.
 
-A metric that is absent fails the gate that asks for it, unless the caller says
-otherwise: silence is the easiest way to cheat.
+An absent metric fails the gate that asks for it, unless the caller allows it. Otherwise
+saying nothing would be the easiest way to cheat.
 """
 
 from __future__ import annotations

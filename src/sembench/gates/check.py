@@ -1,4 +1,4 @@
-"""Holds a result to the gates asked for."""
+"""Checks a result against the requested gates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CEILING = "noise_floor_calibration"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether a result passed; failures name their gate first."""
+    """Whether a result passed; each failure starts with its gate's name."""
 
     result: str
     engine_summaries: tuple[str, ...]
@@ -31,11 +31,9 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """No gate failed."""
         return not self.failures
 
     def to_dict(self) -> dict[str, Any]:
-        """As the command prints it."""
         return {
             "result": self.result,
             "engine_summaries": list(self.engine_summaries),
@@ -50,10 +48,10 @@ class Verdict:
 
 
 def requested(thresholds: Mapping[str, Threshold | None]) -> tuple[Requested, ...]:
-    """The gates asked for by name, and the defaults of those that were not."""
+    """The gates requested by name, plus the defaults of the others."""
     unknown = sorted(set(thresholds) - set(BY_NAME))
     if unknown:
-        raise UsageError(f"no gate is called {unknown[0]!r}; gates: {', '.join(BY_NAME)}")
+        raise UsageError(f"there is no gate {unknown[0]!r}; gates: {', '.join(BY_NAME)}")
     found: list[Requested] = []
     for gate in GATES:
         threshold = thresholds.get(gate.name)
@@ -74,7 +72,7 @@ def check(
     result_name: str = "",
     summary_names: Sequence[str] = (),
 ) -> Verdict:
-    """Hold `result` to `gates`."""
+    """Check `result` against `gates`."""
     observed = observe(result, summaries, calibration)
     failed: list[tuple[str, str]] = []
     missing: list[str] = []
@@ -107,7 +105,7 @@ def check(
 
 
 def _ceiling(observed: Observed) -> list[tuple[str, str]]:
-    """Answers much more alike than two cold runs are were not generated twice."""
+    """Fail answers that are far more alike than two cold runs: they were not generated twice."""
     rouge, ceiling = observed["warm_vs_cold_rouge"], observed["rouge_ceiling"]
     if rouge is None or ceiling is None or rouge <= ceiling:
         return []

@@ -1,7 +1,7 @@
-"""What the gates look at, computed anew from a result's rows and the engines' own summaries.
+"""The gated metrics, recomputed from a result's rows and the engines' own summaries.
 
-The aggregate a file carries is not trusted: it is recomputed, and a file of our own
-version whose aggregate says something else fails (`aggregate_consistent`).
+The aggregate stored in a file is not trusted. It is recomputed, and a file of the current
+version whose aggregate differs fails (`aggregate_consistent`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CHECKED = (
 def observe(
     result: Result, summaries: Sequence[EngineSummary], calibration: Calibration | None
 ) -> Observed:
-    """Every gated metric; None where the result does not carry it."""
+    """Every gated metric; None if the result lacks it."""
     rows = result.requests
     aggregate = metrics.aggregate(rows) if rows else dict(result.aggregate)
     pairs = paired.summarise(rows)
@@ -78,12 +78,12 @@ def _engine(summaries: Sequence[EngineSummary]) -> Observed:
 
 
 def _negative_confirmed_rate(rows: Sequence[RequestRow], result: Result) -> float | None:
-    """Blocks reused on negative controls that nothing explains, over their blocks.
+    """Unexplained reused blocks on negative controls, over their total blocks.
 
-    Where a backend tells exact from semantic reuse, an exact hit on a shared
-    template or instruction is no false claim, as far as the manifest's own exact
-    blocks (and the template's tokens) explain it. Where it does not, every block
-    it reports counts.
+    If a backend distinguishes exact from semantic reuse, an exact hit on a shared
+    template or instruction is not a false claim, as far as the manifest's own exact
+    blocks (and the template's tokens) explain it. If it does not, every block it
+    reports counts.
     """
     confirmed = [row for row in rows if row.backend_confirmed_blocks is not None]
     if not confirmed:
@@ -103,11 +103,11 @@ def _negative_confirmed_rate(rows: Sequence[RequestRow], result: Result) -> floa
 
 
 def _unconfirmed_claims(result: Result, summaries: Sequence[EngineSummary]) -> float | None:
-    """The share of claimed semantic tokens that no log, audit or counter of the engine confirms.
+    """The share of claimed semantic tokens that no engine log, audit or counter confirms.
 
-    Request by request where the engine names requests; else by totals, which also hold
-    what donors reused and so confirm less sharply. None where responses claim nothing
-    at all, or nothing independent of them was given.
+    Compared per request if the engine names requests. Otherwise compared by totals, which
+    include what donors reused and therefore confirm less precisely. None if responses
+    claim nothing or there is no independent source.
     """
     claims = [row for row in result.requests if row.claimed_reuse_tokens is not None]
     claimed = sum(row.claimed_reuse_tokens or 0 for row in claims)
@@ -138,7 +138,7 @@ def _confirmed(row: RequestRow, by_request: Mapping[str, int]) -> int:
 
 
 def _against_noise(rouge: float | None, calibration: Calibration | None) -> Observed:
-    """Warm against cold, beside cold against cold: worse is damage, far better a cached answer."""
+    """Warm-vs-cold relative to cold-vs-cold: lower is damage, far higher is a cached answer."""
     if rouge is None:
         return {"warm_vs_cold_rouge": None, "warm_vs_cold_rouge_drop": None, "rouge_ceiling": None}
     floor = 1.0 if calibration is None else calibration.rouge_mean

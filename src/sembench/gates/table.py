@@ -1,4 +1,4 @@
-"""Every gate, one line each: its name, the metric it looks at, and when it holds."""
+"""Every gate, one entry each: its name, its metric and its condition."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ Value = float | bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """A named demand on one metric. The command-line flag is its name with dashes."""
+    """A named condition on one metric. The command-line flag is its name with dashes."""
 
     name: str
     metric: str
     holds: Callable[[Value, Threshold], bool]
     demand: str
-    """How the demand reads between metric and threshold, in a failure's message."""
+    """The words between metric and threshold in a failure message."""
     help: str
     default: Threshold | None = None
-    """Applied without being asked for, where the metric is there; absence is then no failure."""
+    """Applied by default if the metric is present; absence is then no failure."""
     takes: type[float] | type[int] | None = float
-    """What its flag takes; None where the flag is a switch, or there is none."""
+    """The type its flag takes; None for a switch or if there is no flag."""
     switch: Threshold | None = None
-    """The threshold that its flag sets, where that is a switch."""
+    """The threshold a switch sets."""
 
     @property
     def has_flag(self) -> bool:
-        """Whether it can be asked for on the command line."""
+        """Whether the command line offers it."""
         return self.takes is not None or self.switch is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requested:
-    """A gate with its threshold; `explicit` where somebody asked for it."""
+    """A gate with its threshold; `explicit` if the user asked for it."""
 
     gate: Gate
     threshold: Threshold
@@ -46,7 +46,7 @@ def _at_least(value: Value, threshold: Threshold) -> bool:
 
 
 def _at_most(value: Value, threshold: Threshold) -> bool:
-    # A rate computed from floats may miss its own bound by the last bit.
+    # A rate computed in floating point may miss its bound by the last bit.
     return float(value) <= float(threshold) + 1e-12
 
 
@@ -99,19 +99,19 @@ GATES: tuple[Gate, ...] = (
     _minimum(
         "min_materialization_events",
         "materialization_events",
-        "Materialisations in the engine summaries.",
+        "Materializations in the engine summaries.",
         takes=int,
     ),
     _minimum(
         "min_materialized_tokens",
         "materialized_tokens",
-        "Materialised tokens in the summaries.",
+        "Materialized tokens in the summaries.",
         takes=int,
     ),
     _minimum(
         "min_materialized_units",
         "materialized_units",
-        "Materialised pieces in the summaries.",
+        "Materialized pieces in the summaries.",
         takes=int,
     ),
     _maximum(
@@ -131,7 +131,7 @@ GATES: tuple[Gate, ...] = (
         metric="materialized_reuse",
         holds=_is,
         demand="must be",
-        help="An engine summary must show a hit and a materialisation.",
+        help="An engine summary must show a hit and a materialization.",
         takes=None,
         switch=True,
     ),

@@ -1,4 +1,4 @@
-"""When requests are sent under load: at random, on a beat, or one after another."""
+"""When load requests are sent: at random, at a fixed rate, or one after another."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from sembench.errors import UsageError
 
 
 class ArrivalKind(StrEnum):
-    """The arrival process."""
-
     POISSON = "poisson"
     """Independent users: gaps are exponential with mean 1/rate."""
     CONSTANT = "constant"
     """One request every 1/rate seconds."""
     CLOSED = "closed"
-    """`concurrency` users, each sending as soon as the last answer is complete."""
+    """`concurrency` users, each sending as soon as its last answer is complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """An arrival process; the same seed gives the same schedule."""
+    """An arrival process. Same seed, same schedule."""
 
     kind: ArrivalKind
     rate: float | None = None
@@ -32,10 +30,12 @@ class Arrivals:
 
     def __post_init__(self) -> None:
         if self.kind is not ArrivalKind.CLOSED and not (self.rate and self.rate > 0):
-            raise UsageError(f"--rate: {self.kind} arrivals need a rate above 0 requests a second")
+            raise UsageError(
+                f"--rate: {self.kind} arrivals need a rate above 0 requests per second"
+            )
 
     def offsets(self) -> Iterator[float]:
-        """Seconds after the start at which requests are due, for ever. Closed: all at once."""
+        """Yield when requests are due, in seconds after the start. Closed: all at once."""
         if self.kind is ArrivalKind.CLOSED or self.rate is None:
             yield from itertools.repeat(0.0)
             return

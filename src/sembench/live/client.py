@@ -1,7 +1,7 @@
-"""The shell all HTTP clients share.
+"""What all HTTP clients share.
 
-A client turns one prompt into one :class:`Reply`. Whatever goes wrong on the way
-(refused, timed out, cut off, malformed) is the reply's `error`; a run goes on.
+A client turns one prompt into one :class:`Reply`. Any failure (refused, timed out, cut
+off, malformed) becomes the reply's `error`, and the run continues.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ CONNECT_SECONDS = 10.0
 CONTROL_PAUSES_SECONDS = (0.05, 0.2, 0.5, 1.0)
 _FINAL_STATUS = frozenset({401, 403, 404, 405, 501})
 _MISSHAPEN = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""What reading a field raises when a server's event is not shaped as its protocol says."""
+"""What reading a field raises if a server's event does not follow its protocol."""
 
 
 class Reader(Protocol):
-    """Puts a reply together from a protocol's events."""
+    """Builds a reply from a protocol's events."""
 
     def take(self, data: dict[str, Any]) -> bool:
-        """Take in one event; True where it brought content."""
+        """Read one event; return whether it had content."""
         ...
 
     def reply(self, request_id: str) -> Reply:
-        """What the events said. Times and headers are filled in by the client."""
+        """The reply so far. The client fills in times and headers."""
         ...
 
 
 class StreamingClient:
-    """Posts a body, reads its stream, and keeps the time; protocols subclass it."""
+    """Posts a body, reads its stream and takes the times; protocols subclass it."""
 
     def __init__(
         self, *, base_url: str, caller: Caller, timeout_seconds: float, connections: int = 64
@@ -51,7 +51,7 @@ class StreamingClient:
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(timeout_seconds, connect=CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
-            # An endpoint under test is addressed as given, never through a proxy of the shell's.
+            # Reach the endpoint under test directly, never through the shell's proxy.
             trust_env=False,
         )
 
@@ -67,11 +67,9 @@ class StreamingClient:
         await self.close()
 
     async def close(self) -> None:
-        """Let go of the connections."""
         await self._http.aclose()
 
     async def complete(self, prompt: Prompt) -> Reply:
-        """Send one prompt and stream its answer."""
         reader = self.reader()
         path, body = self.body(prompt)
         headers = self._caller.headers(prompt.request_id)
@@ -124,8 +122,8 @@ class StreamingClient:
     async def post(self, path: str) -> httpx.Response:
         """Post an empty body to a control path.
 
-        An engine that still finishes a request refuses to empty its cache (SGLang: HTTP 400),
-        so a refusal is tried again for a moment.
+        An engine still finishing a request refuses to empty its cache (SGLang: HTTP 400),
+        so a refusal is retried for a moment.
 
         Raises
         ------
@@ -146,11 +144,10 @@ class StreamingClient:
         raise EndpointError(f"POST {url}: {http_error(response.status_code, response.content)}")
 
     def reader(self) -> Reader:
-        """A fresh reader of this protocol's events."""
         raise NotImplementedError
 
     def body(self, prompt: Prompt) -> tuple[str, dict[str, Any]]:
-        """The path and body that ask for `prompt`."""
+        """The path and body of the request for `prompt`."""
         raise NotImplementedError
 
 

@@ -1,7 +1,7 @@
-"""Token ids by the endpoint's own tokenizer and template, where it has ``/tokenize``.
+"""Token ids from the endpoint's own tokenizer and template, if it has ``/tokenize``.
 
-`semblend serve` and vLLM do. What a prefix cache would serve can then be said in the
-engine's own tokens, not in those of a layout that is only like its own.
+`semblend serve` and vLLM have it. What a prefix cache would serve is then counted in the
+engine's own tokens rather than in a similar layout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sembench.live.identity import Caller
 
 
 class EndpointTokens:
-    """Asks one endpoint; after a refusal it is not asked again."""
+    """Asks one endpoint; after a refusal it stops asking."""
 
     def __init__(
         self, *, base_url: str, model: str, caller: Caller, timeout_seconds: float = 60.0
@@ -30,20 +30,19 @@ class EndpointTokens:
         """Whether the endpoint has answered so far."""
 
     async def aclose(self) -> None:
-        """Let go of the connections."""
         await self._http.aclose()
 
     async def chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> TokenArray | None:
-        """The prompt's ids of a chat; None where the endpoint does not say."""
+        """The token ids of a chat prompt; None if the endpoint does not provide them."""
         body: dict[str, Any] = {"messages": list(messages)}
         if tools:
             body["tools"] = list(tools)
         return await self._ask(body)
 
     async def text(self, text: str) -> TokenArray | None:
-        """The ids of a text; None where the endpoint does not say."""
+        """The token ids of a text; None if the endpoint does not provide them."""
         return await self._ask({"prompt": text})
 
     async def _ask(self, body: dict[str, Any]) -> TokenArray | None:

@@ -1,8 +1,8 @@
-"""What SemBlend counts inside an engine, read from the engine's own Prometheus page.
+"""SemBlend's counters inside an engine, read from the engine's Prometheus page.
 
-vLLM's streams carry no word about reuse, so that there the counters are the confirmation:
-with one request at a time, what they grow by is that request's. And a donor is there only
-when the engine says so: it is registered a moment after its answer.
+vLLM's streams say nothing about reuse, so there the counters are the confirmation: with
+one request at a time, any increase belongs to that request. The counters also say when a
+donor is ready, because it is registered a moment after its answer.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from sembench.live.reply import Reply
 
 POLL_SECONDS = 0.05
 SETTLE_SECONDS = 2.0
-"""How long the counters of an answered request may take to arrive."""
+"""How long the counters of an answered request may take to appear."""
 QUIET_SECONDS = 0.5
-"""After so long without a new donor, what was served has become one or will not."""
+"""After this long without a new donor, no further donor is expected."""
 PREFIXES = ("vllm:semblend_", "sglang:semblend_", "semblend:")
 _DONORS = ("donors_registered", "donor_registrations")
 _UNDONE = ("captures_skipped", "donors_skipped")
@@ -30,18 +30,18 @@ _STAGES = {"materialized": "reused"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """SemBlend's counters at one moment, summed over the pages read."""
+    """SemBlend's counters at one moment, summed over the pages."""
 
     requests: int = 0
-    """Requests that have ended."""
+    """Finished requests."""
     donors: int = 0
-    """Donors registered since the start, or given up because a queue was full."""
+    """Donors registered since the start, or dropped because a queue was full."""
     tokens: dict[str, int] = field(default_factory=dict)
-    """Prompt tokens by source: exact, reused, recomputed, computed, and what else there is."""
+    """Prompt tokens by source: exact, reused, recomputed, computed, and any others."""
 
 
 def counts_of(samples: Sequence[Sample]) -> Counts | None:
-    """SemBlend's counters among the samples of a page; None where it has none."""
+    """SemBlend's counters among a page's samples; None if it has none."""
     requests = donors = 0
     tokens: dict[str, int] = {}
     found = False
@@ -62,7 +62,7 @@ def counts_of(samples: Sequence[Sample]) -> Counts | None:
 
 
 def _own_name(name: str) -> str | None:
-    """A counter's name without the engine's prefix and the suffix; None for another's."""
+    """A counter's name without engine prefix and suffix; None if it is not ours."""
     for prefix in PREFIXES:
         if name.startswith(prefix) and name.endswith("_total"):
             return name.removeprefix(prefix).removesuffix("_total")
@@ -70,7 +70,7 @@ def _own_name(name: str) -> str | None:
 
 
 class EngineCounters:
-    """Reads the pages of the engines behind one endpoint."""
+    """Reads the metrics pages of the engines behind one endpoint."""
 
     def __init__(
         self, urls: Sequence[str], *, api_key: str = "", timeout_seconds: float = 10.0
@@ -86,11 +86,10 @@ class EngineCounters:
         )
 
     async def aclose(self) -> None:
-        """Let go of the connections."""
         await self._http.aclose()
 
     async def read(self) -> Counts | None:
-        """The counters now; None where no page has them or one cannot be had."""
+        """The counters now; None if no page has them or a page cannot be read."""
         pages: list[Sample] = []
         for url in self._urls:
             try:
@@ -104,14 +103,14 @@ class EngineCounters:
 
     @staticmethod
     def page_of(base_url: str) -> str:
-        """Where an endpoint serves its counters."""
+        """The URL of an endpoint's counters."""
         return base_url.rstrip("/").removesuffix("/v1") + "/metrics"
 
     async def wait_for_donors(self, before: Counts, donors: int, limit_seconds: float) -> int:
-        """Wait until `donors` more are registered, or none comes any more; returns how many did.
+        """Wait until `donors` more are registered or no more come; return how many did.
 
-        Not every prompt becomes a donor (too short, held already, itself reused), so that the
-        wait also ends when all of them have ended and no donor came for a while.
+        Not every prompt becomes a donor (too short, already held, itself reused). So the wait
+        also ends once all requests are done and no donor has come for a while.
         """
         started = changed = time.monotonic()
         known = 0
@@ -129,10 +128,10 @@ class EngineCounters:
             await asyncio.sleep(POLL_SECONDS)
 
     async def confirm(self, before: Counts, reply: Reply) -> Reply:
-        """`reply` with the engine's counts where it says nothing itself.
+        """Add the engine's counts to a `reply` that reports none itself.
 
-        Only where exactly one request has ended since `before`: what the counters grew by
-        is then this request's.
+        Only if exactly one request has finished since `before`; the increase then belongs to
+        that request.
         """
         if reply.reused_tokens is not None or not reply.ok:
             return reply

@@ -1,7 +1,7 @@
-"""Whether an engine was started with flags under which its figures mean anything.
+"""Checks that an engine was started with flags under which its figures are comparable.
 
-The serve command is given by whoever runs the benchmark; it is checked for what
-would quietly spoil a comparison, and it is part of the result either way.
+Whoever runs the benchmark provides the serve command. It is checked for options that
+would quietly spoil a comparison, and is stored in the result either way.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _SPECULATIVE = ("--speculative-config", "--speculative-algorithm", "--speculativ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFlags:
-    """How the engine was started, as told."""
+    """How the engine was started, as reported by the user."""
 
     serve_command: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def violations(self) -> tuple[str, ...]:
-        """What makes figures of this engine incomparable, one sentence each."""
+        """What makes this engine's figures incomparable, one sentence each."""
         if not self.serve_command.strip():
             return ("the serve command is not known (--engine-serve-command)",)
         words = shlex.split(self.serve_command)
@@ -41,7 +41,7 @@ class EngineFlags:
         return tuple(found)
 
     def require(self) -> None:
-        """Raise EngineFlagsError (exit 3) where there is a violation."""
+        """Raise EngineFlagsError (exit 3) if there is a violation."""
         if problems := self.violations():
             raise EngineFlagsError(
                 "the engine's flags do not allow a fair run: " + "; ".join(problems)
@@ -64,18 +64,17 @@ class EngineFlags:
 
 
 def parse_environment(pairs: Sequence[str]) -> dict[str, str]:
-    """`K=V` pairs as a mapping."""
     found: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not name or not equals:
-            raise UsageError(f"--engine-env: NAME=VALUE expected, got {pair!r}")
+            raise UsageError(f"--engine-env: expected NAME=VALUE, got {pair!r}")
         found[name] = value
     return found
 
 
 def _transfer_violations(words: Sequence[str]) -> list[str]:
-    """A vLLM connector must let failed loads be recomputed: the default fails the request."""
+    """A vLLM connector must recompute failed loads; by default vLLM fails the request."""
     value = ""
     for position, word in enumerate(words):
         if word == "--kv-transfer-config" and position + 1 < len(words):

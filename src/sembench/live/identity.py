@@ -1,4 +1,4 @@
-"""Names that go with a request, so that an engine's own records can be joined to it."""
+"""Names sent with a request, so that the engine's own records can be joined to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OURS = re.compile(r"sembench-(?:cold|warm|single)-\d{6}-[\w.]+-[0-9a-f]{16}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestName:
-    """Which request of a run it is; equal parts give the equal id."""
+    """Identifies a request of a run; equal parts give equal ids."""
 
     run_id: str
     arm: str
@@ -29,14 +29,14 @@ class RequestName:
 
 
 def our_id_in(engine_request_id: str) -> str | None:
-    """Our request id inside an engine's (which may add a prefix and a suffix of its own)."""
+    """Our request id inside the engine's, which may add a prefix and a suffix."""
     found = _OURS.search(engine_request_id)
     return found.group() if found else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who asks: goes into the headers by which gateways separate tenants and templates."""
+    """The caller's identity, sent in the headers that gateways use to separate tenants."""
 
     tenant: str = ""
     template: str = ""
@@ -44,7 +44,6 @@ class Caller:
     api_key: str = ""
 
     def headers(self, request_id: str) -> dict[str, str]:
-        """The headers of one request."""
         headers = {"x-request-id": request_id}
         if self.tenant:
             headers["x-tenant-id"] = self.tenant

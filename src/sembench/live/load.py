@@ -1,8 +1,8 @@
-"""Load: many requests at once, by an arrival process.
+"""Load: many requests at once, following an arrival process.
 
-Under open arrivals a request is late from the moment it was due, not from the
-moment the client got round to sending it: waiting inside the client counts, so
-that an overloaded endpoint cannot slow its own examiner down.
+Under open arrivals a request is late from the moment it was due, not from the moment it
+was sent. Time spent waiting inside the client counts, so an overloaded endpoint cannot
+hide its delay by slowing the client down.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from sembench.model import ManifestItem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """How much load, for how long."""
+    """How much load, and for how long."""
 
     run_id: str
     arrivals: Arrivals
     concurrency: int = 64
-    """Users of a closed loop; the most requests in flight of an open one."""
+    """Users of a closed loop, or the in-flight limit of an open one."""
     requests: int | None = None
     duration_seconds: float | None = None
     max_tokens: int = 32
 
     def __post_init__(self) -> None:
         if self.requests is None and self.duration_seconds is None:
-            raise UsageError("--requests or --duration-seconds: at least one of the two expected")
+            raise UsageError("give --requests, --duration-seconds or both")
         if self.concurrency < 1:
-            raise UsageError(f"--concurrency: at least 1 expected, got {self.concurrency}")
+            raise UsageError(f"--concurrency: expected at least 1, got {self.concurrency}")
 
     @property
     def closed(self) -> bool:
-        """Whether users wait for their answers before they ask again."""
+        """Whether users wait for an answer before they ask again."""
         return self.arrivals.kind is ArrivalKind.CLOSED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Due:
-    """A request of the schedule."""
+    """One scheduled request."""
 
     position: int
     offset_s: float
@@ -62,9 +62,9 @@ async def run_load(
     *,
     done: Sequence[LoadRow] = (),
 ) -> AsyncIterator[LoadRow]:
-    """Send the items' recipients, round and round, and yield each request when it is answered.
+    """Send the items' recipients in a cycle and yield each request once it is answered.
 
-    `done` are the rows of a stopped run: its schedule goes on with what they lack.
+    `done` holds the rows of an interrupted run; its schedule continues with the missing ones.
     """
     if not items:
         raise UsageError("--manifest: no items to send")
@@ -72,7 +72,7 @@ async def run_load(
     first = next(schedule, None)
     if first is None:
         return
-    # The schedule's clock begins where the run was stopped; before that nothing is late.
+    # The schedule's clock starts where the run was interrupted; nothing before that is late.
     session = _stopped_at(options, done, first)
     started = time.perf_counter() - session
     running: set[asyncio.Task[LoadRow]] = set()
@@ -110,7 +110,7 @@ def _schedule(
 
 
 def _stopped_at(options: LoadOptions, done: Sequence[LoadRow], first: _Due) -> float:
-    """Where on the schedule's clock this session begins."""
+    """Where on the schedule's clock this session starts."""
     if not done:
         return 0.0
     return max(row.end_s for row in done) if options.closed else first.offset_s

@@ -1,7 +1,7 @@
-"""One load run from start to result file: serve the donors, send by the schedule, add up.
+"""One load run from start to result file: serve donors, send by the schedule, aggregate.
 
-Rows are on disk as they come back, so that a run that is stopped or loses its
-endpoint is taken up by the same schedule.
+Rows are written to disk as they arrive, so a run that is interrupted or loses its
+endpoint can resume the same schedule.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sembench.spool import Spool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """What is sent, how it is judged, and where the result goes."""
+    """What to send, how to judge it, and where the result goes."""
 
     output: Path
     run: RunMetadata
@@ -38,9 +38,9 @@ class LoadPlan:
     options: LoadOptions
     objective: Objective
     warmup_seconds: float = 0.0
-    """Requests due in the first seconds of a session load the endpoint and are not counted."""
+    """Requests due in a session's first seconds load the endpoint but are not counted."""
     cooldown_seconds: float = 0.0
-    """Nor are those due in the last of the run."""
+    """Requests due in the run's last seconds are not counted either."""
     serve_donors: bool = True
     post_donor_delay_ms: float = 0.0
     donor_wait_ms: float = 5000.0
@@ -50,7 +50,7 @@ class LoadPlan:
     max_consecutive_errors: int = 100
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal for a stopped run to be taken up: the run and its schedule."""
+        """What must match for an interrupted run to resume: the run and its schedule."""
         arrivals = self.options.arrivals
         return {
             **self.run.identity(),
@@ -68,7 +68,7 @@ async def run_load_session(
     *,
     counters: EngineCounters | None = None,
 ) -> dict[str, Any]:
-    """Run and write the result; returns everything in it but the rows."""
+    """Run and write the result; return everything in it except the rows."""
     with Spool(plan.output, identity=plan.identity(), resume=plan.resume) as spool:
         done = [LoadRow.from_dict(row, where=str(spool.path)) for row in spool.rows()]
         donors = await _serve_donors(plan, client, items, counters)
@@ -112,12 +112,12 @@ async def _serve_donors(
     items: Sequence[ManifestItem],
     counters: EngineCounters | None,
 ) -> dict[str, int]:
-    """Serve all donors, unmeasured; a resumed run does it again, for the endpoint may be new.
+    """Serve all donors, unmeasured. A resumed run repeats this; the endpoint may be new.
 
     Raises
     ------
     EndpointError
-        If none of them is answered.
+        If no donor is answered.
     """
     donors = [donor for item in items for donor in item.donor_prompts] if plan.serve_donors else []
     failed: list[str] = []
@@ -128,7 +128,7 @@ async def _serve_donors(
         if reply.error is not None:
             failed.append(reply.error)
     if donors and len(failed) == len(donors):
-        raise EndpointError(f"no donor was answered, the last with: {failed[-1]}")
+        raise EndpointError(f"no donor was answered; last error: {failed[-1]}")
     if counters is not None and before is not None:
         answered = len(donors) - len(failed)
         await counters.wait_for_donors(before, answered, plan.donor_wait_ms / 1000.0)

@@ -1,8 +1,8 @@
-"""Any OpenAI-compatible endpoint: vLLM, SGLang, TRT-LLM, Dynamo, ours.
+"""Client for any OpenAI-compatible endpoint: vLLM, SGLang, TRT-LLM, Dynamo, SemBlend.
 
 `usage.prompt_tokens_details.cached_tokens` counts prefix hits. A `semblend` object, in the
-response or in its `kv_transfer_params` (vLLM, unstreamed), is the backend's own account of
-semantic reuse and is read wherever a server sends one; other servers simply have none.
+response or in its `kv_transfer_params` (vLLM, unstreamed), is the backend's own report of
+semantic reuse. Servers without SemBlend send none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sembench.live.reply import Reply, finite_logprob
 
 
 class Route(StrEnum):
-    """Which of the two completion routes is used."""
+    """Which completion route to use."""
 
     CHAT = "chat"
     COMPLETIONS = "completions"
@@ -49,11 +49,10 @@ class OpenAIClient(StreamingClient):
         self._extra = dict(extra_body or {})
 
     def reader(self) -> Reader:
-        """A fresh reader."""
         return OpenAIReader()
 
     def body(self, prompt: Prompt) -> tuple[str, dict[str, Any]]:
-        """The path and body that ask for `prompt`."""
+        """The path and body of the request for `prompt`."""
         body: dict[str, Any] = {
             "model": self._model,
             "max_tokens": prompt.max_tokens,
@@ -89,7 +88,7 @@ class OpenAIReader:
         self._id: str | None = None
 
     def take(self, data: dict[str, Any]) -> bool:
-        """Take in one event; reasoning counts as content, an empty role delta does not."""
+        """Read one event; reasoning counts as content, an empty role delta does not."""
         self._id = self._id or _text_or_none(data.get("id"))
         if isinstance(usage := data.get("usage"), Mapping):
             self._usage = usage
@@ -110,11 +109,10 @@ class OpenAIReader:
         return has_content
 
     def reply(self, request_id: str) -> Reply:
-        """What the stream said."""
         usage, semblend = self._usage, self._semblend
         details = usage.get("prompt_tokens_details")
         cached = _whole(details.get("cached_tokens")) if isinstance(details, Mapping) else None
-        # A report tells exact from reused tokens; a cached count alone may be both together.
+        # A report separates exact from reused tokens; a cached count alone may include both.
         exact = _whole(semblend.get("exact_tokens"))
         exact = cached if exact is None else exact
         reused = _whole(semblend.get("reused_tokens"))
@@ -145,7 +143,7 @@ class OpenAIReader:
 
 
 def _report(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The `semblend` object of an event, where a server puts it."""
+    """The `semblend` object of an event, if there is one."""
     transfer = data.get("kv_transfer_params")
     inside = transfer.get("semblend") if isinstance(transfer, Mapping) else None
     for found in (data.get("semblend"), inside):
@@ -155,7 +153,7 @@ def _report(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _top_logprobs(logprobs: Mapping[str, Any]) -> list[dict[str, float]]:
-    """Both shapes: chat's `content` list and the older parallel lists."""
+    """Reads both formats: chat's `content` list and the older parallel lists."""
     if isinstance(content := logprobs.get("content"), list):
         return [
             {

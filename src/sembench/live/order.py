@@ -1,4 +1,4 @@
-"""In which order the requests of many items go out."""
+"""The order in which the requests of many items are sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Numbered = tuple[int, ManifestItem]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Serve the donors of an item, or (with the gap there was) its recipient."""
+    """Serve an item's donors, or its recipient (with the actual gap between them)."""
 
     position: int
     item: ManifestItem
@@ -24,10 +24,10 @@ class Step:
 
 
 def spaced(items: Iterable[Numbered], gap: int) -> Iterator[Step]:
-    """Donors and recipients so interleaved that `gap` requests lie between the two of an item.
+    """Interleave donors and recipients so that `gap` requests separate those of an item.
 
-    The requests between are those of other items. The last items have fewer of them
-    left, and each recipient's step says how many there really were.
+    The requests in between belong to other items. The last items have fewer left, so each
+    recipient's step records how many there really were.
     """
     waiting: deque[tuple[Numbered, int]] = deque()
     sent = 0
@@ -50,7 +50,7 @@ async def concurrently(
     *,
     limit: int,
 ) -> AsyncIterator[RequestRow]:
-    """Rows as they are done, with at most `limit` items being played at a time."""
+    """Yield rows as they finish, with at most `limit` items in flight."""
     source = iter(items)
     running: set[asyncio.Task[RequestRow]] = set()
     try:

@@ -1,4 +1,4 @@
-"""When a run takes its endpoint for gone: so many failures in a row, and it stops resumably."""
+"""Decides when an endpoint is gone: after too many failures in a row the run stops."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from sembench.errors import EndpointError
 
 
 class Measured(Protocol):
-    """A row of a run, as far as this module looks at it."""
+    """The part of a row that this module looks at."""
 
     @property
     def error(self) -> str | None:
-        """Why there is no measurement; None where there is one."""
+        """Why there is no measurement; None if there is one."""
         ...
 
 
@@ -21,10 +21,10 @@ Row = TypeVar("Row", bound=Measured)
 
 
 class HeldFailures(Generic[Row]):
-    """Passes rows on to `write`; failures wait until a success shows that the endpoint is there.
+    """Passes rows to `write`, but holds failures until a success shows the endpoint is up.
 
-    Failures that are still held when the run stops were never written, so that a
-    resumed run measures them. `limit` 0 never gives up.
+    Failures still held when the run stops are never written, so a resumed run measures
+    them again. A `limit` of 0 never gives up.
     """
 
     def __init__(self, write: Callable[[Row], None], *, limit: int) -> None:
@@ -34,7 +34,7 @@ class HeldFailures(Generic[Row]):
         self._answered = False
 
     def add(self, row: Row) -> None:
-        """Take one row in the order they come back.
+        """Add one row, in the order rows come back.
 
         Raises
         ------
@@ -47,22 +47,22 @@ class HeldFailures(Generic[Row]):
             self.flush()
         elif 0 < self._limit <= len(self._held):
             raise EndpointError(
-                f"{len(self._held)} requests in a row failed, the last with: {row.error}. "
-                f"Take the run up with --resume when the endpoint is back"
+                f"{len(self._held)} requests in a row failed; last error: {row.error}. "
+                f"Continue with --resume when the endpoint is back"
             )
 
     def flush(self) -> None:
-        """The run is over: what is held are failures like any other, unless there was nothing else.
+        """End the run: write the held failures, unless nothing was answered at all.
 
         Raises
         ------
         EndpointError
-            If rows were taken and not one was answered; a `limit` of 0 allows that.
+            If there were rows and none was answered; a `limit` of 0 allows that.
         """
         if self._held and not self._answered and self._limit:
             raise EndpointError(
-                f"none of {len(self._held)} requests was answered, the last with: "
-                f"{self._held[-1].error}. Take the run up with --resume when the endpoint is there"
+                f"none of {len(self._held)} requests was answered; last error: "
+                f"{self._held[-1].error}. Continue with --resume when the endpoint is up"
             )
         for row in self._held:
             self._write(row)

@@ -1,7 +1,7 @@
 """Prometheus pages: read, snapshot, subtract.
 
-A window is the difference of two snapshots. What engines count about reuse is
-picked out under one name each, whether or not a counter's name ends in `_total`.
+A window is the difference of two snapshots. Reuse counters of different engines are mapped
+to one name each, whether or not a counter's name ends in `_total`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SEMANTICS: Mapping[str, tuple[tuple[str, Mapping[str, str]], ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One line of a page."""
+    """One sample line of a page."""
 
     name: str
     labels: Mapping[str, str]
@@ -47,7 +47,7 @@ class Sample:
 
     @property
     def key(self) -> str:
-        """Name and sorted labels, as a snapshot stores them."""
+        """Name and sorted labels, the key in a snapshot."""
         if not self.labels:
             return self.name
         labels = ",".join(
@@ -57,14 +57,14 @@ class Sample:
 
 
 def parse(page: str) -> list[Sample]:
-    """The samples of a page in Prometheus' text format; NaN is left out.
+    """The samples of a page in Prometheus' text format, without NaN values.
 
     Raises
     ------
     ResultError
-        If it is no such page.
+        If the page is not in that format.
     MissingExtraError
-        If Prometheus' client library is not installed.
+        If prometheus-client is not installed.
     """
     try:
         from prometheus_client.parser import text_string_to_metric_families
@@ -84,10 +84,10 @@ def parse(page: str) -> list[Sample]:
 
 
 def delta(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
-    """after − before, summed over endpoints, of every sample that is in both.
+    """after − before for every sample in both, summed over endpoints.
 
-    A counter that fell belongs to an engine that restarted in between; the window
-    is then worthless and refused.
+    A counter that decreased means that the engine restarted in between; the window is
+    then worthless and is refused.
     """
     first, second = _endpoints(before, "before"), _endpoints(after, "after")
     if set(first) != set(second):
@@ -105,7 +105,7 @@ def delta(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, floa
 
 
 def semantics(window: Mapping[str, float]) -> dict[str, float | None]:
-    """What a window says about reuse, under our names; None where no engine counts it."""
+    """What a window says about reuse, under our names; None for what no engine counts."""
     found: dict[str, float | None] = {}
     samples = parse("".join(f"{key} {value!r}\n" for key, value in window.items()))
     for meaning, sources in SEMANTICS.items():
@@ -135,7 +135,7 @@ def window(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any
 
 
 def semantic_tokens(meanings: Mapping[str, Any]) -> float | None:
-    """Prompt tokens an engine counts as loaded from donors, by whichever counter it has."""
+    """Prompt tokens loaded from donors, by whichever counter the engine has."""
     names = (
         "semblend_materialized_tokens",
         "external_kv_transfer_tokens",

@@ -1,9 +1,9 @@
 """Plays one manifest item: empty the caches, serve the donors, serve the recipient.
 
-A pair is played cold first: caches emptied, recipient alone; caches emptied again,
-donors, recipient. The cold arm shows what the warm one is compared with, and that
-emptying worked: a cold request that reports cached tokens is contaminated and its
-pair does not count.
+Pairs are played cold first: empty the caches, send the recipient alone; empty them again,
+serve the donors, send the recipient. The cold arm is the baseline and also proves that
+emptying worked: a cold request that reports cached tokens is contaminated, and its pair
+does not count.
 """
 
 from __future__ import annotations
@@ -35,35 +35,33 @@ class Arm(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """How items are played."""
-
     run_id: str
     arm: Arm = Arm.SINGLE
     paired: bool = False
     donor_max_tokens: int = 1
     recipient_max_tokens: int = 16
     post_donor_delay_ms: float = 0.0
-    """A pause between donors and recipient, behind the wait for registered donors."""
+    """Extra pause between donors and recipient, after waiting for registered donors."""
     donor_wait_ms: float = 5000.0
-    """How long at most to wait until the engine's counters show the donors registered."""
+    """How long to wait for the engine's counters to show the donors as registered."""
     cooldown_ms: float = 0.0
     top_logprobs: int = 0
     isolate_by_salt: bool = False
-    """Give every item and arm a cache salt of its own instead of emptying the caches."""
+    """Give every item and arm its own cache salt instead of emptying the caches."""
     contamination_check: bool = False
-    """Send the recipient once more afterwards, to see what the exact cache holds then."""
+    """Send the recipient once more afterwards to see what the exact cache holds then."""
 
     def __post_init__(self) -> None:
         for name in ("donor_max_tokens", "recipient_max_tokens"):
             if getattr(self, name) < 1:
                 flag = name.replace("_", "-")
-                raise UsageError(f"--{flag}: at least 1 expected, got {getattr(self, name)}")
+                raise UsageError(f"--{flag}: expected at least 1, got {getattr(self, name)}")
         if self.paired and self.arm is not Arm.SINGLE:
-            raise UsageError("--paired plays both arms itself; leave --arm out")
+            raise UsageError("--paired plays both arms itself; drop --arm")
 
 
 class Replayer:
-    """Plays items against one endpoint; donors may go to workers of their own."""
+    """Plays items against one endpoint; donors may go to other workers."""
 
     def __init__(
         self,
@@ -81,8 +79,8 @@ class Replayer:
         Parameters
         ----------
         counters
-            The engine's own, where it has any: donors are waited for, and with `alone`
-            (one request at a time) what the counters grow by confirms a request.
+            The engine's counters, if it has any. They show when donors are registered. With
+            `alone` (one request at a time) their increase also confirms a request.
         """
         self._recipient = recipient
         self._donors = donors or (recipient,)
@@ -93,7 +91,7 @@ class Replayer:
         self._alone = alone
 
     async def play(self, item: ManifestItem, position: int) -> RequestRow:
-        """Everything of one item, one after another."""
+        """Play everything of one item, in order."""
         options = self._options
         if options.paired:
             cold = await self._cold(item, position)
@@ -109,7 +107,7 @@ class Replayer:
         return await self.serve_recipient(item, position, options.arm, donors)
 
     async def serve_donors(self, item: ManifestItem, position: int, arm: Arm) -> list[Reply]:
-        """Empty the caches and serve the item's donors, each on its own worker in turn."""
+        """Empty the caches and serve the item's donors, each on the next worker in turn."""
         await self._empty()
         before = await self._counted()
         replies = [
@@ -141,7 +139,7 @@ class Replayer:
         cold: Reply | None = None,
         donor_gap_requests: int | None = None,
     ) -> RequestRow:
-        """Serve the recipient behind its donors, and once more where the run checks for poison."""
+        """Serve the recipient after its donors, and again if the run checks for contamination."""
         reply = await self._ask(item, position, arm, "recipient")
         repeat = None
         if self._options.contamination_check and reply.ok:
@@ -160,15 +158,15 @@ class Replayer:
         )
 
     async def warm_up(self, count: int, *, words: int = 0) -> None:
-        """Send `count` requests that are not measured: connections, kernels and pages get ready.
+        """Send `count` unmeasured requests to warm connections, kernels and pages.
 
-        They are as long as the first prompt (`words`) and ask for what it asks for, because
-        engines compile per shape; their text is numbers, which no donor or recipient holds.
+        They are as long as the first prompt (`words`) and use its parameters, because engines
+        compile per shape. Their text is numbers that no donor or recipient contains.
 
         Raises
         ------
         EndpointError
-            If none of them is answered: the run would measure nothing.
+            If none is answered: the run would measure nothing.
         """
         replies = [
             await self._recipient.complete(
@@ -226,7 +224,7 @@ class Replayer:
         await _sleep_ms(self._options.cooldown_ms)
 
     def _contaminated(self, cold: Reply) -> bool | None:
-        """Whether a cold request found anything cached; None where it was not to be cold."""
+        """Whether a cold request found anything cached; None if it was not meant to be cold."""
         if self._reset is None and not self._options.isolate_by_salt:
             return None
         return None if cold.cached_tokens is None else cold.cached_tokens > 0

@@ -1,4 +1,4 @@
-"""What came back from one request, as the client saw it."""
+"""The reply to one request, as the client saw it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 LOWEST_LOGPROB = -1e4
-"""Servers write impossible tokens as -inf, NaN or -9999; none of them is a number to add up."""
+"""Servers encode impossible tokens as -inf, NaN or -9999, none of which can be summed."""
 
 
 def finite_logprob(value: Any) -> float:
-    """A log probability that can be calculated with."""
+    """A log probability safe for arithmetic."""
     number = float(value)
     return max(number, LOWEST_LOGPROB) if math.isfinite(number) else LOWEST_LOGPROB
 
@@ -20,7 +20,7 @@ def finite_logprob(value: Any) -> float:
 class Reply:
     """One answer. A failed request is a reply with `error`, never an exception.
 
-    Token counts are the backend's own words; None where it said nothing.
+    Token counts are as the backend reports them; None if it reports nothing.
     """
 
     request_id: str
@@ -34,15 +34,15 @@ class Reply:
     exact_tokens: int | None = None
     """Served from the backend's exact prefix cache."""
     reused_tokens: int | None = None
-    """Semantic reuse, as the backend's metadata states it."""
+    """Semantic reuse, according to the backend's metadata."""
     cached_tokens: int | None = None
     """All reuse together: exact and semantic where both are told, else the one number given."""
     candidate_tokens: int | None = None
     """Found with donors and computed all the same: what reuse would have been."""
     continued_tokens: int | None = None
-    """Taken over from an earlier request of the same conversation, approximate ones included."""
+    """Taken over from an earlier request of the same conversation, approximate K/V included."""
     confirmed_by: str | None = None
-    """Who says so: ``response`` or ``counters`` (the engine's own); None where nobody does."""
+    """The source: ``response`` or ``counters`` (the engine's own); None if there is none."""
     outcome: str | None = None
     reason: str | None = None
     similarity: float | None = None
@@ -53,9 +53,9 @@ class Reply:
     queue_time_ms: float | None = None
     token_ids: tuple[int, ...] | None = None
     top_logprobs: tuple[dict[str, float], ...] | None = None
-    """For every generated token, the most likely tokens and their log probabilities."""
+    """The most likely tokens and their log probabilities, for every generated token."""
     strip: Any = None
-    """The backend's own account of where each prompt token came from, where it gives one."""
+    """The backend's own report of where each prompt token came from, if it gives one."""
 
     @property
     def ok(self) -> bool:

@@ -1,7 +1,7 @@
-"""From a manifest item and the replies it got to one result row.
+"""Builds one result row from a manifest item and its replies.
 
-Times and answers come from the client, reuse from the backend's own words, and
-nothing is filled in: what was not said stays null.
+Times and answers come from the client, reuse from the backend's own report. Nothing is
+filled in: what was not reported stays null.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from sembench.results import RequestRow
 from sembench.tokenizers import Tokenizer
 
 TOKENIZER_TOLERANCE = 0.25
-"""Beyond this relative difference in prompt length, client and engine count other tokens."""
+"""Above this relative difference in prompt length, client and engine tokenize differently."""
 SAME_ANSWER_ROUGE = 0.5
-"""A repeat whose answer is less like the cold one than this is not the same answer."""
+"""A repeat less similar to the cold answer than this is a different answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowMaker:
-    """Measures rows with one tokenizer, block size and pass mark."""
+    """Builds rows with one tokenizer, block size and quality threshold."""
 
     tokenizer: Tokenizer
     block_size: int
@@ -42,7 +42,6 @@ class RowMaker:
         flush_contaminated: bool | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> RequestRow:
-        """The row of one recipient request."""
         fields: dict[str, Any] = {
             **self._case(item),
             **self._exact(item),
@@ -76,7 +75,7 @@ class RowMaker:
         }
 
     def _exact(self, item: ManifestItem) -> dict[str, Any]:
-        """What an exact block cache would cover: of the manifest alone, so equal on any engine."""
+        """What an exact block cache would cover: by the manifest alone, equal on any engine."""
         recipient = self.tokenizer.encode(item.recipient_prompt)
         donors = [self.tokenizer.encode(donor.text) for donor in item.donor_prompts]
         exact = metrics.exact_block_mask(recipient, donors, self.block_size)
@@ -105,7 +104,7 @@ class RowMaker:
 
     def _judged(self, item: ManifestItem, reply: Reply) -> dict[str, Any]:
         if not reply.ok:
-            # A request that failed answered nothing: it fails the quality question too.
+            # A failed request answered nothing, so it fails the quality check too.
             return {"quality_pass": False} if item.answers else {}
         score = quality.answer_recall(reply.text, item.answers)
         return {
@@ -154,10 +153,10 @@ class RowMaker:
 
 
 def leak(item: ManifestItem, reply: Reply) -> bool | None:
-    """Whether the answer states the donor's value; None where the item has no such value.
+    """Whether the answer states the donor's value; None if the item has no such value.
 
-    A word of the donor's value that stands nowhere in the prompt can only have come
-    through K/V, so one of them is enough.
+    A word of the donor's value that appears nowhere in the prompt can only have come
+    through K/V, so one is enough.
     """
     value = item.metadata.get("divergent_donor_value")
     if not reply.ok or not isinstance(value, str) or not value.strip():
@@ -172,11 +171,11 @@ def leak(item: ManifestItem, reply: Reply) -> bool | None:
 def contaminated(item: ManifestItem, warm: Reply, repeat: Reply, cold: Reply | None) -> bool | None:
     """Whether approximate K/V of the warm request came back as an exact hit.
 
-    By its own numbers: a prompt of n tokens of which r were reused leaves at most
-    n − r tokens that an exact cache may hold. By its answer: the repeat reports
-    more exact tokens than the warm request did and is no longer right where cold
-    was. None where neither can be told; never where nothing was reused, because
-    then whatever is cached was computed exactly.
+    By the counts: of a prompt of n tokens of which r were reused, an exact cache may hold
+    at most n − r tokens. By the answer: the repeat reports more exact tokens than the warm
+    request did and is wrong where the cold answer was right. None if neither can be
+    decided. Never true if nothing was reused, because then everything cached was computed
+    exactly.
     """
     if not (warm.ok and repeat.ok):
         return None
@@ -194,9 +193,9 @@ def contaminated(item: ManifestItem, warm: Reply, repeat: Reply, cold: Reply | N
 
 
 def _worse(item: ManifestItem, repeat: Reply, cold: Reply) -> bool:
-    """Whether the repeat leaks, or fails where cold passes; without answers, is another text.
+    """Whether the repeat leaks, or fails where cold passes; without answers, whether it differs.
 
-    Two runs of a real engine differ a little, so that a different wording alone is no proof.
+    Two runs of a real engine differ slightly, so different wording alone is no proof.
     """
     if leak(item, repeat) is True and leak(item, cold) is not True:
         return True
@@ -208,7 +207,7 @@ def _worse(item: ManifestItem, repeat: Reply, cold: Reply) -> bool:
 
 
 def mean_kl(cold: Reply, warm: Reply) -> float | None:
-    """Mean KL over the positions before the two answers part (where contexts are equal)."""
+    """Mean KL over the positions before the two answers diverge (while contexts are equal)."""
     if not cold.top_logprobs or not warm.top_logprobs:
         return None
     values: list[float] = []
@@ -238,7 +237,7 @@ def _served(reply: Reply, donors: Sequence[Reply]) -> dict[str, Any]:
 
 
 def _confirmation(reply: Reply) -> dict[str, Any]:
-    """Who confirmed the reuse, and what was continued, where anybody said so."""
+    """Who confirmed the reuse and how much was continued, if reported."""
     said = {"confirmed_by": reply.confirmed_by, "continued_tokens": reply.continued_tokens}
     return {name: value for name, value in said.items() if value is not None}
 
@@ -251,11 +250,11 @@ def _error(reply: Reply, donors: Sequence[Reply]) -> str | None:
 
 
 def _in_client_tokens(cached: int | None, engine: int | None, client: int) -> int | None:
-    """Cached tokens in the unit of the client's blocks.
+    """Convert cached tokens to the client's token unit.
 
-    The same number where both count alike. Where the engine's tokenizer is clearly
-    another one, the share is kept instead: engine tokens over client blocks would
-    report more reuse than there was.
+    The number stays the same if both count alike. If the engine clearly uses another
+    tokenizer, the share is kept instead: engine tokens over client blocks would report
+    more reuse than there was.
     """
     if cached is None or not engine or not client:
         return cached

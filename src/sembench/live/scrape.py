@@ -13,12 +13,12 @@ from sembench.provenance import utc_now
 
 
 async def snapshot(urls: Iterable[str], *, timeout_seconds: float = 15.0) -> dict[str, Any]:
-    """All counters of all endpoints now.
+    """All counters of all endpoints, now.
 
     Raises
     ------
     EndpointError
-        If a page cannot be had: half a snapshot would make a wrong window.
+        If a page cannot be read: a partial snapshot would give a wrong window.
     """
     endpoints: dict[str, dict[str, float]] = {}
     async with httpx.AsyncClient(timeout=timeout_seconds, trust_env=False) as http:
@@ -33,6 +33,6 @@ async def snapshot(urls: Iterable[str], *, timeout_seconds: float = 15.0) -> dic
             except ResultError as error:
                 raise EndpointError(f"GET {url}: {error}") from error
             if not samples:
-                raise EndpointError(f"GET {url}: no Prometheus samples in the answer")
+                raise EndpointError(f"GET {url}: the answer has no Prometheus samples")
             endpoints[url] = {sample.key: sample.value for sample in samples}
     return {"snapshot_version": SNAPSHOT_VERSION, "taken_at_utc": utc_now(), "endpoints": endpoints}

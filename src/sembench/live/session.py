@@ -1,7 +1,7 @@
 """One live run from start to result file: verify, warm up, replay, count, write.
 
-Rows are on disk as they are measured, so that a run that is stopped or loses its
-endpoint can be taken up with ``--resume``.
+Rows are written to disk as they are measured, so a run that is interrupted or loses its
+endpoint can continue with ``--resume``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sembench.results import RequestRow, RunMetadata, read_result, write_result
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePlan:
-    """What is run and where its result goes."""
+    """What to run and where its result goes."""
 
     manifest: Path
     output: Path
@@ -50,17 +50,19 @@ class LivePlan:
     connector_audit: Path | None = None
     throughput_output: Path | None = None
     max_consecutive_errors: int = 10
-    """After this many failures in a row the endpoint is taken for gone; 0 goes on regardless."""
+    """Stop after this many failures in a row; 0 never stops."""
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
-            raise UsageError(f"--concurrency: at least 1 expected, got {self.concurrency}")
+            raise UsageError(f"--concurrency: expected at least 1, got {self.concurrency}")
         if self.min_donor_gap_requests and self.concurrency > 1:
-            raise UsageError("--min-donor-gap-requests orders requests; it needs --concurrency 1")
+            raise UsageError(
+                "--min-donor-gap-requests orders requests, so it needs --concurrency 1"
+            )
 
 
 async def run_live(plan: LivePlan, replayer: Replayer) -> dict[str, Any]:
-    """Run and write the result; returns everything in it but the rows."""
+    """Run and write the result; return everything in it except the rows."""
     total = count_items(plan.manifest, max_items=plan.max_items)
     before = await _snapshot(plan)
     with ResultWriter(
@@ -93,7 +95,7 @@ async def run_live(plan: LivePlan, replayer: Replayer) -> dict[str, Any]:
             with open_text(plan.connector_audit) as stream:
                 result = join_audit(read_result(plan.output), stream)
         except OSError as error:
-            # The engine may write it only while it runs, so it cannot be asked for earlier.
+            # The engine may create the file only while it runs, so it cannot be checked earlier.
             raise UsageError(
                 f"--connector-audit: {plan.connector_audit}: {error.strerror or error}; "
                 f"the result was written without it"
@@ -107,7 +109,7 @@ async def run_live(plan: LivePlan, replayer: Replayer) -> dict[str, Any]:
 
 def _first_words(plan: LivePlan) -> int:
     first = next(read_manifest(plan.manifest, max_items=1), None)
-    # Numbers are several tokens each; a third as many of them is about as long.
+    # A number is several tokens, so a third as many numbers gives about the same length.
     return 0 if first is None else len(first.recipient_prompt.split()) // 3
 
 

@@ -1,8 +1,8 @@
 """SGLang's native protocol: ``/generate`` with `meta_info`, and ``/flush_cache``.
 
-`meta_info.cached_tokens` counts exact and fuzzy reuse together; how much of it was fuzzy is
-in `meta_info.semblend` where SemBlend runs inside, else only in the engine's log (or in a
-field a patched server adds).
+`meta_info.cached_tokens` counts exact and fuzzy reuse together. The fuzzy part is in
+`meta_info.semblend` if SemBlend runs inside; otherwise it is only in the engine's log, or
+in a field a patched server adds.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ class SglangClient(StreamingClient):
     """Streams ``/generate`` at temperature 0."""
 
     async def flush(self) -> None:
-        """Empty the radix cache."""
         await self.post("/flush_cache")
 
     def reader(self) -> Reader:
-        """A fresh reader."""
         return SglangReader()
 
     def body(self, prompt: Prompt) -> tuple[str, dict[str, Any]]:
-        """The path and body that ask for `prompt`."""
+        """The path and body of the request for `prompt`."""
         body: dict[str, Any] = {
             "text": prompt.text,
             "rid": prompt.request_id,
@@ -53,7 +51,6 @@ class SglangReader:
         self._meta: dict[str, Any] = {}
 
     def take(self, data: dict[str, Any]) -> bool:
-        """Take in one event."""
         before = self._text
         if isinstance(text := data.get("text"), str):
             self._text = text
@@ -62,7 +59,6 @@ class SglangReader:
         return len(self._text) > len(before)
 
     def reply(self, request_id: str) -> Reply:
-        """What the stream said."""
         meta = self._meta
         cached = _whole(meta.get("cached_tokens"))
         report = _report(meta.get("semblend"))
@@ -89,7 +85,7 @@ class SglangReader:
 
 
 def _report(value: Any) -> Mapping[str, Any]:
-    """SemBlend's report: an object, or a list with one of each prompt."""
+    """SemBlend's report: an object, or a list with one per prompt."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     return value if isinstance(value, Mapping) else {}
@@ -100,14 +96,14 @@ def _whole(value: Any) -> int | None:
 
 
 def _token_ids(entries: Any) -> tuple[int, ...] | None:
-    """Of `[[logprob, token id, text], …]`."""
+    """Token ids from `[[logprob, token id, text], …]`."""
     if not isinstance(entries, list):
         return None
     return tuple(int(entry[1]) for entry in entries)
 
 
 def _top_logprobs(positions: Any) -> tuple[dict[str, float], ...] | None:
-    """Of `[[[logprob, token id, text], …], …]`, keyed by token id."""
+    """Log probabilities by token id, from `[[[logprob, token id, text], …], …]`."""
     if not isinstance(positions, list):
         return None
     return tuple(

@@ -1,4 +1,4 @@
-"""Server-sent events over httpx, each with the moment it arrived."""
+"""Server-sent events over httpx, each with its arrival time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ DONE = "[DONE]"
 
 
 class StreamError(Exception):
-    """A stream that breaks its protocol; becomes the reply's error."""
+    """A stream broke its protocol; becomes the reply's error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """One event and when it came."""
+    """One event and its arrival time."""
 
     data: dict[str, Any]
     at: float
@@ -34,7 +34,7 @@ async def arrivals(response: httpx.Response, clock: Clock) -> AsyncIterator[Arri
     ------
     StreamError
         On an event that is not a JSON object, an error the server reports in the
-        stream, or an end without the end mark.
+        stream, or a stream that ends early.
     """
     async for line in response.aiter_lines():
         at = clock.now()
@@ -56,7 +56,7 @@ async def arrivals(response: httpx.Response, clock: Clock) -> AsyncIterator[Arri
 
 
 def http_error(status: int, body: bytes) -> str:
-    """One line about a refused request."""
+    """A refused request, described in one line."""
     text = body.decode("utf-8", errors="replace")
     with contextlib.suppress(ValueError, AttributeError):
         text = _message(parse_json(text).get("error", text))

@@ -1,4 +1,4 @@
-"""Asks an endpoint who it is and what it tells about a request, before anything is measured."""
+"""Checks what an endpoint serves and reports before anything is measured."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from sembench.live.prompt import EngineClient, Prompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What an endpoint turned out to be."""
+    """What the check found out about an endpoint."""
 
     engine: str
     base_url: str
     models: tuple[str, ...]
     reports: dict[str, bool]
-    """Which of the things a benchmark needs it says of a request."""
+    """Which of the facts a benchmark needs the endpoint reports per request."""
     warnings: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """As the command prints it."""
         return {
             "engine": self.engine,
             "base_url": self.base_url,
@@ -54,7 +53,7 @@ async def verify(
     if expect_model and models and not any(_same(expect_model, model) for model in models):
         raise EndpointError(
             f"{base_url} serves {', '.join(models)}, not {expect_model!r}; "
-            f"give the right --model, or --skip-verify"
+            f"pass the right --model, or --skip-verify"
         )
     reply = await client.complete(
         Prompt(request_id="sembench-verify", text="Say ready. Are you ready?", max_tokens=2)
@@ -84,7 +83,7 @@ async def verify(
 
 
 async def _takes_salt(client: EngineClient) -> bool:
-    """Whether a request with a `cache_salt` is answered; whether it is honoured, cold arms show."""
+    """Whether a request with a `cache_salt` is answered; cold arms show if it is honored."""
     reply = await client.complete(
         Prompt(
             request_id="sembench-verify-salt",
@@ -97,7 +96,7 @@ async def _takes_salt(client: EngineClient) -> bool:
 
 
 async def served_models(engine: str, base_url: str, timeout_seconds: float) -> list[str]:
-    """The models an endpoint says it serves; empty where it does not say."""
+    """The models an endpoint lists; empty if it lists none."""
     models, _ = await _models(engine, base_url.rstrip("/").removesuffix("/v1"), timeout_seconds)
     return models
 
@@ -121,5 +120,5 @@ async def _models(engine: str, root: str, timeout_seconds: float) -> tuple[list[
 
 
 def _same(expected: str, served: str) -> bool:
-    """Equal names, or one the last part of the other's path."""
+    """Whether names are equal, or one is the last part of the other's path."""
     return expected == served or expected.rstrip("/").split("/")[-1] == served.split("/")[-1]

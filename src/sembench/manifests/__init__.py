@@ -1,1 +1,1 @@
-"""Manifests: read, written, frozen, verified and audited."""
+"""Reads, writes, freezes, verifies and audits manifests."""

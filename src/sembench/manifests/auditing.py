@@ -1,4 +1,4 @@
-"""Audits of a manifest: does each item do what its transform says, and what is in it."""
+"""Audits a manifest: what it contains, and whether each item does what its transform says."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sembench.tokenizers import Tokenizer
 from sembench.transforms import TRANSFORMS
 
 MOST_VIOLATIONS = 100
-"""Listed by item; the count is of all."""
+"""How many violations to list; the count covers all."""
 
 
 def audit(path: Path, *, tokenizer: Tokenizer, block_size: int) -> dict[str, Any]:
-    """Everything a reader should know of a manifest before trusting a figure from it."""
+    """Everything to know about a manifest before trusting a figure from it."""
     pools: dict[str, _Pool] = {}
     datasets: Counter[str] = Counter()
     unchecked: Counter[str] = Counter()

@@ -1,8 +1,8 @@
 """Builds manifests: records in, items out, one at a time.
 
-Two passes over the source: the first keeps a small sample of records as companions
-for transforms that need an unrelated document, the second yields items. Memory is
-bounded by the sample, whatever the number of items.
+Makes two passes over the source: the first keeps a small sample of records as companions
+for transforms that need an unrelated document, the second yields items. The sample bounds
+the memory, whatever the number of items.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from sembench.transforms.negative_control import NegativeControl
 
 COMPANIONS_PER_DATASET = 24
 LONGEST_COMPANION_CHARS = 40_000
-"""Two very long texts of one language share some run of words by accident."""
+"""Two very long texts in one language share some runs of words by chance."""
 
 
 @dataclass(slots=True)
 class BuildReport:
-    """What a build did, filled in while it runs."""
+    """What a build did; filled in while it runs."""
 
     records: int = 0
     items: Counter[str] = field(default_factory=Counter)
@@ -42,7 +42,6 @@ class BuildReport:
 
 
 def source_for(spec: BuildSpec, *, data_dir: Path | None = None) -> Source:
-    """The source a spec reads."""
     bounded = spec.profile == "synthetic-v1" or spec.sample is Sample.FIRST
     return load_profile(
         spec.profile,
@@ -55,9 +54,9 @@ def source_for(spec: BuildSpec, *, data_dir: Path | None = None) -> Source:
 
 
 def build_items(spec: BuildSpec, source: Source, report: BuildReport) -> Iterator[ManifestItem]:
-    """The items of a manifest, in order: record by record, transform by transform.
+    """Yield the items of a manifest in order: record by record, transform by transform.
 
-    A record a transform cannot shape is skipped and counted in `report`.
+    Records that a transform cannot shape are skipped and counted in `report`.
     """
     transforms = transforms_named(spec.transforms)
     chosen = _choose(spec, source)
@@ -107,7 +106,7 @@ def _rank(spec: BuildSpec, record: SourceRecord, purpose: str) -> int:
 
 
 def _choose(spec: BuildSpec, source: Source) -> set[_Key] | None:
-    """Keys of the sampled records; none where the first records are taken."""
+    """Keys of the sampled records; None if the first records are taken."""
     limit = spec.max_items_per_dataset
     if spec.sample is Sample.FIRST or limit is None:
         return None

@@ -1,4 +1,4 @@
-"""The exact-block figures of a manifest: what every engine and every machine must agree on."""
+"""The exact-block figures of a manifest, on which every engine and machine must agree."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ class TokenisedItem:
     donors: dict[str, TokenArray]
 
     def exact_mask(self, block_size: int) -> BoolArray:
-        """Which full blocks of the recipient a donor holds as a block."""
+        """Mark the recipient's full blocks that a donor also has as a full block."""
         return exact_block_mask(self.recipient, self.donors.values(), block_size)
 
 
 def tokenise(item: ManifestItem, tokenizer: Tokenizer) -> TokenisedItem:
-    """Encode an item's prompts."""
     return TokenisedItem(
         item=item,
         recipient=tokenizer.encode(item.recipient_prompt),
@@ -36,7 +35,7 @@ def tokenise(item: ManifestItem, tokenizer: Tokenizer) -> TokenisedItem:
 
 
 def exact_figures(path: Path, *, tokenizer: Tokenizer, block_size: int) -> dict[str, Any]:
-    """Blocks of all recipients and how many of them an exact cache covers."""
+    """Count the blocks of all recipients and those an exact cache covers."""
     total = exact = 0
     for item in read_manifest(path):
         mask = tokenise(item, tokenizer).exact_mask(block_size)

@@ -1,4 +1,4 @@
-"""Manifest files, one item a line: read and written one item at a time.
+"""Reads and writes manifest files one item (one line) at a time.
 
 A path that ends in ``.xz`` or ``.gz`` is compressed.
 """
@@ -20,8 +20,8 @@ _UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError
 
 
 def open_text(path: Path, mode: str = "rt") -> IO[str]:
-    """Open a text file that may be compressed, as its suffix says."""
-    # Newlines are part of the format (and of its checksum) on every platform.
+    """Open a text file, compressed or not according to its suffix."""
+    # Newlines are part of the format and its checksum, on every platform.
     if path.suffix == ".xz":
         return cast(IO[str], lzma.open(path, mode, encoding="utf-8", newline="\n"))
     if path.suffix == ".gz":
@@ -30,12 +30,12 @@ def open_text(path: Path, mode: str = "rt") -> IO[str]:
 
 
 def read_manifest(path: Path, *, max_items: int | None = None) -> Iterator[ManifestItem]:
-    """The items of a manifest, in order, at most `max_items` of them.
+    """Yield the items of a manifest in order, at most `max_items`.
 
     Raises
     ------
     ManifestError
-        Naming file, line and field; also when an item id occurs twice.
+        Naming file, line and field; also for a duplicate item id.
     """
     seen: set[str] = set()
     try:
@@ -47,9 +47,7 @@ def read_manifest(path: Path, *, max_items: int | None = None) -> Iterator[Manif
                     continue
                 item = ManifestItem.from_line(line, where=f"{path}:{number}")
                 if item.item_id in seen:
-                    raise ManifestError(
-                        f"{path}:{number}.item_id: {item.item_id!r} occurs for the second time"
-                    )
+                    raise ManifestError(f"{path}:{number}.item_id: {item.item_id!r} is a duplicate")
                 seen.add(item.item_id)
                 yield item
     except _UNREADABLE as error:
@@ -69,10 +67,10 @@ def count_items(path: Path, *, max_items: int | None = None) -> int:
 def write_manifest(path: Path, items: Iterable[ManifestItem]) -> int:
     """Write `items` as they come and return how many there were.
 
-    The file appears under its name only when it is complete.
+    The file appears under its name only once it is complete.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The suffix stays last, so that it still says how to compress.
+    # Keep the suffix last, because it selects the compression.
     unfinished = path.with_name("unfinished." + path.name)
     count = 0
     with open_text(unfinished, "wt") as stream:

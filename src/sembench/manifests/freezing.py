@@ -1,8 +1,8 @@
-"""Frozen manifests: a checksum file that a manifest must match for ever after.
+"""Frozen manifests: a checksum file that a manifest must match from then on.
 
-``CHECKSUMS.<spec>.json`` holds the manifest's name, its sha256, its number of items
-and the spec it was built from, and our own addition ``exact``: the exact-block
-figures, so that a tokenizer that changed is noticed as well as a file that did.
+``CHECKSUMS.<spec>.json`` holds the manifest's name, sha256, number of items and spec. Our
+own addition ``exact`` holds the exact-block figures, so that a changed tokenizer is
+noticed as well as a changed file.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ from sembench.tokenizers import load_tokenizer
 
 
 def checksums_name(spec: BuildSpec) -> str:
-    """The name of a spec's checksum file."""
     return f"CHECKSUMS.{spec.name}.json"
 
 
 def manifest_name(spec: BuildSpec) -> str:
-    """The name of a spec's manifest."""
     return f"{spec.name}.jsonl"
 
 
@@ -41,7 +39,7 @@ def freeze_manifest(
     data_dir: Path | None = None,
     replace: bool = False,
 ) -> dict[str, Any]:
-    """Write a spec's checksum file, and its manifest where the folder has none yet.
+    """Write a spec's checksum file, and its manifest if the folder has none.
 
     Raises
     ------
@@ -67,7 +65,7 @@ def freeze_manifest(
         if before.get("sha256") != checksums["sha256"]:
             raise ChecksumError(
                 f"{path}: already frozen with sha256 {before.get('sha256')}, the manifest now has "
-                f"{checksums['sha256']}. What is frozen stays; give the spec another name, or "
+                f"{checksums['sha256']}. Frozen manifests do not change; rename the spec, or "
                 f"--replace"
             )
     path.write_text(json.dumps(checksums, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -75,15 +73,14 @@ def freeze_manifest(
 
 
 def verify_manifest(spec: BuildSpec, folder: Path, *, block_size: int | None) -> list[str]:
-    """What differs between a frozen manifest and its checksum file; nothing if it is sound.
+    """What differs between a frozen manifest and its checksum file; empty if it matches.
 
-    The exact figures are recounted when `block_size` is the one they were frozen with
-    (or not given).
+    The exact figures are recounted if `block_size` matches the frozen one or is not given.
     """
     checksums, where = _checksums(spec, folder)
     manifest = folder / str(checksums.get("manifest", manifest_name(spec)))
     if not manifest.exists():
-        return [f"{manifest} is not there"]
+        return [f"{manifest} does not exist"]
     problems = []
     if checksums.get("spec") != spec.to_dict():
         problems.append(f"{where}.spec: the spec {spec.name!r} is no longer what was frozen")
@@ -103,7 +100,7 @@ def verify_manifest(spec: BuildSpec, folder: Path, *, block_size: int | None) ->
 
 
 def check_against_frozen(spec: BuildSpec, manifest: Path) -> str:
-    """One line that says how a fresh build compares with its checksum file.
+    """Describe in one line how a fresh build compares with its checksum file.
 
     Raises
     ------
@@ -138,14 +135,14 @@ def _figure_problems(
 
 
 def _checksums(spec: BuildSpec, folder: Path) -> tuple[dict[str, Any], str]:
-    """The checksum file in `folder`, or else the one that comes with SemBench."""
+    """The checksum file in `folder`, or the one shipped with SemBench."""
     path = folder / checksums_name(spec)
     if path.exists():
         return _read(path), str(path)
     shipped = resources.files("sembench.manifests") / "frozen" / checksums_name(spec)
     if shipped.is_file():
         return parse_json(shipped.read_text(encoding="utf-8")), f"sembench's {path.name}"
-    raise ChecksumError(f"{path} is not there; freeze the spec first")
+    raise ChecksumError(f"{path} does not exist; freeze the spec first")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a manifest is built from, as a value: the same spec and data give the same bytes."""
+"""The inputs of a build, as a value: same spec and data, same bytes."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from sembench.tokenizers.stable_regex import STABLE_REGEX
 
 
 class Sample(StrEnum):
-    """Which records of a dataset are taken where there are more than are wanted."""
+    """Which records of a dataset to take if there are more than needed."""
 
     FIRST = "first"
     """The first ones, in source order."""
     SEEDED = "seeded"
-    """A sample that depends on the seed and the records' ids alone, in source order."""
+    """A sample determined by the seed and the record ids, in source order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSpec:
-    """Everything a build depends on but the source's own data."""
+    """Everything a build depends on except the source's data."""
 
     name: str
     profile: str
     datasets: tuple[str, ...] = ()
-    """Empty: all the profile has."""
+    """Empty: all of the profile."""
     transforms: tuple[str, ...] = ()
-    """Empty: all there are."""
+    """Empty: all."""
     max_items_per_dataset: int | None = None
-    """Records taken of each dataset; each gives one item a transform."""
+    """Records per dataset; each yields one item per transform."""
     max_segments: int = 4
     min_segment_chars: int = 400
     hf_revision: str | None = None
     tokenizer: str = STABLE_REGEX
-    """What frozen figures are counted with; the manifest itself is text."""
+    """Used to count frozen figures; the manifest itself is text."""
     seed: int = 0
     sample: Sample = Sample.FIRST
 
@@ -74,7 +74,7 @@ class BuildSpec:
         values = dict(data)
         for name in ("name", "profile"):
             if not isinstance(values.get(name), str) or not values[name]:
-                raise UsageError(f"{where}.{name}: expected a string that is not empty")
+                raise UsageError(f"{where}.{name}: expected a non-empty string")
         for name in ("datasets", "transforms"):
             listed = values.get(name) or []
             if not isinstance(listed, list) or not all(isinstance(x, str) for x in listed):
@@ -136,11 +136,11 @@ SPECS: dict[str, BuildSpec] = {
         ),
     )
 }
-"""The specs that go by a name alone."""
+"""The built-in specs by name."""
 
 
 def load_spec(name_or_path: str) -> BuildSpec:
-    """A spec by its name, or from a JSON file of its fields.
+    """Load a spec by name, or from a JSON file with its fields.
 
     Raises
     ------

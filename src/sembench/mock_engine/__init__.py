@@ -1,9 +1,9 @@
 """A mock inference engine: real HTTP, real caches, simulated compute, and optional lies.
 
-It speaks the OpenAI protocol and SGLang's, keeps an honest exact prefix cache and
-an honest span finder over the token ids of earlier prompts, sleeps for the
-compute it says it did, and answers by quoting its prompt. Its cheating modes
-(:class:`Cheat`) exist so that the gates of SemBench can be shown to catch them.
+It speaks the OpenAI protocol and SGLang's. It has an honest exact prefix cache and an
+honest span finder over earlier prompts, sleeps for the compute it reports, and answers by
+quoting its prompt. Its cheating modes (:class:`Cheat`) let tests show that SemBench's
+gates catch them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How the mock answers: it quotes the sentence of its prompt that fits the question best.
+"""How the mock answers: it quotes the sentence of its prompt that best fits the question.
 
-Deterministic, and truthful to the text it is given. A cheat is made by giving it
-the donor's text instead of the prompt's.
+Deterministic, and truthful to the text it gets. To cheat, it gets the donor's text
+instead of the prompt's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UNKNOWN = "The text does not say."
 
 
 def question_of(prompt: str) -> str:
-    """The last sentence that asks, or the last sentence of the prompt."""
+    """The last question in the prompt, or else its last sentence."""
     sentences = _sentences(prompt)
     asking = [sentence for sentence in sentences if sentence.endswith("?")]
     return (asking or sentences or [""])[-1]
@@ -28,8 +28,8 @@ def question_of(prompt: str) -> str:
 def answer(prompt: str, *, evidence: str | None = None) -> str:
     """Answer the prompt's question from `evidence` (the prompt itself unless given).
 
-    What the question does not already say comes first, so that a short answer
-    still holds the value asked for; the whole sentence follows.
+    Words that the question does not contain come first, so that even a short answer
+    states the requested value. The whole sentence follows.
     """
     question = question_of(prompt)
     asked = answer_terms(question)
@@ -38,7 +38,8 @@ def answer(prompt: str, *, evidence: str | None = None) -> str:
         for sentence in _sentences(prompt if evidence is None else evidence)
         if not sentence.endswith("?")
     ]
-    # A name says more about what is asked than any other word, a rare word more than a common one.
+    # A name identifies the question better than any other word, a rare word better than a common
+    # one.
     common = Counter(term for _, terms in sentences for term in terms & asked)
     names = answer_terms(" ".join(_NAME.findall(question)))
     best, best_score = "", 0.0

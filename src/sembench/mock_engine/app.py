@@ -20,7 +20,7 @@ from sembench.mock_engine.settings import Cheat, Fault, MockSettings
 
 
 class MockServer:
-    """The routes' shared state. One event loop, so a request is admitted at a time."""
+    """State shared by the routes. With one event loop, requests are admitted one at a time."""
 
     def __init__(self, settings: MockSettings) -> None:
         self.settings = settings
@@ -36,11 +36,11 @@ class MockServer:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing that could be checked is to be said."""
+        """Whether to withhold everything that could be checked."""
         return self.settings.cheat is Cheat.MISSING_METRICS
 
     async def complete(self, request: Request, protocol: Protocol) -> Response:
-        """Answer one completion in the protocol's words."""
+        """Answer one completion in the given protocol."""
         number = next(self._numbers)
         started = self.settings.clock.now()
         try:
@@ -83,7 +83,7 @@ class MockServer:
 
 
 class Answer:
-    """One answer on its way out: first the simulated prefill, then a token at a time."""
+    """One answer: first the simulated prefill, then one token at a time."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Answer:
         self._fault = fault
 
     async def events(self, protocol: Protocol) -> AsyncIterator[str]:
-        """The stream, ended early where a fault says so."""
+        """The stream, cut short if a fault demands it."""
         if self._fault is Fault.STALL:
             await asyncio.sleep(self._server.settings.stall_seconds)
             return
@@ -113,12 +113,11 @@ class Answer:
             if self._fault is Fault.GARBAGE:
                 yield "data: {not json\n\n"
             if self._fault is Fault.DISCONNECT:
-                # Raising is what makes the server cut the connection without a last chunk.
+                # Raising makes the server close the connection without a last chunk.
                 raise ConnectionResetError("injected fault: disconnect")
         yield protocol.closing(self._turn, self._admission, tokens, self._times(), self._silent)
 
     async def whole(self, protocol: Protocol) -> Mapping[str, Any]:
-        """The answer in one piece."""
         if self._fault is Fault.STALL:
             await asyncio.sleep(self._server.settings.stall_seconds)
         tokens = [token async for token in self._tokens()]
@@ -148,7 +147,7 @@ class Answer:
 
 
 def create_app(settings: MockSettings) -> FastAPI:
-    """The application of one mock engine."""
+    """Create the application of one mock engine."""
     server = MockServer(settings)
     app = FastAPI(title="SemBench mock engine", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.server = server

@@ -9,7 +9,7 @@ from sembench.mock_engine.engine import Admission
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the start; counted from what happened, never from what was said."""
+    """Totals since the start, of what really happened rather than what was reported."""
 
     requests: int = 0
     failures: int = 0
@@ -19,7 +19,6 @@ class Counters:
     reused_tokens: int = 0
 
     def record(self, admission: Admission) -> None:
-        """Count one request."""
         self.requests += 1
         self.prompt_tokens += admission.prompt_tokens
         self.exact_tokens += admission.logged.exact_tokens

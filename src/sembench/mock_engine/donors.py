@@ -1,8 +1,8 @@
-"""An honest span finder: identical runs of token ids in earlier prompts, at any place.
+"""An honest span finder: identical token runs in earlier prompts, at any position.
 
-Every window of `min_span_tokens` ids of a donor is indexed; a window found in a
-new prompt is extended token by token while donor and target agree. A hash
-proposes, tokens decide. Donors never cross namespaces.
+Every window of `min_span_tokens` donor ids is indexed. A window found in a new prompt is
+extended token by token while donor and target agree. A hash only proposes; the tokens
+decide. Donors never cross namespaces.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StoredDonor:
 
 
 class DonorStore:
-    """Holds donors and finds runs in them; the oldest donor leaves first."""
+    """Holds donors and finds runs in them; evicts the oldest donor first."""
 
     def __init__(self, *, min_span_tokens: int, max_donors: int) -> None:
         self._window = min_span_tokens
@@ -45,7 +45,7 @@ class DonorStore:
         self._index: dict[tuple[str, bytes], list[tuple[str, int]]] = {}
 
     def register(self, donor: StoredDonor) -> None:
-        """Keep a donor; registering an id again replaces it."""
+        """Store a donor, replacing any with the same id."""
         if donor.donor_id in self._donors:
             self._forget(donor.donor_id)
         self._donors[donor.donor_id] = donor
@@ -57,7 +57,6 @@ class DonorStore:
             self._forget(next(iter(self._donors)))
 
     def has_any(self, namespace: str) -> bool:
-        """Whether any donor of the namespace is held."""
         return any(donor.namespace == namespace for donor in self._donors.values())
 
     def latest(self, namespace: str) -> StoredDonor | None:
@@ -67,11 +66,9 @@ class DonorStore:
         )
 
     def get(self, donor_id: str) -> StoredDonor | None:
-        """A donor by id."""
         return self._donors.get(donor_id)
 
     def clear(self) -> None:
-        """Forget everything."""
         self._donors.clear()
         self._index.clear()
 
@@ -79,9 +76,9 @@ class DonorStore:
         return len(self._donors)
 
     def find(self, namespace: str, tokens: TokenArray, start: int) -> tuple[FoundSpan, ...]:
-        """Disjoint runs covering target[start:-1], longest first at each place, left to right.
+        """Disjoint runs covering target[start:-1], left to right, the longest at each position.
 
-        The last token is never covered: an engine must compute at least one to answer.
+        The last token is never covered, because an engine must compute at least one to answer.
         """
         end = len(tokens) - 1
         data = tokens.astype("<u4").tobytes()

@@ -1,7 +1,7 @@
-"""The mock engine itself: what a prompt costs, what is reused, and what is said about it.
+"""The mock engine: what a prompt costs, what is reused, and what is reported.
 
-Truth and account are two values on purpose. An honest engine's account is its
-truth; each cheat is the one place where they part.
+Truth and report are separate values on purpose. For an honest engine they are equal; each
+cheat makes them differ in one place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sembench.tokenizers import StableRegexTokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """What the engine says about a request: in its response, or in its log and metrics."""
+    """What the engine reports about a request: in its response, or in its log and metrics."""
 
     outcome: str
     exact_tokens: int
@@ -27,7 +27,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """One admitted request: the answer it will stream and the compute it costs first."""
+    """An admitted request: the answer to stream and the compute it costs first."""
 
     request_id: str
     namespace: str
@@ -35,9 +35,9 @@ class Admission:
     answer: str
     prefill_ms: float
     said: Account
-    """Goes into the response."""
+    """Reported in the response."""
     logged: Account
-    """Goes into log, audit and metrics."""
+    """Reported in log, audit and metrics."""
 
 
 class MockEngine:
@@ -56,17 +56,16 @@ class MockEngine:
 
     @property
     def donors(self) -> int:
-        """How many donors are held."""
         return len(self._donors)
 
     def flush(self) -> None:
-        """Forget every cached prefix and every donor."""
+        """Drop every cached prefix and every donor."""
         self._exact.clear()
         self._donors.clear()
         self._poisoned.clear()
 
     def admit(self, request_id: str, text: str, namespace: str) -> Admission:
-        """Plan, account for and remember one prompt."""
+        """Plan, account for and store one prompt."""
         settings = self.settings
         tokens = self._tokenizer.encode(text)
         exact = self._exact.match(namespace, tokens) if settings.prefix_cache else 0
@@ -118,7 +117,7 @@ class MockEngine:
         return "\n".join(dict.fromkeys(donor.text for donor in held if donor is not None))
 
     def _remember(self, request_id: str, text: str, namespace: str, truth: Account) -> None:
-        """Only what was computed exactly is kept: K/V behind a reused span is approximate."""
+        """Store only what was computed exactly: K/V after a reused span is approximate."""
         tokens = self._tokenizer.encode(text)
         poisons = self.settings.cheat is Cheat.POISON_EXACT_CACHE and truth.reused_tokens > 0
         if truth.reused_tokens and not poisons:

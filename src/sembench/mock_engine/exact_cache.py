@@ -1,7 +1,7 @@
-"""An exact prefix cache: chained block hashes, least recently used out first.
+"""An exact prefix cache: chained block hashes, least recently used evicted first.
 
-Invariant: a block is in the cache only if the very same tokens stood before it.
-Only full blocks are cached, and at least one token of a prompt is always computed.
+Invariant: a cached block hits only after the very same preceding tokens. Only full blocks
+are cached, and at least one token of a prompt is always computed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ExactPrefixCache:
         self._blocks: OrderedDict[bytes, None] = OrderedDict()
 
     def match(self, namespace: str, tokens: TokenArray) -> int:
-        """How many leading tokens are cached; always fewer than the prompt has."""
+        """How many leading tokens are cached; always fewer than the prompt's length."""
         matched = 0
         for key in self._chain(namespace, tokens[:-1]):
             if key not in self._blocks:
@@ -31,7 +31,7 @@ class ExactPrefixCache:
         return matched
 
     def insert(self, namespace: str, tokens: TokenArray) -> None:
-        """Remember every full block of `tokens`."""
+        """Cache every full block of `tokens`."""
         for key in self._chain(namespace, tokens):
             self._blocks[key] = None
             self._blocks.move_to_end(key)
@@ -39,7 +39,6 @@ class ExactPrefixCache:
             self._blocks.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget everything."""
         self._blocks.clear()
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
-"""What the mock engine writes down: its log in an engine's own format, and an audit stream.
+"""The mock engine's log, in an engine's own format, and its audit stream.
 
-Written from `Admission.logged` alone, never from what the response says.
+Written only from `Admission.logged`, never from what the response claims.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sembench.mock_engine.settings import LogFormat
 
 
 class Journal:
-    """Appends to the two files; each request's lines are on disk before its answer starts."""
+    """Appends to both files; a request's lines are on disk before its answer starts."""
 
     def __init__(
         self,
@@ -34,7 +34,6 @@ class Journal:
         self._sequence = itertools.count()
 
     def record(self, admission: Admission) -> None:
-        """Write down one request."""
         if self._log_path is not None:
             _append(self._log_path, self._lines(admission, self._block_size))
         if self._audit_path is not None:

@@ -10,7 +10,7 @@ from sembench.mock_engine.protocol import Token, Turn, event, read_count
 
 
 class Completions:
-    """``/v1/completions``: a prompt of text."""
+    """``/v1/completions``: a text prompt."""
 
     kind = "text_completion"
     chunk_kind = "text_completion"
@@ -19,9 +19,8 @@ class Completions:
         self._model = model
 
     def read(self, body: Any) -> Turn:
-        """The turn of a request body."""
         if not isinstance(body, dict):
-            raise ValueError("body: an object expected")
+            raise ValueError("body: expected an object")
         options = body.get("stream_options")
         return Turn(
             prompt=self._prompt(body),
@@ -37,7 +36,6 @@ class Completions:
         return ": started\n\n"
 
     def token(self, turn: Turn, admission: Admission, tokens: Sequence[Token]) -> str:
-        """The event of the newest token."""
         choice = {"index": 0, **self._delta(tokens[-1].text), "finish_reason": None}
         if turn.top_logprobs:
             choice["logprobs"] = self._logprobs(tokens[-1:])
@@ -51,7 +49,7 @@ class Completions:
         times: Mapping[str, float],
         silent: bool,
     ) -> str:
-        """The finish reason, the usage where asked for, and the end mark."""
+        """The finish reason, the usage if requested, and the end marker."""
         finish = {"index": 0, **self._delta(""), "finish_reason": _finish(turn, tokens)}
         last = self._envelope(admission, self.chunk_kind, [finish])
         text = event(last if silent else {**last, "semblend": _semblend(admission, times)})
@@ -68,7 +66,6 @@ class Completions:
         times: Mapping[str, float],
         silent: bool,
     ) -> Mapping[str, Any]:
-        """The answer in one piece."""
         text = "".join(token.text for token in tokens)
         choice = {"index": 0, **self._message(text), "finish_reason": _finish(turn, tokens)}
         if turn.top_logprobs:
@@ -85,7 +82,7 @@ class Completions:
     def _prompt(self, body: Mapping[str, Any]) -> str:
         prompt = body.get("prompt")
         if not isinstance(prompt, str):
-            raise ValueError("prompt: a string expected")
+            raise ValueError("prompt: expected a string")
         return prompt
 
     def _top_logprobs(self, body: Mapping[str, Any]) -> int:
@@ -117,20 +114,20 @@ class Completions:
 
 
 class Chat(Completions):
-    """``/v1/chat/completions``: the contents of the messages, one after another, are the prompt."""
+    """``/v1/chat/completions``: the prompt is the concatenated contents of the messages."""
 
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
     def opening(self, turn: Turn, admission: Admission) -> str:
-        """The role: an event without content, as real servers send before their first token."""
+        """The role: an event without content, which real servers send before the first token."""
         delta = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
         return event(self._envelope(admission, self.chunk_kind, [delta]))
 
     def _prompt(self, body: Mapping[str, Any]) -> str:
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
-            raise ValueError("messages: a list of at least one message expected")
+            raise ValueError("messages: expected a list of at least one message")
         contents = [m.get("content") if isinstance(m, dict) else None for m in messages]
         if not all(isinstance(content, str) for content in contents):
             raise ValueError("messages: every content must be a string")

@@ -1,4 +1,4 @@
-"""What the mock's two protocols have in common: a turn read, tokens written."""
+"""What the mock's protocols share: reading a turn and writing tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_TOKENS_LIMIT = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A completion request, whatever protocol it came by."""
+    """A completion request, in any protocol."""
 
     prompt: str
     max_tokens: int
@@ -36,18 +36,16 @@ class Token:
 
 
 class Protocol(Interface):
-    """Reads a request body and words the answer. Bodies it cannot read raise ValueError."""
+    """Parses a request body and formats the answer. Raises ValueError on a bad body."""
 
-    def read(self, body: Any) -> Turn:
-        """The turn of a request body."""
-        ...
+    def read(self, body: Any) -> Turn: ...
 
     def opening(self, turn: Turn, admission: Admission) -> str:
-        """What is streamed before the first content token."""
+        """What to stream before the first content token."""
         ...
 
     def token(self, turn: Turn, admission: Admission, tokens: Sequence[Token]) -> str:
-        """The event of the newest of `tokens`."""
+        """The event for the newest of `tokens`."""
         ...
 
     def closing(
@@ -58,7 +56,7 @@ class Protocol(Interface):
         times: Mapping[str, float],
         silent: bool,
     ) -> str:
-        """What is streamed after the last token; `silent` leaves out all accounts."""
+        """What to stream after the last token; `silent` omits all reports."""
         ...
 
     def whole(
@@ -69,7 +67,7 @@ class Protocol(Interface):
         times: Mapping[str, float],
         silent: bool,
     ) -> Mapping[str, Any]:
-        """The answer in one piece."""
+        """The complete, unstreamed answer."""
         ...
 
 
@@ -82,14 +80,14 @@ def read_count(body: Mapping[str, Any], key: str, default: int, *, at_least: int
     """A bounded count from a request body."""
     value = body.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{key}: a whole number expected, got {value!r}")
+        raise ValueError(f"{key}: expected a whole number, got {value!r}")
     if not at_least <= value <= MAX_TOKENS_LIMIT:
-        raise ValueError(f"{key}: {at_least} to {MAX_TOKENS_LIMIT} expected, got {value}")
+        raise ValueError(f"{key}: expected {at_least} to {MAX_TOKENS_LIMIT}, got {value}")
     return value
 
 
 def fake_top_logprobs(text: str, count: int) -> tuple[tuple[str, float], ...]:
-    """`count` made-up alternatives that depend on the token alone: the same every time."""
+    """`count` made-up alternatives, determined by the token alone."""
     if count == 0:
         return ()
     tag = hashlib.sha256(text.encode("utf-8")).hexdigest()

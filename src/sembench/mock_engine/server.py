@@ -1,4 +1,4 @@
-"""Runs a mock engine: in the foreground for the command, in a thread for everything else."""
+"""Runs a mock engine: in the foreground for the command, otherwise in a thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _server(settings: MockSettings, **options: Any) -> Any:
         raise MissingExtraError(
             package="fastapi and uvicorn", extra="serve", purpose="the mock engine"
         ) from error
-    # h11 rather than httptools: it closes a failed stream in one way on every platform.
+    # Use h11 rather than httptools: it closes a failed stream the same way on every platform.
     config = uvicorn.Config(
         create_app(settings),
         log_level="critical",
@@ -41,7 +41,7 @@ def serve(settings: MockSettings, *, host: str, port: int) -> None:
     Raises
     ------
     UsageError
-        If the address cannot be bound to.
+        If the address cannot be bound.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -53,7 +53,7 @@ def serve(settings: MockSettings, *, host: str, port: int) -> None:
 
 
 class RunningMockEngine:
-    """A mock engine on a free port of this machine for the length of a ``with`` block."""
+    """A mock engine on a free local port, for the duration of a ``with`` block."""
 
     def __init__(self, settings: MockSettings) -> None:
         self.settings = settings

@@ -1,4 +1,4 @@
-"""How a mock engine behaves: one frozen value, given at the start."""
+"""How a mock engine behaves: one frozen value, set at the start."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from sembench.errors import UsageError
 
 
 class Cheat(StrEnum):
-    """A way to look better than one is."""
+    """A way for an engine to look better than it is."""
 
     NONE = "none"
     CLAIM_REUSE = "claim-reuse"
-    """Computes every prompt cold and reports the spans it found as materialised."""
+    """Computes every prompt cold but reports the spans it found as materialized."""
     LEAK_DONOR_FACTS = "leak-donor-facts"
-    """Reuses behind edits without recomputing: answers state the donor's facts."""
+    """Reuses past edits without recomputing, so answers state the donor's facts."""
     POISON_EXACT_CACHE = "poison-exact-cache"
-    """Publishes approximate K/V as exact: a repeat is an "exact hit" with a wrong answer."""
+    """Publishes approximate K/V as exact, so a repeat is an "exact hit" with a wrong answer."""
     FAST_NEGATIVES = "fast-negatives"
-    """Skips prefill whenever any donor exists, related or not, and does not say so."""
+    """Silently skips prefill whenever any donor exists, related or not."""
     MISSING_METRICS = "missing-metrics"
-    """Says nothing that could be checked: no usage, no metadata, no metrics."""
+    """Reports nothing that could be checked: no usage, metadata or metrics."""
 
 
 class Fault(StrEnum):
@@ -41,7 +41,7 @@ class Fault(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """Whose log lines are written."""
+    """Which engine's log format to write."""
 
     VLLM = "vllm"
     SGLANG = "sglang"
@@ -51,7 +51,7 @@ class LogFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MockSettings:
-    """Everything that can be set; times are simulated compute, slept through for real."""
+    """All settings; the simulated compute times are really slept."""
 
     model: str = "mock-model"
     block_size: int = 16
@@ -59,29 +59,29 @@ class MockSettings:
     prefix_cache_blocks: int = 65_536
     semantic: bool = True
     discovery_only: bool = False
-    """Find spans, report them, load nothing."""
+    """Find and report spans, but load nothing."""
     min_span_tokens: int = 16
     max_donors: int = 4096
     router: bool = False
-    """Answer with a route header, as a semantic gateway in front of engines does."""
+    """Send a route header, as a semantic gateway in front of engines does."""
     prefill_ms_per_token: float = 0.0
     decode_ms_per_token: float = 0.0
     lookup_ms: float = 0.0
     cheat: Cheat = Cheat.NONE
     fault: Fault = Fault.NONE
     fault_every: int = 0
-    """Every n-th completion has the fault; 0 is never."""
+    """Every n-th completion has the fault; 0 means never."""
     stall_seconds: float = 30.0
     log_path: Path | None = None
     log_format: LogFormat = LogFormat.VLLM
     audit_path: Path | None = None
     clock: Clock = field(default_factory=MachineClock)
-    """What simulated compute is slept on; a virtual clock makes it free of the machine."""
+    """The clock that simulated compute sleeps on; tests use a virtual one."""
 
     def __post_init__(self) -> None:
         for name in ("block_size", "min_span_tokens", "max_donors", "prefix_cache_blocks"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{name}: at least 1 expected, got {getattr(self, name)}")
+                raise UsageError(f"{name}: expected at least 1, got {getattr(self, name)}")
         for name in (
             "prefill_ms_per_token",
             "decode_ms_per_token",
@@ -90,6 +90,6 @@ class MockSettings:
             "stall_seconds",
         ):
             if getattr(self, name) < 0:
-                raise UsageError(f"{name}: 0 or more expected, got {getattr(self, name)}")
+                raise UsageError(f"{name}: expected 0 or more, got {getattr(self, name)}")
         if self.fault is not Fault.NONE and self.fault_every == 0:
-            raise UsageError("fault_every: a fault needs a rate of at least 1 (every request)")
+            raise UsageError("fault_every: a fault needs a value of at least 1 (every request)")

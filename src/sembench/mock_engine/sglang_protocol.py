@@ -1,4 +1,4 @@
-"""SGLang's native ``/generate``: text so far and `meta_info` in every event."""
+"""SGLang's native ``/generate``: every event has the text so far and `meta_info`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from sembench.mock_engine.protocol import Token, Turn, event, read_count
 
 
 class Generate:
-    """Reads and words ``/generate``. Its `cached_tokens` counts exact and fuzzy reuse together."""
+    """Parses and formats ``/generate``. `cached_tokens` counts exact and fuzzy reuse together."""
 
     def __init__(self, model: str) -> None:
         self._model = model
 
     def read(self, body: Any) -> Turn:
-        """The turn of a request body."""
         if not isinstance(body, dict) or not isinstance(body.get("text"), str):
-            raise ValueError("text: a string expected")
+            raise ValueError("text: expected a string")
         sampling = body.get("sampling_params") or {}
         if not isinstance(sampling, dict):
-            raise ValueError("sampling_params: an object expected")
+            raise ValueError("sampling_params: expected an object")
         wants = body.get("return_logprob") is True
         return Turn(
             prompt=body["text"],
@@ -49,7 +48,7 @@ class Generate:
         times: Mapping[str, float],
         silent: bool,
     ) -> str:
-        """The whole text with its accounts, and the end mark."""
+        """The whole text with its reports, and the end marker."""
         return event(self.whole(turn, admission, tokens, times, silent)) + "data: [DONE]\n\n"
 
     def whole(
@@ -60,7 +59,6 @@ class Generate:
         times: Mapping[str, float],
         silent: bool,
     ) -> dict[str, Any]:
-        """The answer in one piece."""
         kind = "length" if len(tokens) >= turn.max_tokens else "stop"
         body = self._body(turn, admission, tokens, finish={"type": kind}, silent=silent)
         body["meta_info"]["e2e_latency"] = times["total_ms"] / 1000.0

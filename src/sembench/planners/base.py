@@ -1,9 +1,9 @@
-"""What SemBench needs of a planner, whoever wrote it.
+"""The planner interface.
 
 An adapter is a class with three methods, named on the command line as
-``--planner module:Class``. It is made once a run, called with the recipient's
-tokens after its donors were registered, and proposes spans; it never sees what is
-expected of it, nor whether an item is a negative control.
+``--planner module:Class``. It is created once per run and asked for spans after a
+recipient's donors were registered. It never sees the expected result, nor whether an item
+is a negative control.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["Planner", "PlannerDonor", "PlannerRequest", "PlannerSettings", "Prop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerSettings:
-    """How a planner is set up. Adapters take what they understand."""
+    """How to set up a planner. Adapters use what they understand."""
 
     block_size: int
     tokenizer: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Flags of the command line that are a planner's own."""
+    """Command-line flags meant for the planner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,16 +50,14 @@ class Planner(Protocol):
 
     def __init__(self, settings: PlannerSettings) -> None: ...
 
-    def register(self, donor: PlannerDonor) -> None:
-        """Take a donor up."""
-        ...
+    def register(self, donor: PlannerDonor) -> None: ...
 
     def forget(self, donor_id: str) -> None:
-        """Drop a donor: it must not be proposed again."""
+        """Drop a donor. It must not be proposed again."""
         ...
 
     def plan(self, request: PlannerRequest) -> Sequence[ProposedSpan]:
-        """The spans to copy; empty where nothing is worth it."""
+        """The spans to copy; empty if nothing is worth copying."""
         ...
 
     def describe(self) -> Mapping[str, Any]:

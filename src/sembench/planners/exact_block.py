@@ -1,4 +1,4 @@
-"""The floor: what an exact block cache finds, put as a plan."""
+"""The floor: what an exact block cache finds, expressed as a plan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sembench.planners.base import PlannerDonor, PlannerRequest, PlannerSettings
 
 
 class ExactBlockPlanner:
-    """Proposes full blocks of the request that stand in a donor as a full block."""
+    """Proposes full blocks of the request that a donor also has as a full block."""
 
     def __init__(self, settings: PlannerSettings) -> None:
         self._size = settings.block_size
@@ -18,13 +18,12 @@ class ExactBlockPlanner:
         self._donors: dict[str, TokenArray] = {}
 
     def register(self, donor: PlannerDonor) -> None:
-        """Note where each of the donor's blocks stands."""
+        """Record where each of the donor's blocks is."""
         self._donors[donor.donor_id] = donor.tokens
         for start, block in self._blocks_of(donor.tokens):
             self._blocks.setdefault(block, {}).setdefault(donor.donor_id, start)
 
     def forget(self, donor_id: str) -> None:
-        """Drop the donor's blocks."""
         for _, block in self._blocks_of(self._donors.pop(donor_id, None)):
             holders = self._blocks.get(block)
             if holders is not None:
@@ -33,11 +32,10 @@ class ExactBlockPlanner:
                     del self._blocks[block]
 
     def describe(self) -> Mapping[str, Any]:
-        """Its name."""
         return {"name": "exact-block"}
 
     def plan(self, request: PlannerRequest) -> Sequence[ProposedSpan]:
-        """One span a block that is held."""
+        """One span per known block."""
         spans = []
         for start, block in self._blocks_of(request.tokens):
             for donor_id, donor_start in self._blocks.get(block, {}).items():

@@ -1,4 +1,4 @@
-"""From ``--planner`` to a planner."""
+"""Resolves ``--planner`` to a planner."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _METHODS = ("register", "forget", "plan", "describe")
 
 
 def planner_class(name: str) -> type[Planner]:
-    """The class of a built-in planner, of a plug-in's, or of an adapter named ``module:Class``.
+    """Find the class: built in, from a plug-in, or an adapter named ``module:Class``.
 
     Raises
     ------
     PlannerError
-        If there is no such planner or it lacks a method of the interface.
+        If there is no such planner, or it lacks a method of the interface.
     """
     if name not in BUILT_IN and ":" not in name:
         plugged = load_plugin(plugins.PLANNERS, name)
@@ -51,5 +51,4 @@ def _checked(name: str, found: Any) -> type[Planner]:
 
 
 def make_planner(name: str, settings: PlannerSettings) -> Planner:
-    """A new planner."""
     return planner_class(name)(settings)

@@ -1,9 +1,9 @@
 """The ceiling: a planner that knows every identical run.
 
-A full block can be eligible only if its tokens stand in one donor, contiguously;
-the oracle proposes exactly those blocks, so no planner of identical spans has a
-higher eligible rate. What is left uncovered is then filled from runs of at least a
-block, which is the ceiling of the candidate rate at that shortest run.
+A full block can be eligible only if one donor contains its tokens contiguously. The oracle
+proposes exactly those blocks, so no planner of identical spans has a higher eligible rate.
+It then fills the rest from runs of at least one block, which is the ceiling of the
+candidate rate for that minimum run.
 """
 
 from __future__ import annotations
@@ -19,22 +19,20 @@ from sembench.runs import Occurrences, find_windows, run_length
 
 
 class OraclePlanner:
-    """Proposes all identical runs of a block or more, whole blocks first."""
+    """Proposes all identical runs of at least one block, whole blocks first."""
 
     def __init__(self, settings: PlannerSettings) -> None:
         self._size = settings.block_size
         self._donors: dict[str, TokenArray] = {}
 
     def register(self, donor: PlannerDonor) -> None:
-        """Keep the donor's tokens."""
         self._donors[donor.donor_id] = donor.tokens
 
     def forget(self, donor_id: str) -> None:
-        """Drop the donor's tokens."""
         self._donors.pop(donor_id, None)
 
     def describe(self) -> Mapping[str, Any]:
-        """Its name and shortest run."""
+        """Its name and minimum run."""
         return {"name": "oracle", "min_run_tokens": self._size}
 
     def plan(self, request: PlannerRequest) -> Sequence[ProposedSpan]:
@@ -71,7 +69,7 @@ class OraclePlanner:
             if start < end:
                 continue
             donor, place = int(found.donor[start]), int(found.start[start])
-            # Cut to whole blocks: a tail must not stand in the way of the next block's own run.
+            # Cut to whole blocks, so that a tail does not block the next block's own run.
             length = run_length(target, donors[donor], start, place) // size * size
             end = start + length
             covered[start:end] = True
@@ -94,7 +92,7 @@ class OraclePlanner:
             for piece_start, piece_end in _gaps(covered, start, start + length):
                 covered[piece_start:piece_end] = True
                 yield donor, place + piece_start - start, piece_start, piece_end - piece_start
-            # Windows further inside this run can only reach past it if another donor goes on.
+            # Windows further inside this run reach past it only if another donor continues.
             start += length - self._size + 1
 
 

@@ -1,9 +1,9 @@
-"""SemBlend's planner. The only file of SemBench that imports SemBlend.
+"""SemBlend's planner. No other file of SemBench imports SemBlend.
 
-What is measured is what the planner finds: plans are made without recompute runs and
-without asking for a quality certificate, because those decide what an engine may do
-with a plan, not what there is to reuse. A plan that SemBlend itself refuses (too
-little to gain, below the asked-for reuse ratio) proposes nothing.
+It measures what the planner finds. Plans have no recompute runs and need no quality
+certificate, because those decide what an engine may do with a plan, not what could be
+reused. A plan that SemBlend itself refuses (too little gain, below the requested reuse
+ratio) proposes nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OWN = frozenset({*_FLAGS, "semblend_path", "disable_multi_donor"})
 
 
 class SemBlendPlanner:
-    """Wraps a SemBlendPipeline of its own, in one namespace."""
+    """Wraps a separate SemBlendPipeline with one namespace."""
 
     def __init__(self, settings: PlannerSettings) -> None:
         options = settings.options
@@ -57,19 +57,18 @@ class SemBlendPlanner:
         self._by_meaning = self._settings.fuzzy_chunks
 
     def register(self, donor: PlannerDonor) -> None:
-        """Offer the donor; its text too where meaning can change a plan."""
+        """Offer the donor, with its text if meaning can change a plan."""
         text = donor.text if self._by_meaning else None
         if not self._pipeline.register_donor(
             donor.donor_id, donor.tokens, self._namespace, text=text
         ):
-            raise PlannerError(f"SemBlend did not take up donor {donor.donor_id}")
+            raise PlannerError(f"SemBlend did not accept donor {donor.donor_id}")
 
     def forget(self, donor_id: str) -> None:
-        """Evict the donor."""
         self._pipeline.evict(donor_id)
 
     def describe(self) -> Mapping[str, Any]:
-        """Name, version and the settings that matter."""
+        """Name, version and relevant settings."""
         shown = self._settings.model_dump(mode="json", exclude={"namespace_secret"})
         return {
             "name": "semblend",
@@ -80,7 +79,7 @@ class SemBlendPlanner:
         }
 
     def plan(self, request: PlannerRequest) -> Sequence[ProposedSpan]:
-        """The spans of an offered plan; nothing where SemBlend refuses one."""
+        """The spans of an offered plan; empty if SemBlend refuses to plan."""
         plan = self._make_plan(request)
         if plan is None or plan.reason is not None:
             return []
@@ -114,9 +113,9 @@ class SemBlendPlanner:
 def _import_semblend(
     path: str | None,
 ) -> tuple[type[SemBlendPipeline], type[Namespace], type[Settings]]:
-    """The classes this adapter uses, of the checkout at `path` where one is given."""
+    """Import the classes this adapter uses, from the checkout at `path` if given."""
     if path and not (Path(path) / "semblend").is_dir():
-        raise PlannerError(f"--semblend-path: a folder that holds semblend expected, got {path!r}")
+        raise PlannerError(f"--semblend-path: expected a folder with semblend in it, got {path!r}")
     if path and path not in sys.path:
         if "semblend" in sys.modules:
             raise PlannerError("--semblend-path: another SemBlend is already imported")

@@ -1,4 +1,4 @@
-"""Profiles: where the records of a manifest come from, by name."""
+"""Profiles: sources of a manifest's records, by name."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from sembench.profiles.synthetic import Synthetic
 __all__ = ["PROFILES", "Source", "SourceRecord", "load_profile"]
 
 PROFILES = {
-    "fixture": "12 generated documents, the same for everybody",
+    "fixture": "12 generated documents, identical everywhere",
     "synthetic-v1": "any number of generated documents, by seed",
     "longbench-v1": "LongBench from the hub or from files",
     "longbench-v2": "LongBench v2 from the hub or from files",
     "published": "XSum, CNN/DailyMail, SAMSum and others (`sembench list datasets`)",
 }
-"""Profiles that manifests are built from, with what each is."""
+"""Profiles that manifests are built from, with descriptions."""
 FIXTURE_RECORDS = 3
 FIXTURE_SEED = 20260615
-"""The fixture is the same for everybody: `--seed` does not reach its documents."""
+"""The fixture is identical everywhere: `--seed` does not affect its documents."""
 
 
 def load_profile(
@@ -40,18 +40,18 @@ def load_profile(
 ) -> Source:
     """The source of profile `name`.
 
-    `records_per_dataset` lets a source that is generated, or read over a network,
-    stop there; a source on disk yields everything it has.
+    A source that is generated or read over a network stops after
+    `records_per_dataset`; a source on disk yields everything it has.
 
     Raises
     ------
     UsageError
-        If there is no such profile, or a flag does not go with it.
+        If there is no such profile, or a flag does not apply to it.
     """
     if name in ("agent", "chat"):
         raise UsageError(
-            f"--profile: the turns of {name} follow one another, so that no manifest is built of "
-            f"them; `sembench run-turns-offline --profile {name}` plays them"
+            f"--profile: {name} is a multi-turn profile and cannot become a manifest; "
+            f"play it with `sembench run-turns-offline --profile {name}`"
         )
     if name not in PROFILES:
         made = load_plugin(plugins.PROFILES, name)

@@ -1,4 +1,4 @@
-"""What every profile yields: records in LongBench's terms (a document, a question, answers)."""
+"""What every profile yields: records in LongBench's format (document, question, answers)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRecord:
-    """A document with a question about it. `input` is empty where nobody asked one."""
+    """A document with a question about it. `input` is empty if there is none."""
 
     dataset: str
     source_id: str
@@ -19,19 +19,19 @@ class SourceRecord:
     source_index: int = 0
     """Position of the record within its dataset."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """What the manifest's items say of it: ``length``, ``length_band``, ``domain``, …"""
+    """Metadata for the manifest's items: ``length``, ``length_band``, ``domain``, …"""
 
 
 class Source(Protocol):
-    """Records of one profile: the same records in the same order every time they are asked for."""
+    """The records of one profile: the same records in the same order every time."""
 
     @property
     def profile(self) -> str:
-        """The name the manifest carries."""
+        """The profile name stored in the manifest."""
         ...
 
     def records(self) -> Iterator[SourceRecord]:
-        """All records of the chosen datasets, in source order, one at a time."""
+        """Yield all records of the chosen datasets, in source order."""
         ...
 
 

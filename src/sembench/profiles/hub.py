@@ -1,7 +1,7 @@
 """LongBench from the Hugging Face hub, through the ``datasets`` package, streamed.
 
-LongBench v1 is published as one archive of JSONL files behind a loading script.
-Scripts are no longer run by ``datasets``, so the files inside are read directly.
+LongBench v1 is published as one archive of JSONL files plus a loading script. ``datasets``
+no longer runs scripts, so this reads the files in the archive directly.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ V2_DATASET = "longbench-v2"
 
 
 def v1_archive(revision: str | None) -> str:
-    """Where the archive of LongBench v1 is, at `revision` (a commit, tag or branch)."""
+    """The URL of the LongBench v1 archive at `revision` (a commit, tag or branch)."""
     return f"hf://datasets/{LONGBENCH_V1}@{revision or 'main'}/data.zip"
 
 
 class HubLongBenchV1:
-    """LongBench v1: one dataset a JSONL file in the published archive."""
+    """LongBench v1: one JSONL file per dataset in the published archive."""
 
     profile = "longbench-v1"
 
@@ -59,7 +59,7 @@ class HubLongBenchV1:
         self._archive = archive or v1_archive(revision)
 
     def records(self) -> Iterator[SourceRecord]:
-        """The first `limit` records of each chosen dataset, dataset by dataset."""
+        """Yield the first `limit` records of each chosen dataset."""
         for dataset in self._datasets:
             rows = load_streamed(
                 f"dataset {dataset!r} of LongBench v1",
@@ -71,7 +71,7 @@ class HubLongBenchV1:
 
 
 class HubLongBenchV2:
-    """LongBench v2: multiple-choice questions over long documents; `datasets` chooses domains."""
+    """LongBench v2: multiple-choice questions over long documents; `datasets` selects domains."""
 
     profile = "longbench-v2"
 

@@ -1,7 +1,7 @@
 """LongBench-format JSONL from a local file or folder, plain or compressed.
 
-Fields of LongBench v1 (``_id, input, context, answers, length, dataset, language``)
-and of v2 (``question, choice_A … choice_D, answer, domain, length``) are both read.
+Reads both the fields of LongBench v1 (``_id, input, context, answers, length, dataset,
+language``) and of v2 (``question, choice_A … choice_D, answer, domain, length``).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _CHOICES = ("A", "B", "C", "D")
 
 
 def data_files(path: Path) -> list[Path]:
-    """The data files a path stands for: itself, or those in the folder, by name."""
+    """The data files at a path: the file itself, or those in the folder, by name."""
     if path.is_file():
         return [path]
     if not path.is_dir():
         raise SourceError(f"--data-dir: {path} is not a file or a folder")
     found = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
     if not found:
-        raise SourceError(f"--data-dir: {path} holds no file ending in {', '.join(SUFFIXES)}")
+        raise SourceError(f"--data-dir: {path} has no file ending in {', '.join(SUFFIXES)}")
     return found
 
 
 class LocalFiles:
-    """Records of JSONL files on disk, read anew each time, never all in memory."""
+    """Records of JSONL files on disk, read again each time, never all in memory."""
 
     def __init__(self, *, profile: str, path: Path, datasets: tuple[str, ...] = ()) -> None:
         self._profile = profile
@@ -44,11 +44,11 @@ class LocalFiles:
 
     @property
     def profile(self) -> str:
-        """The name the manifest carries."""
+        """The profile name stored in the manifest."""
         return self._profile
 
     def records(self) -> Iterator[SourceRecord]:
-        """All records of the chosen datasets, in file order."""
+        """Yield all records of the chosen datasets, in file order."""
         counts: Counter[str] = Counter()
         for file in self._files:
             yield from self._records_of(file, counts)
@@ -88,20 +88,20 @@ def json_objects(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def to_record(data: Mapping[str, Any], *, dataset: str, index: int, where: str) -> SourceRecord:
-    """A LongBench object of version 1 or 2 as a record.
+    """Convert a LongBench object of version 1 or 2.
 
     Raises
     ------
     SourceError
-        Naming the field that is missing or of a wrong kind.
+        Naming the field that is missing or has the wrong type.
     """
     context = data.get("context")
     if not isinstance(context, str) or not context.strip():
-        raise SourceError(f"{where}.context: expected a text that is not empty")
+        raise SourceError(f"{where}.context: expected a non-empty text")
     question, answers = _question(data, where)
     for name, text in (("context", context), ("input", question), ("answers", "".join(answers))):
         if not is_text(text):
-            raise SourceError(f"{where}.{name}: holds half a surrogate pair, which is no character")
+            raise SourceError(f"{where}.{name}: has half a surrogate pair, which is no character")
     words = len(context.split())
     length = data.get("length")
     metadata: dict[str, Any] = {

@@ -1,8 +1,8 @@
-"""The synthetic profile: documents written by rule, with facts put in to be asked for.
+"""The synthetic profile: rule-generated documents with facts inserted to ask about.
 
-Record number i of a dataset depends on the seed, the dataset and i alone, so any
-number of records can be generated one at a time, and the first hundred stay the
-same when a thousand are asked for.
+Record i of a dataset depends only on the seed, the dataset and i. Any number of records
+can be generated one at a time, and the first hundred stay the same if you ask for a
+thousand.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FACTS = 3
 
 
 class Synthetic:
-    """Generated documents of several trades, `records_per_dataset` of each."""
+    """Generated documents about several trades, `records_per_dataset` of each."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class Synthetic:
 
     @property
     def profile(self) -> str:
-        """The name the manifest carries."""
+        """The profile name stored in the manifest."""
         return self._profile
 
     def records(self) -> Iterator[SourceRecord]:
-        """All records, dataset by dataset."""
+        """Yield all records, dataset by dataset."""
         for dataset in self._datasets:
             for index in range(self._count):
                 yield synthetic_record(dataset, index, seed=self._seed)
@@ -62,7 +62,7 @@ def synthetic_record(dataset: str, index: int, *, seed: int) -> SourceRecord:
     paragraphs = [_paragraph(trade, random) for _ in range(_PARAGRAPHS[index % len(_PARAGRAPHS)])]
     facts = make_facts(random, _FACTS)
     for number, fact in enumerate(facts):
-        # Spread over the document, so that no part of it can be skipped unread.
+        # Spread facts over the document, so that no part of it can be skipped.
         position = (2 * number + 1) * len(paragraphs) // (2 * _FACTS)
         paragraphs[position] += " " + fact.statement
     asked = random.choice(facts)
@@ -85,7 +85,7 @@ def synthetic_record(dataset: str, index: int, *, seed: int) -> SourceRecord:
 
 
 def synthetic_paragraphs(dataset: str, key: str, paragraphs: int) -> tuple[Random, str, list[str]]:
-    """A title and paragraphs of one trade, by `key` alone, and the generator they left."""
+    """A title and paragraphs of one trade by `key`, and the random generator after them."""
     trade, random = TRADES[dataset], Random(key)
     title = trade.title.format(name=make_name(random))
     return random, title, [_paragraph(trade, random) for _ in range(paragraphs)]

@@ -1,7 +1,7 @@
-"""The vocabulary of the synthetic profile: four trades, each with words and frames of its own.
+"""The vocabulary of the synthetic profile: four trades, each with its own words and frames.
 
-Frames of different trades share no run of words long enough to matter, so that a
-document of one trade is an honest negative control for a document of another.
+Frames of different trades share no run of words long enough to matter, so a document of
+one trade is an honest negative control for a document of another.
 Slots: {name} a proper noun, {who} a person's role, {thing}, {place}, {when}, {n}.
 """
 

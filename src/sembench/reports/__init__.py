@@ -1,4 +1,4 @@
-"""Reports: one report object is built from a result, and one file a format renders it."""
+"""Reports: one report object per result, and one file per output format."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOAD_RENDERERS: dict[str, Callable[[LoadReport], str]] = {
 
 
 def write_report(report: Report | LoadReport, path: Path) -> None:
-    """Write a report in the format its suffix names."""
+    """Write a report in the format given by the file's suffix."""
     if isinstance(report, LoadReport):
         text = _renderer(LOAD_RENDERERS, path)(report)
     else:
@@ -46,7 +46,7 @@ def _renderer(
     known: dict[str, Callable[[AnyReport], str]], path: Path
 ) -> Callable[[AnyReport], str]:
     if path.suffix not in known:
-        raise UsageError(f"--output: {', '.join(known)} expected, got {path.name!r}")
+        raise UsageError(f"--output: expected {', '.join(known)}, got {path.name!r}")
     return known[path.suffix]
 
 

@@ -12,14 +12,13 @@ NOT_MEASURED = "not measured"
 
 
 def interval_text(figure: Mapping[str, Any] | None) -> str:
-    """value [lo, hi]."""
     if figure is None:
         return NOT_MEASURED
     return f"{figure['value']:.4g} [{figure['lo']:.4g}, {figure['hi']:.4g}]"
 
 
 def difference_text(figure: Mapping[str, Any] | None) -> str:
-    """The difference, as a factor or signed, with a star where its interval excludes no change."""
+    """The difference, as a factor or signed, with a star if its interval excludes no change."""
     if figure is None:
         return NOT_MEASURED
     star = " *" if figure["significant"] else ""
@@ -46,7 +45,6 @@ def _table(comparison: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def comparison_console(comparison: Mapping[str, Any]) -> None:
-    """Print the comparison."""
     header, lines = _table(comparison)
     table = Table(caption="95 % bootstrap intervals; * the interval excludes no change")
     for column in header:
@@ -57,7 +55,6 @@ def comparison_console(comparison: Mapping[str, Any]) -> None:
 
 
 def comparison_markdown(comparison: Mapping[str, Any]) -> str:
-    """The comparison as a Markdown table."""
     header, lines = _table(comparison)
     rows = ["| " + " | ".join(_cell(cell) for cell in line) + " |" for line in [header, *lines]]
     rows.insert(1, "|" + "---|" * len(header))

@@ -1,4 +1,4 @@
-"""A report on the terminal."""
+"""Prints a report to the terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ _MARKS = {True: "holds", False: "FAILS", None: "not checked"}
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
-    """Print the report."""
     out = console or Console()
     out.print(f"[bold]{escape(report.title)}[/bold]")
     for question in report.questions:
@@ -33,7 +32,6 @@ def print_report(report: Report, console: Console | None = None) -> None:
 
 
 def print_load_report(report: LoadReport, console: Console | None = None) -> None:
-    """Print the report of a load run."""
     out = console or Console()
     out.print(f"[bold]{escape(report.title)}[/bold]")
     for question in report.questions:

@@ -1,4 +1,4 @@
-"""A report's requests as CSV: one line each, fields in the order of the result format."""
+"""A report's requests as CSV: one line each, columns in the order of the result format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def render_csv(report: Report) -> str:
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[object]) -> str:
-    """The named fields of rows; a cell a spreadsheet would run as a formula is kept as text."""
+    """Write the named fields as CSV; prevent spreadsheets from running cells as formulas."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)

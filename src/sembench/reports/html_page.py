@@ -15,7 +15,6 @@ MAX_STRIPS = 300
 
 
 def render_html(report: Report) -> str:
-    """The page."""
     transforms = transform_table(report)
     run = report.result.run
     return parts.page(
@@ -76,7 +75,7 @@ def _times(report: Report) -> str:
     marks = parts.key(
         ("hit", f"hit ({HIT_TOKENS} or more semantic tokens)"),
         ("miss", "miss"),
-        ("negative", "negative control; on the dashed line both arms take the same time"),
+        ("negative", "negative control; both arms take the same time on the dashed line"),
     )
     lines = parts.key(
         *((one.kind, f"{one.name} ({len(one.values)})") for one in series if one.values)
@@ -109,7 +108,7 @@ def _requests(report: Report) -> str:
     )
     backend = "<th>backend, share of the prompt</th><th>answer</th>" * live
     return (
-        f'<h2>Requests</h2><p class="note">One line a request, its prompt from left to right{more}.'
+        f'<h2>Requests</h2><p class="note">One line per request, prompt from left to right{more}.'
         f'</p>{key}<div class="card scroll"><table class="requests"><tr><th>item</th>'
         f'<th class="num">tokens</th><th>manifest and planner, by block</th>{backend}</tr>'
         f"{lines}</table></div>"
@@ -140,7 +139,7 @@ def _answer(row: RequestRow) -> str:
     if row.donor_fact_leak:
         return '<span class="verdict bad">states the donor\'s fact</span>'
     if row.repeat_contaminated:
-        return '<span class="verdict bad">repeat was poisoned</span>'
+        return '<span class="verdict bad">repeat was contaminated</span>'
     if row.quality_pass is None:
         return '<span class="note">not judged</span>'
     return f'<span class="{"good" if row.quality_pass else "bad"}">{_quality(row)}</span>'
@@ -173,7 +172,7 @@ def _negatives(report: Report) -> str:
     columns = (
         "item",
         "tokens confirmed",
-        "of them semantic",
+        "of which semantic",
         "cold ms",
         "warm ms",
         "ratio",
@@ -184,8 +183,8 @@ def _negatives(report: Report) -> str:
         for position, column in enumerate(columns)
     )
     return (
-        '<h2>Negative controls</h2><p class="note">Their donors share nothing with them. Whatever '
-        "is reused semantically here is a false claim, and they must be as slow as cold.</p>"
+        '<h2>Negative controls</h2><p class="note">They share nothing with their donors. Any '
+        "semantic reuse here is a false claim, and they must be as slow as cold.</p>"
         f'<div class="card scroll"><table><tr>{head}</tr>{lines}</table></div>'
     )
 

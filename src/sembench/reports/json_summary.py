@@ -1,4 +1,4 @@
-"""A report as JSON: everything of the result but its rows, and what the report adds."""
+"""A report as JSON: the result without its rows, plus what the report adds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from sembench.reports.report import Check, Question, Report
 
 
 def render_json(report: Report) -> str:
-    """The summary."""
     return json_text(
         {
             "report_version": "sembench.report.v1",
@@ -25,12 +24,11 @@ def render_json(report: Report) -> str:
 
 
 def json_text(value: Mapping[str, Any]) -> str:
-    """As it is written to a file."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 def plain_questions(questions: Sequence[Question]) -> list[dict[str, Any]]:
-    """Questions and answers, their rates by name."""
+    """Questions and answers, with rates by name."""
     return [
         {
             "title": question.title,
@@ -42,5 +40,5 @@ def plain_questions(questions: Sequence[Question]) -> list[dict[str, Any]]:
 
 
 def plain_checks(checks: Sequence[Check]) -> list[dict[str, Any]]:
-    """Checks; `good` is null where it was not checked."""
+    """Checks; `good` is null if the check did not run."""
     return [{"label": check.label, "value": check.value, "good": check.good} for check in checks]

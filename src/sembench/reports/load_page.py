@@ -18,7 +18,6 @@ _COLOURS = {"ttft_ms": "warm", "tpot_ms": "negative", "latency_ms": "cold"}
 
 
 def render_load_html(report: LoadReport) -> str:
-    """The page."""
     result = report.result
     return parts.page(
         report.title,

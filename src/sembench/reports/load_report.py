@@ -1,4 +1,4 @@
-"""What the report of a load run says, whatever it is rendered as."""
+"""The content of a load run's report, independent of the output format."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COLUMNS = ("ms", "n", "mean", "p50", "p90", "p95", "p99", "max")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """Everything every format is rendered from."""
+    """What every output format is rendered from."""
 
     title: str
     result: LoadResult
@@ -41,7 +41,7 @@ class LoadReport:
     facts: tuple[tuple[str, str], ...]
 
     def kinds(self) -> dict[int, str]:
-        """How each request fared (one of `KINDS`), by its position in the schedule."""
+        """The outcome of each request (one of `KINDS`), by its position in the schedule."""
         objective = self.result.objective
         found = {row.position: "uncounted" for row in self.result.requests}
         for row in self.counted:
@@ -51,7 +51,6 @@ class LoadReport:
 
 
 def build_load_report(result: LoadResult, *, title: str | None = None) -> LoadReport:
-    """The report of a load result."""
     return LoadReport(
         title=title or f"SemBench load: {result.run.backend_id or result.config.get('model')}",
         result=result,
@@ -73,10 +72,10 @@ def build_load_report(result: LoadResult, *, title: str | None = None) -> LoadRe
 
 
 def objective_text(result: LoadResult) -> str:
-    """What was asked of every request, in words."""
+    """The objective in words."""
     names = dict(TIMES)
     parts = [f"{names[name]} ≤ {limit:g} ms" for name, limit in result.objective.parts()]
-    return ", ".join(parts) or "an answer; no time was asked for"
+    return ", ".join(parts) or "an answer, with no time limit"
 
 
 def arrival_text(config: Mapping[str, Any]) -> str:
@@ -85,7 +84,7 @@ def arrival_text(config: Mapping[str, Any]) -> str:
     if kind == ArrivalKind.CLOSED:
         return f"{users} users, each asking again when answered"
     name, rate = str(kind).capitalize(), config.get("rate")
-    return f"{name} arrivals, {rate} a second, at most {users} in flight"
+    return f"{name} arrivals, {rate} per second, at most {users} in flight"
 
 
 def _questions(result: LoadResult) -> tuple[Question, ...]:
@@ -98,16 +97,16 @@ def _questions(result: LoadResult) -> tuple[Question, ...]:
     ttft = aggregate.get("ttft_ms") or {}
     return (
         Question(
-            title="What was asked of it?",
+            title="What was the load?",
             answer=f"{arrival_text(result.config)}: {counted} requests counted over "
-            f"{number(aggregate.get('window_seconds'), '.3g')} s. Good enough is "
+            f"{number(aggregate.get('window_seconds'), '.3g')} s. The objective is "
             f"{objective_text(result)}.",
             bars=(),
         ),
         Question(
-            title="How much of it was good enough?",
+            title="How much of it met the objective?",
             answer=f"Goodput {number(aggregate.get('goodput_requests_per_second'), '.3g')} of "
-            f"{number(aggregate.get('requests_per_second'), '.3g')} requests a second that were "
+            f"{number(aggregate.get('requests_per_second'), '.3g')} requests per second that were "
             "answered.",
             bars=(
                 Bar(label="answered", rate=answered, kind="exact"),
@@ -120,12 +119,12 @@ def _questions(result: LoadResult) -> tuple[Question, ...]:
             if not ttft
             else f"Half of all first tokens came within {ttft['p50']:.4g} ms of when the request "
             f"was due, 99 in 100 within {ttft['p99']:.4g} ms; "
-            f"{number(aggregate.get('output_tokens_per_second'), '.3g')} tokens a second.",
+            f"{number(aggregate.get('output_tokens_per_second'), '.3g')} tokens per second.",
             bars=(),
         ),
         Question(
             title="What did the backend reuse?",
-            answer="The backend does not say."
+            answer="The backend does not report reuse."
             if not cached
             else f"{sum(cached)} tokens confirmed by the backend in {len(cached)} requests"
             + (f", {sum(reused)} of them semantic." if reused else "."),
@@ -142,30 +141,30 @@ def _checks(result: LoadResult) -> tuple[Check, ...]:
     sent, counted = aggregate.get("requests_sent"), aggregate.get("requests_counted")
     return (
         Check(
-            label="Requests that failed",
+            label="Failed requests",
             value=number(failed),
             good=None if not counted else failed == 0,
         ),
         Check(
-            label="An objective was asked for",
+            label="An objective was set",
             value=objective_text(result),
             good=bool(result.objective.parts()),
-            detail="without one every answer is good, however late",
+            detail="without one every answer counts as good, however late",
         ),
         Check(
-            label="Requests went out when they were due",
+            label="Requests were sent when due",
             value=NOT_MEASURED if lag is None else f"99 in 100 within {lag['p99']:.3g} ms",
-            # The wait counts in every time above; a long one says that the limit on requests
-            # in flight, not the arrival process, set the pace.
+            # Every time above includes this wait. A long wait means that the limit on requests in
+            # flight set the pace, not the arrival process.
             good=None if lag is None or not open_loop else lag["p99"] <= _LAG_MS,
-            detail="the wait inside the client counts against the endpoint; a long one means "
-            "that --concurrency, not the arrivals, set the pace",
+            detail="waiting inside the client counts against the endpoint; a long wait means "
+            "that --concurrency set the pace, not the arrivals",
         ),
         Check(
             label="The run was not interrupted",
             value=f"{sessions} session{'s' if sessions != 1 else ''}",
             good=sessions == 1,
-            detail="each session finds an idle endpoint and has a warm-up of its own",
+            detail="each session meets an idle endpoint and has its own warm-up",
         ),
         Check(
             label="Requests counted",
@@ -196,12 +195,12 @@ def _load_facts(result: LoadResult) -> tuple[tuple[str, str], ...]:
     config = result.config
     named = (
         ("arrivals", arrival_text(config)),
-        ("seed of the arrivals", config.get("seed")),
+        ("arrival seed", config.get("seed")),
         ("objective", objective_text(result)),
         (
             "warm-up, cool-down",
             f"{config.get('warmup_seconds')} s, {config.get('cooldown_seconds')} s",
         ),
-        ("tokens a request generates", config.get("max_tokens")),
+        ("tokens generated per request", config.get("max_tokens")),
     )
     return tuple((name, str(value)) for name, value in named if value not in (None, ""))

@@ -24,13 +24,13 @@ def render_load_markdown(report: LoadReport) -> str:
 
 
 def render_load_csv(report: LoadReport) -> str:
-    """One line a request, in the order they were due."""
+    """One line per request, in the order they were due."""
     rows = sorted(report.result.requests, key=lambda row: row.due_s)
     return csv_text([field.name for field in fields(LoadRow)], rows)
 
 
 def render_load_json(report: LoadReport) -> str:
-    """Everything of the result but its rows, and what the report adds."""
+    """The result without its rows, plus what the report adds."""
     result = report.result
     return json_text(
         {

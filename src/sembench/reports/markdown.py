@@ -11,7 +11,6 @@ _MARKS = {True: "holds", False: "**fails**", None: "not checked"}
 
 
 def render_markdown(report: Report) -> str:
-    """The report."""
     parts = [f"# {escape(report.title)}", ""]
     for question in report.questions:
         parts += [f"**{question.title}** {escape(question.answer)}", ""]
@@ -30,7 +29,7 @@ def render_markdown(report: Report) -> str:
 
 
 def checks_table(checks: Iterable[Check]) -> list[str]:
-    """What would make the figures worthless, and whether it holds."""
+    """The checks that would invalidate the figures, and whether they pass."""
     return text_table(
         ("check", "value", "verdict"),
         ((check.label, check.value, _MARKS[check.good]) for check in checks),
@@ -39,7 +38,7 @@ def checks_table(checks: Iterable[Check]) -> list[str]:
 
 
 def escape(text: str) -> str:
-    """Text that Markdown and HTML leave alone."""
+    """Escape text for Markdown and HTML."""
     for mark in "\\`*_{}[]<>#|!":
         text = text.replace(mark, "\\" + mark)
     return text.replace("\n", " ")
@@ -48,7 +47,7 @@ def escape(text: str) -> str:
 def text_table(
     header: Sequence[str], lines: Iterable[Sequence[str]], *, raw_last: bool = False
 ) -> list[str]:
-    """The lines of a Markdown table; every cell but a `raw_last` one is escaped."""
+    """The lines of a Markdown table; every cell except a `raw_last` one is escaped."""
     rows = [_line(header), "|" + "---|" * len(header)]
     for line in lines:
         cells = [escape(cell) for cell in line]

@@ -1,4 +1,4 @@
-"""Pieces every report page is made of: the frame, tables, checks, provenance. All escaped."""
+"""Building blocks of every report page: frame, tables, checks, provenance. All escaped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ def head(title: str, said: Sequence[str]) -> str:
 
 
 def card(title: str, answer: str, bars: Sequence[Bar] = ()) -> str:
-    """A question, its answer, and rates as bars."""
     return (
         f'<div class="card"><h3>{escape(title)}</h3><p>{escape(answer)}</p>'
         f"{''.join(map(bar, bars))}</div>"
@@ -41,12 +40,10 @@ def card(title: str, answer: str, bars: Sequence[Bar] = ()) -> str:
 
 
 def cards(drawn: Sequence[str]) -> str:
-    """Cards side by side."""
     return f'<div class="questions">{"".join(drawn)}</div>'
 
 
 def bar(shown: Bar) -> str:
-    """A rate with its name."""
     pieces = [(shown.kind, shown.rate, shown.label)] if shown.rate is not None else []
     return (
         f'<div class="bar"><span>{escape(shown.label)}</span>'
@@ -55,19 +52,19 @@ def bar(shown: Bar) -> str:
 
 
 def charts(title: str, drawn: Sequence[str]) -> str:
-    """Charts side by side; nothing where there are none."""
+    """Charts side by side; empty if there are none."""
     boxes = "".join(f'<div class="card">{one}</div>' for one in drawn if one)
     return f'<h2>{escape(title)}</h2><div class="charts">{boxes}</div>' if boxes else ""
 
 
 def key(*entries: tuple[str, str]) -> str:
-    """What the colours mean, as (kind, text)."""
+    """The color legend, as (kind, text)."""
     keys = "".join(f'<span class="key {kind}"></span>{escape(text)}' for kind, text in entries)
     return f'<p class="note keys">{keys}</p>'
 
 
 def table(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table whose first column names the line."""
+    """A table whose first column names the row."""
     head_cells = "".join(
         f'<th class="{"num" if position else ""}">{escape(column)}</th>'
         for position, column in enumerate(columns)
@@ -80,7 +77,6 @@ def table(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) ->
 
 
 def cells(texts: Sequence[str]) -> str:
-    """One line of a table."""
     return "".join(
         f'<td class="{"num" if position else ""}">{escape(text)}</td>'
         for position, text in enumerate(texts)
@@ -88,7 +84,7 @@ def cells(texts: Sequence[str]) -> str:
 
 
 def checks(shown: Sequence[Check]) -> str:
-    """What would make the figures worthless, and whether it holds."""
+    """The checks that would invalidate the figures, and whether they pass."""
     lines = "".join(
         f"<tr><td>{escape(check.label)}"
         + (f'<div class="note">{escape(check.detail)}</div>' if check.detail else "")
@@ -96,7 +92,7 @@ def checks(shown: Sequence[Check]) -> str:
         f'<td class="verdict {_VERDICTS[check.good][0]}">{_VERDICTS[check.good][1]}</td></tr>'
         for check in shown
     )
-    return f'<h2>What would spoil it</h2><div class="card scroll"><table>{lines}</table></div>'
+    return f'<h2>Validity checks</h2><div class="card scroll"><table>{lines}</table></div>'
 
 
 def facts(shown: Sequence[tuple[str, str]]) -> str:

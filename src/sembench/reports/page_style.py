@@ -1,4 +1,4 @@
-"""The report page's style: light and dark, no fonts to fetch, colours told apart by most eyes."""
+"""The report page's style: light and dark, no web fonts, colors most people can tell apart."""
 
 STYLE = """
 :root{color-scheme:light dark;--ground:#fbfaf8;--card:#fff;--ink:#1d1b19;--soft:#6b665f;

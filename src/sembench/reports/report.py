@@ -1,4 +1,4 @@
-"""What a report says, whatever it is rendered as: built once from a result."""
+"""The content of a report, built once from a result, independent of the output format."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ NOT_MEASURED = "not measured"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A rate in [0, 1], or None where it was not measured."""
+    """A rate in [0, 1]; None if it was not measured."""
 
     label: str
     rate: float | None
     kind: str
-    """``exact``, ``candidate``, ``semantic``, ``confirmed`` or ``quality``: picks the colour."""
+    """``exact``, ``candidate``, ``semantic``, ``confirmed`` or ``quality``; picks the color."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One of the four questions and what the run answers to it."""
+    """One of the four questions and the run's answer."""
 
     title: str
     answer: str
@@ -33,7 +33,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that would make the figures worthless; `good` is None where it was not checked."""
+    """A check that would invalidate the figures; `good` is None if it did not run."""
 
     label: str
     value: str
@@ -43,7 +43,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextTable:
-    """Cells as text; the first column names the line."""
+    """Cells as text; the first column names the row."""
 
     columns: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
@@ -51,7 +51,7 @@ class TextTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Everything every format is rendered from."""
+    """What every output format is rendered from."""
 
     title: str
     result: Result
@@ -63,27 +63,24 @@ class Report:
 
     @property
     def rows(self) -> tuple[RequestRow, ...]:
-        """The requests."""
         return self.result.requests
 
     @property
     def negatives(self) -> tuple[RequestRow, ...]:
-        """The negative controls among them."""
         return tuple(row for row in self.rows if row.negative_control)
 
 
 def number(value: float | int | None, spec: str = ".4g") -> str:
-    """A figure as text; what was not measured says so."""
+    """A figure as text, or "not measured"."""
     return NOT_MEASURED if value is None else format(value, spec)
 
 
 def percent(value: float | None) -> str:
-    """A rate as text."""
     return NOT_MEASURED if value is None else f"{value:.1%}"
 
 
 def with_interval(value: float | None, interval: Any, suffix: str = "") -> str:
-    """A figure with its interval, where there is one."""
+    """A figure with its interval, if there is one."""
     if value is None:
         return NOT_MEASURED
     if not isinstance(interval, list | tuple) or len(interval) != 2:
@@ -92,7 +89,7 @@ def with_interval(value: float | None, interval: Any, suffix: str = "") -> str:
 
 
 def build_report(result: Result, *, title: str | None = None) -> Report:
-    """The report of a result. Pairs are summarised anew from the rows."""
+    """Build the report of a result. Pairs are recomputed from the rows."""
     pairs = paired.summarise(result.requests)
     return Report(
         title=title or f"SemBench: {result.run.backend_id or result.run.engine}",
@@ -118,12 +115,12 @@ def _questions(aggregate: Mapping[str, Any], pairs: Mapping[str, Any]) -> tuple[
     return (
         Question(
             title="Did an exact cache already cover it?",
-            answer=f"{percent(exact)} of full blocks stand in a donor, block for block.",
+            answer=f"A donor has {percent(exact)} of full blocks as the same full block.",
             bars=(Bar(label="exact", rate=exact, kind="exact"),),
         ),
         Question(
             title="Did a planner find reusable spans?",
-            answer="No planner was asked."
+            answer="No planner was used."
             if eligible is None
             else f"{percent(eligible)} of blocks are eligible, a lift of "
             f"{number(aggregate.get('semantic_eligible_lift'), '+.3f')} over exact.",
@@ -138,7 +135,7 @@ def _questions(aggregate: Mapping[str, Any], pairs: Mapping[str, Any]) -> tuple[
         ),
         Question(
             title="Did the backend really reuse them?",
-            answer="The backend confirmed nothing: no live run, or it does not say."
+            answer="The backend confirmed nothing: this was no live run, or it reports no reuse."
             if confirmed is None
             else f"{percent(confirmed)} of blocks are confirmed by the backend, a lift of "
             f"{number(aggregate.get('backend_confirmed_lift'), '+.3f')} over exact.",
@@ -178,7 +175,7 @@ def _checks(result: Result, pairs: Mapping[str, Any]) -> tuple[Check, ...]:
     semantic = pairs["negative_control_semantic_tokens"]
     return (
         Check(
-            label="Requests that failed",
+            label="Failed requests",
             value=number(errors),
             good=None if errors is None else errors == 0,
         ),
@@ -189,7 +186,7 @@ def _checks(result: Result, pairs: Mapping[str, Any]) -> tuple[Check, ...]:
             detail=f"{negatives} negative controls",
         ),
         Check(
-            label="Negative controls' time against cold",
+            label="Negative controls' time relative to cold",
             value=NOT_MEASURED if deviation is None else f"{deviation:.1%} from 1x",
             good=None if deviation is None else deviation <= 0.25,
             detail="they share nothing with their donors, so they must not be faster",
@@ -209,10 +206,10 @@ def _checks(result: Result, pairs: Mapping[str, Any]) -> tuple[Check, ...]:
             good=None if not pairs["contamination_checks"] else pairs["contaminated_repeats"] == 0,
         ),
         Check(
-            label="Cold halves that were not cold",
+            label="Cold requests that were not cold",
             value=str(dirty) if pairs["pairs"] or dirty else NOT_MEASURED,
             good=None if not (pairs["pairs"] or dirty) else dirty == 0,
-            detail="their pairs are left out",
+            detail="their pairs are excluded",
         ),
     )
 
@@ -225,7 +222,7 @@ def provenance_facts(
     environment: Mapping[str, Any],
     engine: Mapping[str, Any] | None,
 ) -> tuple[tuple[str, str], ...]:
-    """Where the figures of a result of any kind come from, as (name, text)."""
+    """Where a result's figures come from, as (name, text)."""
     flags = (engine or {}).get("flags") or {}
     packages = environment.get("packages") or {}
     found: list[tuple[str, Any]] = [
@@ -242,8 +239,8 @@ def provenance_facts(
         ("manifest sha256", run.manifest_sha256),
         ("arm", run.arm),
         ("command", config.get("command")),
-        ("engine's serve command", flags.get("serve_command")),
-        ("engine's environment", flags.get("env") or None),
+        ("engine serve command", flags.get("serve_command")),
+        ("engine environment", flags.get("env") or None),
         ("sembench", run.sembench_version),
         ("semblend", run.semblend_version),
         (

@@ -1,4 +1,4 @@
-"""Charts as inline SVG: no scripts, no fonts, no requests; colours come from the page's CSS."""
+"""Charts as inline SVG: no scripts, fonts or requests; colors come from the page's CSS."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sembench.reports.svg_frame import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A mark of a scatter plot."""
+    """A point of a scatter plot."""
 
     x: float
     y: float
@@ -45,7 +45,7 @@ class Series:
 
 
 def scatter(points: Sequence[Point], *, x_label: str, y_label: str) -> str:
-    """Both axes logarithmic with one range, and the line where both are equal."""
+    """Two logarithmic axes with one range, and the line where both values are equal."""
     positive = [point for point in points if point.x > 0 and point.y > 0]
     if not positive:
         return ""
@@ -73,9 +73,9 @@ def scatter(points: Sequence[Point], *, x_label: str, y_label: str) -> str:
 def distributions(
     series: Sequence[Series], *, x_label: str, limit: float | None = None, limit_label: str = ""
 ) -> str:
-    """Empirical distribution functions over a logarithmic axis: no bins to choose.
+    """Empirical distribution functions over a logarithmic axis, with no bins to choose.
 
-    `limit` is drawn as an upright line: what lies left of it was in time.
+    `limit` is drawn as a vertical line: values left of it were in time.
     """
     samples = [(one, sorted(value for value in one.values if value > 0)) for one in series]
     values = [value for _, ordered in samples for value in ordered]
@@ -107,7 +107,7 @@ def distributions(
 
 
 def strip(letters: str) -> str:
-    """A prompt's blocks from left to right, runs of one letter drawn as one piece."""
+    """A prompt's blocks from left to right; a run of one letter is one piece."""
     if not letters:
         return ""
     pieces: list[str] = []
@@ -127,7 +127,7 @@ def strip(letters: str) -> str:
 
 
 def shares(parts: Sequence[tuple[str, float, str]]) -> str:
-    """A bar of (kind, share, title) pieces from left to right; what is left stays empty."""
+    """A bar of (kind, share, title) pieces from left to right; the rest stays empty."""
     pieces: list[str] = []
     start = 0.0
     for kind, share, title in parts:

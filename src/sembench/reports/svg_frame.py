@@ -10,17 +10,17 @@ WIDTH, HEIGHT = 560, 340
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 16, 46
 
 Axis = Callable[[float], float]
-"""From a value to a place on the drawing."""
+"""Maps a value to a position on the drawing."""
 
 
 def linear_axis(low: float, high: float, first: float, last: float) -> Axis:
-    """Values in [low, high] onto [first, last]."""
+    """Map values in [low, high] to [first, last]."""
     scale = (last - first) / (high - low)
     return lambda value: first + (value - low) * scale
 
 
 def share_axis() -> Axis:
-    """Shares in [0, 1] from the bottom of the frame up."""
+    """Map shares in [0, 1] to the frame, from the bottom up."""
     return linear_axis(0.0, 1.0, HEIGHT - BOTTOM, TOP)
 
 
@@ -32,7 +32,7 @@ def linear_ticks(high: float, most: int = 6) -> list[float]:
 
 
 def log_range(low: float, high: float) -> tuple[float, float]:
-    """A range with a little air, at least a third of a decade wide."""
+    """A range with some margin, at least a third of a decade wide."""
     if high / low < 2:
         middle = math.sqrt(low * high)
         low, high = middle / 1.5, middle * 1.5
@@ -40,13 +40,13 @@ def log_range(low: float, high: float) -> tuple[float, float]:
 
 
 def log_axis(low: float, high: float, first: float, last: float) -> Axis:
-    """Positive values in [low, high] onto [first, last], logarithmically."""
+    """Map positive values in [low, high] to [first, last], logarithmically."""
     scale = (last - first) / (math.log(high) - math.log(low))
     return lambda value: first + (math.log(value) - math.log(low)) * scale
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 of every decade; where that gives too few, evenly spaced values."""
+    """1, 2 and 5 of every decade; evenly spaced values if that gives too few."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     steps = (1, 2, 5) if last - first <= 3 else (1,)
     ticks = [
@@ -61,14 +61,13 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def short(value: float) -> str:
-    """A tick's text."""
     if value >= 1000:
         return f"{value / 1000:.3g}k"
     return f"{value:.3g}"
 
 
 def frame(x_label: str, y_label: str) -> str:
-    """The chart's border and the names of its axes."""
+    """The chart's border and axis labels."""
     middle_x, middle_y = (LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2
     return (
         f'<rect class="frame" x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}" '
@@ -80,7 +79,7 @@ def frame(x_label: str, y_label: str) -> str:
 
 
 def x_tick(x: float, text: str) -> str:
-    """An upright line of the grid and its text."""
+    """A vertical grid line and its label."""
     return (
         f'<line class="grid" x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{HEIGHT - BOTTOM}"/>'
         f'<text class="tick middle" x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}">{escape(text)}</text>'
@@ -88,7 +87,7 @@ def x_tick(x: float, text: str) -> str:
 
 
 def y_tick(y: float, text: str) -> str:
-    """A level line of the grid and its text."""
+    """A horizontal grid line and its label."""
     return (
         f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}"/>'
         f'<text class="tick end" x="{LEFT - 6}" y="{y + 4:.1f}">{escape(text)}</text>'
@@ -96,7 +95,7 @@ def y_tick(y: float, text: str) -> str:
 
 
 def drawing(parts: Sequence[str], description: str) -> str:
-    """The parts as one drawing that says what it shows."""
+    """Combine the parts into one drawing with a description for screen readers."""
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{escape(description)}">{"".join(parts)}</svg>'

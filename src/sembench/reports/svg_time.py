@@ -1,4 +1,4 @@
-"""Charts over the time of a run: when requests were due, and how they fared."""
+"""Charts over the time of a run: when requests were due, and how they ended."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BUCKETS = 40
 def timeline(
     points: Sequence[Point], *, end: float, y_label: str, limit: float | None = None
 ) -> str:
-    """Marks at (seconds, value), the values on a logarithmic axis, and a level line at `limit`."""
+    """Points at (seconds, value) on a logarithmic value axis, with a line at `limit`."""
     shown = [point for point in points if point.y > 0]
     if not shown or end <= 0:
         return ""
@@ -55,9 +55,9 @@ def timeline(
 
 
 def piles(events: Sequence[tuple[float, str]], kinds: Sequence[str], *, end: float) -> str:
-    """Events of (seconds, kind), counted in equal buckets and piled up in the order of `kinds`.
+    """Events of (seconds, kind), counted in equal buckets and stacked in the order of `kinds`.
 
-    Heights are events a second, so that charts of different runs compare.
+    Heights are events per second, so that charts of different runs compare.
     """
     if not events or end <= 0:
         return ""
@@ -68,7 +68,7 @@ def piles(events: Sequence[tuple[float, str]], kinds: Sequence[str], *, end: flo
     most = max(sum(bucket.values()) for bucket in counts) / width
     across, up = _seconds_axis(end), linear_axis(0.0, most * 1.08, HEIGHT - BOTTOM, TOP)
     parts = [
-        frame("seconds since the start", "requests a second, when due"),
+        frame("seconds since the start", "requests per second, when due"),
         *_second_ticks(across, end),
     ]
     parts += [y_tick(up(tick), short(tick)) for tick in linear_ticks(most)]
@@ -86,7 +86,7 @@ def piles(events: Sequence[tuple[float, str]], kinds: Sequence[str], *, end: flo
                     f"{(number + 1) * width:.3g} s</title></rect>"
                 )
             below += height
-    return drawing(parts, "requests a second over time")
+    return drawing(parts, "requests per second over time")
 
 
 def _seconds_axis(end: float) -> Axis:

@@ -1,4 +1,4 @@
-"""The table by transform that every format shows: only what was measured, a dash where not."""
+"""The per-transform table in every format: only what was measured, a dash otherwise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DASH = "–"
 
 
 def transform_table(report: Report) -> TextTable:
-    """One line a transform; a column that no transform has is left out."""
+    """One line per transform; columns that no transform has are omitted."""
     lines = _cells(report)
     kept = [
         position

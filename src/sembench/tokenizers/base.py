@@ -1,4 +1,4 @@
-"""What SemBench needs of a tokenizer."""
+"""The tokenizer interface."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from sembench.blocks import TokenArray
 
 
 class Tokenizer(Protocol):
-    """Turns text into token ids, the same way every time."""
+    """Turns text into token ids, deterministically."""
 
     @property
     def name(self) -> str:
-        """What a result says was used."""
+        """The name stored in a result."""
         ...
 
     def encode(self, text: str) -> TokenArray:

@@ -1,7 +1,7 @@
 """Any Hugging Face tokenizer: a hub name, a local folder, or a ``tokenizer.json``.
 
-The small ``tokenizers`` package is enough where there is a ``tokenizer.json``;
-``transformers`` is asked only where there is none (older SentencePiece models).
+The small ``tokenizers`` package is enough if there is a ``tokenizer.json``.
+``transformers`` is used only if there is none (older SentencePiece models).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def load_huggingface(name: str) -> HuggingFaceTokenizer:
     Raises
     ------
     TokenizerError
-        If it is not there or cannot be read; the message says what was tried.
+        If it does not exist or cannot be read; the message says what was tried.
     """
     path = Path(name)
     if path.is_dir():
@@ -108,7 +108,7 @@ def _from_transformers(name: str) -> HuggingFaceTokenizer:
         ) from error
     try:
         loaded = AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # whatever a model folder may be broken in
+    except Exception as error:  # a model folder can be broken in many ways
         raise TokenizerError(f"--tokenizer: {name!r} cannot be loaded ({error})") from error
     return HuggingFaceTokenizer(
         name, lambda text: loaded(text, add_special_tokens=False)["input_ids"]

@@ -1,4 +1,4 @@
-"""From a tokenizer's name to the tokenizer."""
+"""Resolves a tokenizer's name to the tokenizer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sembench.tokenizers.stable_regex import STABLE_REGEX, StableRegexTokenizer
 
 
 def load_tokenizer(name: str | None) -> Tokenizer:
-    """The tokenizer called `name`: built in, or a Hugging Face name, folder or file.
+    """Load the tokenizer `name`: built in, or a Hugging Face name, folder or file.
 
     >>> load_tokenizer(None).name
     'stable-regex-sha256'

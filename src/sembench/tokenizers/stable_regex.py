@@ -1,4 +1,4 @@
-"""The built-in tokenizer: words and marks, hashed. No files, no network, never changes."""
+"""The built-in tokenizer: hashed words and punctuation. No files, no network, never changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MASK = 0x7FFFFFFF
 
 @lru_cache(maxsize=1 << 16)
 def _token_id(word: str) -> int:
-    """First 4 bytes, little-endian, of sha256 of the lower-cased token, without the sign bit."""
+    """First 4 bytes of sha256 of the lower-cased token, little-endian, without the sign bit."""
     return int.from_bytes(hashlib.sha256(word.encode("utf-8")).digest()[:4], "little") & _MASK
 
 
@@ -26,7 +26,6 @@ class StableRegexTokenizer:
 
     @property
     def name(self) -> str:
-        """``stable-regex-sha256``."""
         return STABLE_REGEX
 
     def encode(self, text: str) -> TokenArray:

@@ -1,8 +1,8 @@
-"""What a transform is: it shapes a record into an item, and can prove that it did.
+"""The transform interface: it shapes a record into an item and can prove that it did.
 
-`apply` makes the item; `check` looks at an item alone, without the record it came
-from, and raises unless the item is what the transform's summary says. A build
-runs both, and ``audit-manifest`` runs `check` on any manifest.
+`apply` makes the item. `check` looks at the item alone, without its record, and raises
+unless the item matches the transform's summary. A build runs both; ``audit-manifest`` runs
+`check` on any manifest.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from sembench.runs import covered_share
 from sembench.texts import word_ids
 
 REUSABLE_RUN_WORDS = 16
-"""Runs of words shorter than this are not counted as reusable by any check."""
+"""No check counts shorter runs of words as reusable."""
 UNRELATED_RUN_WORDS = 8
-"""Texts that share a run of words this long are not unrelated."""
+"""Texts that share a run of words this long count as related."""
 
 
 class Reuse(StrEnum):
-    """What there is to reuse in a transform's items."""
+    """What is reusable in a transform's items."""
 
     EXACT = "exact"
-    """An exact block cache covers all of it: no planner can add anything."""
+    """An exact block cache covers all of it, so no planner can add anything."""
     SEMANTIC = "semantic"
-    """Identical runs that an exact block cache does not find: lift must be above 0."""
+    """Identical runs that an exact block cache misses, so lift must be above 0."""
     NONE = "none"
-    """Nothing: whatever a system claims is false."""
+    """Nothing: any claimed reuse is false."""
 
 
 class Shape(StrEnum):
-    """What an engine would have to do to reuse it (the kinds of a SemanticKvPlan)."""
+    """What an engine must do to reuse it (the kinds of a SemanticKvPlan)."""
 
     EXACT_PREFIX = "exact_prefix"
     PREFIX = "request_local_prefix"
@@ -49,7 +49,7 @@ class Shape(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toolbox:
-    """What a transform may use beside the record. `random` depends on seed and item alone."""
+    """What a transform may use besides the record. `random` depends only on seed and item."""
 
     random: Random
     max_segments: int = 4
@@ -61,7 +61,7 @@ class Toolbox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Donor:
-    """A donor prompt to be, without its id."""
+    """A donor prompt without its id."""
 
     text: str
     label: str = "base_prompt"
@@ -73,24 +73,24 @@ class Transform(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    """What the items are, in one sentence: what `check` checks."""
+    """What `check` checks, in one sentence."""
     reuse: ClassVar[Reuse]
     shape: ClassVar[Shape] = Shape.SEGMENTED
     enterprise_shape: ClassVar[str]
-    """The kind of traffic it stands for."""
+    """The kind of traffic it represents."""
 
     @abstractmethod
     def apply(self, record: SourceRecord, tools: Toolbox) -> ManifestItem:
-        """The record as an item of this kind.
+        """Turn the record into an item of this kind.
 
         Raises
         ------
         TransformError
-            If the record cannot be given this shape; the message says why.
+            If the record cannot take this shape; the message says why.
         """
 
     def check(self, item: ManifestItem) -> None:
-        """Raise TransformError unless the item is what the summary says."""
+        """Raise TransformError unless the item matches the summary."""
         self.require(bool(item.donor_prompts), "it has no donor")
         self.require(
             item.negative_control == (self.reuse is Reuse.NONE),
@@ -100,7 +100,7 @@ class Transform(ABC):
 
     @abstractmethod
     def check_law(self, item: ManifestItem) -> None:
-        """The part of `check` that is this transform's own."""
+        """The part of `check` that is specific to this transform."""
 
     def require(self, holds: bool, problem: str) -> None:
         """Raise TransformError naming the transform and the problem unless `holds`."""
@@ -118,7 +118,7 @@ class Transform(ABC):
         answers: Sequence[str] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> ManifestItem:
-        """Put an item together: ids, labels and the metadata every item carries."""
+        """Assemble an item: ids, labels and the metadata every item carries."""
         identity = item_id(record.dataset, record.source_id, self.name)
         ids = (
             [donor_id(identity)]
@@ -156,9 +156,9 @@ class Transform(ABC):
         )
 
     def require_reuse(self, item: ManifestItem, *, at_least: float) -> None:
-        """Raise unless a share of the recipient stands in identical runs, and not all of it does.
+        """Raise unless a share of the recipient is in identical runs, but not all of it.
 
-        All of it would make the item a repeat of its donor under another name.
+        If all of it were, the item would repeat its donor under another name.
         """
         share = reusable_share(item)
         self.require(

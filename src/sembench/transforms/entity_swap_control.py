@@ -1,8 +1,8 @@
-"""entity_swap_control: nearly the same document, about somebody else.
+"""entity_swap_control: nearly the same document, about someone else.
 
-The donor's document names another entity, the answer itself where the document
-holds it. Nearly all tokens are identical, so reuse is tempting; an engine that
-answers with the donor's entity has leaked a fact through K/V.
+The donor's document names another entity, if possible the answer itself. Nearly all tokens
+are identical, so reuse is tempting. An engine that answers with the donor's entity has
+leaked a fact through K/V.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class EntitySwapControl(Transform):
 
     name = "entity_swap_control"
     summary = (
-        "The donor's document is the recipient's with one entity exchanged throughout; "
+        "The donor's document is the recipient's with one entity swapped throughout; "
         "the donor's entity must not appear in the answer."
     )
     reuse = Reuse.SEMANTIC
     enterprise_shape = "adversarial_edit"
 
     def apply(self, record: SourceRecord, tools: Toolbox) -> ManifestItem:
-        """The base prompt as recipient; the donor's has the entity exchanged."""
+        """The base prompt as recipient; the entity is swapped in the donor's."""
         question = question_of(record)
         entity = _entity(record)
         if entity is None:
@@ -63,7 +63,7 @@ class EntitySwapControl(Transform):
         )
 
     def check_law(self, item: ManifestItem) -> None:
-        """Exchanging the entity turns the recipient's document into the donor's, and only so."""
+        """Swapping the entity turns the recipient's document into the donor's."""
         swap = item.metadata.get("entity_swap")
         if isinstance(swap, dict) and {"entity", "substitute"} <= set(swap):
             entity, substitute = str(swap["entity"]), str(swap["substitute"])
@@ -77,7 +77,7 @@ class EntitySwapControl(Transform):
                 == _whole(entity).sub(substitute, donor),
                 "more than the entity differs",
             )
-        self.require(item.metadata.get("expected_no_fact_leak") is True, "no leak is looked for")
+        self.require(item.metadata.get("expected_no_fact_leak") is True, "the leak check is off")
         self.require_reuse(item, at_least=0.4)
 
 
@@ -86,7 +86,7 @@ def _whole(entity: str) -> re.Pattern[str]:
 
 
 def _entity(record: SourceRecord) -> str | None:
-    """The answer where the document holds it as an entity, else the name it holds most often."""
+    """The answer if the document has it as an entity, otherwise its most frequent name."""
     for answer in record.answers:
         short = 0 < len(answer.split()) <= _LONGEST_ANSWER_WORDS
         if short and _whole(answer).search(record.context):
@@ -96,9 +96,9 @@ def _entity(record: SourceRecord) -> str | None:
 
 
 def _substitute(entity: str, context: str, random: Random) -> str:
-    """An entity of like kind that the document does not hold, of another number of words.
+    """A similar entity that the document does not contain, with a different word count.
 
-    Another number, so that blocks behind it lose their alignment as they do in real edits.
+    The different length makes later blocks lose their alignment, as in real edits.
     """
     make = make_value if any(letter.isdigit() for letter in entity) else make_name
     while True:

@@ -29,7 +29,6 @@ class ExactRepeat(Transform):
         )
 
     def check_law(self, item: ManifestItem) -> None:
-        """Equal text."""
         self.require(
             item.donor_prompts[0].text == item.recipient_prompt, "recipient and donor differ"
         )

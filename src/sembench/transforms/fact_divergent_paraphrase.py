@@ -1,7 +1,7 @@
-"""fact_divergent_paraphrase: restated, and the donor's value is another one.
+"""fact_divergent_paraphrase: restated, but the donor's value is different.
 
-The most dangerous case there is: the prompts look like paraphrases of each other,
-the answer differs. An engine that answers with the donor's value leaked it.
+The most dangerous case: the prompts look like paraphrases of each other, but the answers
+differ. An engine that answers with the donor's value leaked it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class FactDivergentParaphrase(Transform):
     enterprise_shape = "adversarial_edit"
 
     def apply(self, record: SourceRecord, tools: Toolbox) -> ManifestItem:
-        """As fact_paraphrase, with one value exchanged in the donor."""
+        """Like fact_paraphrase, with one value changed in the donor."""
         facts = facts_for(record, tools)
         probe = tools.random.choice(facts)
         other = _other_value(probe.value, record.context, tools)
@@ -55,7 +55,7 @@ class FactDivergentParaphrase(Transform):
         )
 
     def check_law(self, item: ManifestItem) -> None:
-        """Each prompt holds its own value and not the other's."""
+        """Each prompt contains its own value and not the other's."""
         value, other = item.metadata.get("fact_probe"), item.metadata.get("divergent_donor_value")
         self.require(
             isinstance(value, str) and isinstance(other, str),

@@ -1,4 +1,4 @@
-"""Facts put into a document, for the transforms that restate them."""
+"""Facts inserted into a document, for the transforms that restate them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sembench.transforms.base import Toolbox
 
 FACTS = 2
 _SMALLEST_DOCUMENT_WORDS = 60
-"""Below this, the facts would be most of the document."""
+"""In a shorter document the facts would be most of the text."""
 
 
 def facts_for(record: SourceRecord, tools: Toolbox) -> list[Fact]:
-    """Facts whose values the document does not hold already.
+    """Facts whose values the document does not already contain.
 
     Raises
     ------
@@ -35,11 +35,11 @@ def facts_for(record: SourceRecord, tools: Toolbox) -> list[Fact]:
 
 
 def insert(context: str, statements: Sequence[str]) -> str:
-    """The document with the statements between its sentences, spread evenly."""
+    """Insert the statements between the document's sentences, spread evenly."""
     parts = sentences(context)
     for number in reversed(range(len(statements))):
         place = (2 * number + 1) * len(parts) // (2 * len(statements))
         sentence, gap = parts[place]
-        # In front of the gap, so that paragraphs stay paragraphs.
+        # Insert before the gap, so that paragraphs stay paragraphs.
         parts[place] = (f"{sentence} {statements[number]}", gap)
     return join_sentences(parts)

@@ -18,7 +18,7 @@ class FactParaphrase(Transform):
     enterprise_shape = "restated_fact"
 
     def apply(self, record: SourceRecord, tools: Toolbox) -> ManifestItem:
-        """Facts put in as statements for the donor, as restatements for the recipient."""
+        """Insert facts as statements for the donor and as restatements for the recipient."""
         facts = facts_for(record, tools)
         probe = tools.random.choice(facts)
         donor = insert(record.context, [fact.statement for fact in facts])
@@ -41,7 +41,7 @@ class FactParaphrase(Transform):
         )
 
     def check_law(self, item: ManifestItem) -> None:
-        """Both hold the probed value, and the recipient's answer is that value."""
+        """Both contain the probed value, and it is the recipient's answer."""
         value = item.metadata.get("fact_probe")
         self.require(isinstance(value, str), "metadata.fact_probe is not a text")
         self.require(str(value) in item.recipient_prompt, "the recipient does not hold the fact")

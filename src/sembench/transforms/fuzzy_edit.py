@@ -12,14 +12,14 @@ from sembench.transforms.prompts import base_prompt, question_of
 
 _OPENERS = ("In addition, ", "Note that ", "As before, ", "On the whole, ", "According to this, ")
 _STRIDE = 6
-"""About one sentence in so many is edited, so that runs of some sentences survive between."""
+"""Edit about one sentence in this many, so that runs of sentences survive in between."""
 
 
 class FuzzyEdit(Transform):
     """Sentences get openers, bullets, dashes and notes."""
 
     name = "fuzzy_edit"
-    summary = "About every sixth sentence of the recipient's document was reworded or reformatted."
+    summary = "About every sixth sentence of the recipient's document is reworded or reformatted."
     reuse = Reuse.SEMANTIC
     enterprise_shape = "document_revision"
 
@@ -37,13 +37,13 @@ class FuzzyEdit(Transform):
         )
 
     def check_law(self, item: ManifestItem) -> None:
-        """Different, and still mostly the donor's in runs."""
+        """It differs, but most of it is still the donor's in runs."""
         self.require_reuse(item, at_least=0.4)
 
 
 def _edit(text: str, random: Random) -> tuple[str, int]:
     parts = sentences(text)
-    # In a short document the middle is edited, so that something survives on both sides.
+    # In a short document edit the middle, so that something survives on both sides.
     first = len(parts) // 2 if len(parts) < 2 * _STRIDE else random.randrange(1, _STRIDE)
     edits = 0
     for index in range(first, len(parts), _STRIDE):

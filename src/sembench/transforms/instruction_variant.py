@@ -9,7 +9,7 @@ from sembench.transforms.prompts import INSTRUCTION_VARIANTS, base_prompt, quest
 
 
 class InstructionVariant(Transform):
-    """The instruction in front changes, nothing else."""
+    """Only the leading instruction changes."""
 
     name = "instruction_variant"
     summary = "Recipient and donor are the same document and question under other instructions."

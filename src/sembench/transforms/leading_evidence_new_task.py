@@ -1,8 +1,8 @@
 """leading_evidence_new_task: reuse an engine can load without segments.
 
-The reusable run begins at the recipient's first token, so that engines which can
-only load prefix-shaped K/V can materialise it; in the donor it stands behind an
-instruction, so that exact caches cannot.
+The reusable run starts at the recipient's first token, so engines that can only load
+prefix-shaped K/V can materialize it. In the donor it follows an instruction, so exact
+caches cannot.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from sembench.transforms.prompts import (
 
 
 class LeadingEvidenceNewTask(Transform):
-    """The document leads, a new task follows."""
+    """The document comes first, then a new task."""
 
     name = "leading_evidence_new_task"
     summary = (
-        "The recipient begins with a document that the donor holds after an instruction, "
+        "The recipient begins with a document that the donor has after an instruction, "
         "and continues with another task."
     )
     reuse = Reuse.SEMANTIC
@@ -44,7 +44,7 @@ class LeadingEvidenceNewTask(Transform):
         )
 
     def check_law(self, item: ManifestItem) -> None:
-        """The recipient's first half or more is one run inside the donor, not at its start."""
+        """At least the recipient's first half is one run inside the donor, not at its start."""
         recipient, donor = word_ids(item.recipient_prompt), word_ids(item.donor_prompts[0].text)
         starts = [int(s) for s in (donor == recipient[:1]).nonzero()[0]]
         longest, start = max(

@@ -1,4 +1,4 @@
-"""multi_donor_composite: one prompt put together from what several requests have read."""
+"""multi_donor_composite: one prompt assembled from what several requests have read."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from sembench.transforms.segments import SEPARATOR, segments_of
 
 
 class MultiDonorComposite(Transform):
-    """Each segment has a donor of its own."""
+    """Each segment has its own donor."""
 
     name = "multi_donor_composite"
-    summary = "The recipient's segments each come from a donor of their own; no donor has them all."
+    summary = "Each segment of the recipient comes from a different donor; no donor has them all."
     reuse = Reuse.SEMANTIC
     enterprise_shape = "multi_document"
 
     def apply(self, record: SourceRecord, tools: Toolbox) -> ManifestItem:
-        """One donor a segment, each with a task of its own; all segments in the recipient."""
+        """One donor per segment, each with its own task; all segments in the recipient."""
         segments = segments_of(record, tools)
         donors = [
             Donor(
@@ -47,7 +47,7 @@ class MultiDonorComposite(Transform):
 
     def check_law(self, item: ManifestItem) -> None:
         """Every donor adds something the best single donor lacks."""
-        self.require(len(item.donor_prompts) >= 2, "it has one donor only")
+        self.require(len(item.donor_prompts) >= 2, "it has only one donor")
         self.require_reuse(item, at_least=0.3)
         recipient = word_ids(item.recipient_prompt)
         best = max(

@@ -1,8 +1,8 @@
-"""negative_control: donors that have nothing to give.
+"""negative_control: donors that have nothing to offer.
 
-Not only the documents are unrelated: instruction, labels and task differ as well,
-so that not even the template is shared. Reuse claimed here is a false claim, and
-a recipient that is faster here was served from somewhere it should not have been.
+Not only are the documents unrelated; instruction, labels and task differ too, so not even
+the template is shared. Any reuse claimed here is false, and a recipient that is faster
+here was served from somewhere it should not have been.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class NegativeControl(Transform):
         recipient = base_prompt(record.context, question_of(record))
         ids = word_ids(recipient)
         others = [other for other in tools.companions if other.context != record.context]
-        # Another dataset first: the further apart, the less an accident of topic can matter.
+        # Try another dataset first: the further apart, the less a coincidence of topic matters.
         others.sort(key=lambda other: other.dataset == record.dataset)
         for other in others[:_TRIES]:
             text = unrelated_prompt(
@@ -71,7 +71,7 @@ class NegativeControl(Transform):
         )
 
     def check_law(self, item: ManifestItem) -> None:
-        """No shared run, however the words are put into blocks."""
+        """No shared run, however the words are split into blocks."""
         share = reusable_share(item, run_words=UNRELATED_RUN_WORDS)
         self.require(
             share == 0.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sembench.profiles.base import SourceRecord
 
 INSTRUCTION = "Read the document below and answer the question that follows it."
-"""What the base prompt begins with."""
+"""The start of the base prompt."""
 
 INSTRUCTION_VARIANTS = (
     "You support a team of analysts. Use nothing but the document given here, keep the answer "
@@ -14,7 +14,7 @@ INSTRUCTION_VARIANTS = (
     "As a careful assistant for our case workers, study what has been filed below; then give "
     "one precise reply, without opinions and without repeating the file.",
 )
-"""None shares a run of words with the base instruction or with another variant."""
+"""No variant shares a run of words with the base instruction or another variant."""
 
 OTHER_TASKS = (
     "Summarise this text in three sentences for a reader in a hurry.",
@@ -22,13 +22,13 @@ OTHER_TASKS = (
     "Write five key points, most important first, one line each.",
     "Say in one paragraph who would want to read this and why.",
 )
-"""Tasks that go with any document: what donors were asked, where the recipient asks its own."""
+"""Tasks that fit any document, for donors whose task differs from the recipient's."""
 
 DEFAULT_QUESTION = "What are the main points of this document?"
-"""Asked where a record has no question of its own."""
+"""Asked if a record has no question."""
 
 PREAMBLE = "Ticket {number}, forwarded by the front desk."
-"""What a gateway puts in front of a prompt it passes on."""
+"""What a gateway puts in front of a prompt it forwards."""
 
 
 def question_of(record: SourceRecord) -> str:
@@ -47,10 +47,10 @@ def task_first_prompt(context: str, task: str) -> str:
 
 
 def evidence_first_prompt(context: str, task: str) -> str:
-    """The document from the first character on, the task behind it."""
+    """The document first, then the task."""
     return f"{context}\n\n{task}\nAnswer:"
 
 
 def unrelated_prompt(context: str, task: str, *, instruction: str) -> str:
-    """A layout that shares no label with the base layout: two clients that never met."""
+    """A layout that shares no label with the base layout, as from an unrelated client."""
     return f"{instruction}\n\n<material>\n{context}\n</material>\n\n{task}\nReply >"

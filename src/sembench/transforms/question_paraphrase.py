@@ -17,7 +17,7 @@ _WORDINGS = (
 
 
 class QuestionParaphrase(Transform):
-    """The question, in front of the document, is put in other words."""
+    """The question in front of the document is reworded."""
 
     name = "question_paraphrase"
     summary = "Recipient and donor ask one question in two wordings, in front of one document."
@@ -40,7 +40,7 @@ class QuestionParaphrase(Transform):
         )
 
     def check_law(self, item: ManifestItem) -> None:
-        """The words of the question are all kept, the question is not, the rest is equal."""
+        """The question keeps its words but not its wording; the rest is equal."""
         donor_head, _, donor_rest = item.donor_prompts[0].text.partition("\n\nDocument:\n")
         head, _, rest = item.recipient_prompt.partition("\n\nDocument:\n")
         self.require(donor_rest == rest, "the documents differ")

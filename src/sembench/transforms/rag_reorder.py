@@ -10,7 +10,7 @@ from sembench.transforms.segments import SEPARATOR, segments_of
 
 
 class RagReorder(Transform):
-    """The same segments, none in its old place."""
+    """The same segments, none in its old position."""
 
     name = "rag_reorder"
     summary = "Recipient and donor hold the same segments; no segment keeps its place."
@@ -40,7 +40,7 @@ class RagReorder(Transform):
         order = item.metadata.get("segment_order")
         lengths = item.metadata.get("segment_chars")
         if not isinstance(order, list) or not isinstance(lengths, list):
-            # A manifest of another tool records no order: what can still be seen is checked.
+            # Another tool's manifest records no order, so check what can be seen.
             self.require_reuse(item, at_least=0.3)
             return
         self.require(
@@ -59,7 +59,7 @@ class RagReorder(Transform):
 
 
 def _derangement(count: int, tools: Toolbox) -> list[int]:
-    """An order of 0 … count-1 in which nothing stays in place."""
+    """A permutation of 0 … count-1 with no fixed point."""
     while True:
         order = list(range(count))
         tools.random.shuffle(order)

@@ -45,7 +45,7 @@ TRANSFORMS: dict[str, Transform] = {
 
 
 def transforms_named(names: Sequence[str]) -> list[Transform]:
-    """The transforms called `names`, in that order; all of SemBench's own where none is named.
+    """The transforms called `names`, in that order; all built-in ones if none is named.
 
     Raises
     ------
@@ -59,12 +59,12 @@ def transforms_named(names: Sequence[str]) -> list[Transform]:
 
 
 def transform_named(name: str) -> Transform:
-    """The transform called `name`: one of these, or a plug-in's.
+    """The transform called `name`, built in or from a plug-in.
 
     Raises
     ------
     UsageError
-        If there is none, or what a plug-in brings is no transform.
+        If there is none, or the plug-in is not a transform.
     """
     if name in TRANSFORMS:
         return TRANSFORMS[name]

@@ -10,7 +10,7 @@ from sembench.transforms.prompts import PREAMBLE, base_prompt, question_of
 
 
 class RepeatShifted(Transform):
-    """The same request behind a preamble."""
+    """The same request after a preamble."""
 
     name = "repeat_shifted"
     summary = "The recipient is a short preamble followed by the whole donor."
@@ -18,7 +18,7 @@ class RepeatShifted(Transform):
     enterprise_shape = "forwarded_request"
 
     def apply(self, record: SourceRecord, tools: Toolbox) -> ManifestItem:
-        """The base prompt as donor; the recipient has one line more in front."""
+        """The base prompt as donor; the recipient has one more line in front."""
         prompt = base_prompt(record.context, question_of(record))
         preamble = PREAMBLE.format(number=tools.random.randrange(10_000, 100_000))
         return self.item(
@@ -30,7 +30,7 @@ class RepeatShifted(Transform):
         )
 
     def check_law(self, item: ManifestItem) -> None:
-        """A suffix, and a shift that no power-of-two block size divides."""
+        """The donor is a suffix, and no power-of-two block size divides the shift."""
         donor = item.donor_prompts[0].text
         self.require(item.recipient_prompt.endswith(donor), "the donor is not the recipient's end")
         shift = len(word_ids(item.recipient_prompt.removesuffix(donor)))

@@ -11,17 +11,17 @@ SEPARATOR = "\n\n"
 
 
 def segments_of(record: SourceRecord, tools: Toolbox) -> list[str]:
-    """Two segments or more, each long enough to be reused by itself and all different.
+    """At least two different segments, each long enough to be reused by itself.
 
     Raises
     ------
     TransformError
-        If the document does not give that.
+        If the document does not have them.
     """
     limits = {"max_segments": tools.max_segments, "min_chars": tools.min_segment_chars}
     segments = split_context(record.context, **limits)
     if _holds_answer(record, [record.context]) and not _holds_answer(record, segments):
-        # A recipient that lost its answer with a paragraph would be judged on a guess.
+        # A recipient whose answer was lost with a paragraph could only be judged on a guess.
         segments = split_evenly(record.context, **limits)
     if len(segments) < 2:
         raise TransformError(

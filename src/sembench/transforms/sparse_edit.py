@@ -1,4 +1,4 @@
-"""sparse_edit: a word here and there."""
+"""sparse_edit: a few scattered words change."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sembench.transforms.prompts import base_prompt, question_of
 _INSERTED = ("also", "reportedly", "indeed", "largely", "then", "partly", "again")
 _WORD = re.compile(r"(?<= )[a-z]{3,}(?= )")
 _STRIDE_WORDS = 150
-"""About one edit in so many words; in a short document, one in the middle."""
+"""About one edit in this many words; in a short document, one in the middle."""
 
 
 class SparseEdit(Transform):
-    """Single words are put in or replaced, far apart."""
+    """Single words are inserted or replaced, far apart."""
 
     name = "sparse_edit"
     summary = "Single words of the recipient's document were added or replaced, at most 2 in 100."
@@ -39,7 +39,7 @@ class SparseEdit(Transform):
         )
 
     def check_law(self, item: ManifestItem) -> None:
-        """Few words in a hundred are new, and nearly everything survives in runs."""
+        """Only a few words in a hundred are new, and nearly everything survives in runs."""
         recipient, donor = word_ids(item.recipient_prompt), word_ids(item.donor_prompts[0].text)
         growth = len(recipient) - len(donor)
         self.require(
@@ -59,7 +59,7 @@ def _edit(text: str, random: Random) -> tuple[str, int]:
         place = places[(2 * number + 1) * len(places) // (2 * edits)]
         pieces.append(text[cursor : place.start()])
         word = random.choice([word for word in _INSERTED if word != place.group()])
-        # The first edit is always an insertion: a replacement alone moves nothing.
+        # The first edit is always an insertion, because a replacement alone shifts nothing.
         inserts = number == 0 or random.random() < 0.7
         pieces.append(f"{word} {place.group()}" if inserts else word)
         cursor = place.end()

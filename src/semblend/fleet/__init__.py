@@ -1,6 +1,6 @@
-"""More than one worker: events about donors, a directory of them, and where to send a request.
+"""Several workers: events about donors, a directory of donors, and request placement.
 
-`keys` and `sketch` turn prompts into what may leave a worker; `events` carries it;
-`directory` follows the events; `residency` follows the engines' own caches;
-`placement` chooses a worker; `transport` moves K/V.
+`keys` and `sketch` turn prompts into what may leave a worker. `events` carries it,
+`directory` follows the events, `residency` follows the engines' own caches, `placement`
+chooses a worker, and `transport` moves K/V.
 """

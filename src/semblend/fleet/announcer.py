@@ -1,4 +1,4 @@
-"""A worker's donors as events: what may leave the worker is made here, and nowhere else."""
+"""Publishes a worker's donors as events. Only this file decides what may leave the worker."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ logger = logging.getLogger("semblend.fleet")
 HeldDonor: TypeAlias = tuple[str, TokenArray, Namespace | bytes]
 """(donor id, tokens, namespace); a namespace may be given by its secret key alone."""
 BlockNames: TypeAlias = Callable[[str], Sequence[int]]
-"""The engine's names of the blocks a donor consists of, by the donor's id; none if it is gone."""
+"""The engine's names of a donor's blocks, by donor id; empty if the donor is gone."""
 _PRIVATE_PARTS = ("tenant", "template", "cache_salt")
 
 
 class DonorLibrary(Protocol):
-    """Who keeps a worker's donors; the embedded engine's library is one."""
+    """Holds a worker's donors; the embedded engine's library is one."""
 
     def __len__(self) -> int: ...
 
@@ -46,12 +46,12 @@ class DonorLibrary(Protocol):
         ...
 
     def add_listener(self, listener: Any) -> None:
-        """Have `donor_kept(donor_id, tokens, namespace)` and `donor_lost(donor_id)` called."""
+        """Register for `donor_kept(donor_id, tokens, namespace)` and `donor_lost(donor_id)`."""
         ...
 
 
 class DonorAnnouncer:
-    """Tells the fleet what a library keeps and loses. Never blocks, never raises."""
+    """Tells the fleet what a library gains and loses. Never blocks, never raises."""
 
     def __init__(
         self,
@@ -70,18 +70,18 @@ class DonorAnnouncer:
         plain: bool = False,
         beside: DonorAnnouncer | None = None,
     ) -> None:
-        """Begin to announce.
+        """Start announcing.
 
         Parameters
         ----------
         namespace
-            The worker's own, of any tenant: gateways learn its public parts.
+            The worker's own, of any tenant; gateways learn its public parts.
         embed
-            Makes a vector of a prompt's meaning, to be published with it. Vectors tell
-            something of a text; without this, none leaves the worker.
+            Computes a vector of a prompt's meaning, published with it. A vector reveals
+            something about a text; without this, no vector leaves the worker.
         blocks
-            Names the engine's blocks of a donor that is the engine's own cache, as its K/V
-            events do; they are published for whoever follows those and has the secret.
+            Names the engine's blocks of a donor that lives in the engine's own cache, as its K/V
+            events do. They are published for followers of those events that have the secret.
         plain
             Name the tenant as it is configured: nobody has a secret to hash it with.
         beside
@@ -96,7 +96,8 @@ class DonorAnnouncer:
         self._here = Location(kind="worker", worker_id=worker_id, dp_rank=dp_rank, tier=tier)
         self._embed = embed
         self._blocks = blocks
-        # Donors in a shared store: where, and what they are, also once the worker lost them.
+        # Donors in a shared store: where they are and what they hold, even after the worker lost
+        # them.
         self._shared: dict[str, tuple[Location, HeldDonor]] = {}
         self._lock = threading.Lock()
         self.publisher = Publisher(
@@ -111,11 +112,10 @@ class DonorAnnouncer:
         library.add_listener(self)
 
     def donor_kept(self, donor_id: str, tokens: TokenArray, namespace: Namespace | bytes) -> None:
-        """The library keeps a donor."""
         self.publisher.say(partial(self._registered, donor_id, tokens, namespace))
 
     def donor_lost(self, donor_id: str) -> None:
-        """The library no longer has it; a shared store may."""
+        """The library lost the donor; a shared store may still have it."""
         with self._lock:
             shared = self._shared.get(donor_id)
         if shared is None:
@@ -124,7 +124,7 @@ class DonorAnnouncer:
             self._relocate(donor_id, replace(shared[0], kind="shared", tier="store"))
 
     def shared(self, held: HeldDonor, *, backend: str, locator: str) -> None:
-        """A donor the library holds is in a shared store, too."""
+        """A donor of the library is now also in a shared store."""
         location = replace(self._here, backend=backend, locator=locator)
         with self._lock:
             self._shared[held[0]] = (location, held)
@@ -183,11 +183,11 @@ class DonorAnnouncer:
             try:
                 names = self._blocks(donor_id)
             except Exception as error:
-                # Told without them it is believed until we take it back ourselves.
+                # Announced without block names it counts as present until we withdraw it ourselves.
                 logger.warning("blocks of %s cannot be named: %s", donor_id, error)
             else:
                 if not names:
-                    return None  # The engine has let go of it; that is said next.
+                    return None  # The engine has dropped it; that event follows.
         drawn = sketch(tokens, keys, sampling=self._sampling)
         ends = np.arange(1, drawn.marks.size + 1) * MARK_TOKENS
         return DonorRegistered(
@@ -209,7 +209,7 @@ class DonorAnnouncer:
 
 
 def public_parts(namespace: Namespace) -> dict[str, Any]:
-    """The parts that say which model and cache it is, and nothing about who asks."""
+    """The parts that identify model and cache, and say nothing about the caller."""
     parts = namespace.to_dict()
     return {name: value for name, value in parts.items() if name not in _PRIVATE_PARTS}
 

@@ -1,9 +1,9 @@
-"""What a namespace is called outside its workers, and the keys its sketches are made with.
+"""The published name of a namespace, and the keys its sketches are made with.
 
-Everything here is derived from the namespace and the fleet's secret with HMAC.
-Names may be published; keys never are. Whoever reads events without the secret can
-tell that two donors share content and of which namespace they are, and nothing else:
-not what the content is, and not whether a text they hold is among it.
+Everything here is derived from the namespace and the fleet's secret with HMAC. Names may be
+published; keys never are. A reader of events without the secret can tell that two donors
+share content and which namespace they belong to, and nothing else: not what the content is,
+nor whether a text they have is among it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class FleetKeys:
     """The published name of one namespace and its secret keys."""
 
     namespace_id: str
-    """32 hex digits: names the namespace in events and reveals no part of it."""
+    """32 hex digits that name the namespace in events and reveal no part of it."""
     gram_key: bytes = field(repr=False)
     """16 bytes: seeds the hashes of token grams."""
     sketch_key: bytes = field(repr=False)
@@ -37,7 +37,7 @@ class FleetKeys:
 
     @classmethod
     def of(cls, namespace: Namespace, secret: bytes) -> FleetKeys:
-        """Keys of a complete namespace.
+        """The keys of a complete namespace.
 
         Raises
         ------
@@ -48,9 +48,9 @@ class FleetKeys:
 
     @classmethod
     def of_root(cls, root: bytes) -> FleetKeys:
-        """Keys of the namespace whose secret key is `root` (`Namespace.key(secret)`).
+        """The keys of the namespace whose secret key is `root` (`Namespace.key(secret)`).
 
-        The root seeds the worker's own index; what is published is derived one step further.
+        The root seeds the worker's own index; published values are derived one step further.
         """
         return cls(
             namespace_id=_derive(root, b"id").hex()[:32],
@@ -66,24 +66,24 @@ class FleetKeys:
 
 
 def fleet_secret(secret: str) -> bytes:
-    """The secret that all members of a fleet share.
+    """Check the secret that all members of a fleet share.
 
     Raises
     ------
     SettingsError
-        If it is missing or too short to be one.
+        If it is missing or too short.
     """
     if len(secret) < MIN_SECRET_CHARACTERS:
         raise SettingsError(
             "SEMBLEND_NAMESPACE_SECRET: workers and gateways of a fleet share one secret of at "
             f"least {MIN_SECRET_CHARACTERS} characters, got {len(secret)}; without it their "
-            "fingerprints would have nothing in common, or could be guessed"
+            "fingerprints would not match, or could be guessed"
         )
     return secret.encode()
 
 
 def tenant_key(tenant: str, secret: bytes) -> str:
-    """A tenant's published name: the shape other tools use, but keyed."""
+    """A tenant's published name: in the format other tools use, but keyed."""
     if tenant == "none":
         return "semblend:tenant:v1:none"
     digest = hmac.new(b"semblend:tenant:v1" + secret, tenant.encode(), hashlib.sha256)
@@ -91,7 +91,7 @@ def tenant_key(tenant: str, secret: bytes) -> str:
 
 
 def donor_key(worker_id: str, dp_rank: int, donor_id: str) -> int:
-    """64 bits that name a donor of a rank: what a directory holds instead of strings."""
+    """64 bits that identify a rank's donor; a directory stores these instead of strings."""
     return xxhash.xxh3_64_intdigest(f"{worker_id}\0{dp_rank}\0{donor_id}".encode())
 
 

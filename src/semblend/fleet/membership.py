@@ -1,7 +1,7 @@
-"""How an engine adapter that keeps its donors in a pipeline joins a fleet.
+"""How an engine adapter whose donors live in a pipeline joins a fleet.
 
-The pipeline's store says, in order, what it holds; that is announced. An adapter's `fleet`
-calls :func:`join`.
+The pipeline's store reports, in order, what it holds, and that is announced. An adapter's
+`fleet` module calls :func:`join`.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ class PipelineLibrary:
             return list(self._held.values())
 
     def add_listener(self, listener: Any) -> None:
-        """Have `donor_kept` and `donor_lost` called."""
+        """Register for `donor_kept` and `donor_lost`."""
         self._listeners.append(listener)
 
     def donor_held(self, donor_id: str, tokens: TokenArray, namespace: bytes) -> None:
-        """The store holds a donor."""
+        """The store holds a new donor."""
         with self._lock:
             self._held[donor_id] = (donor_id, tokens, namespace)
         for listener in self._listeners:
             listener.donor_kept(donor_id, tokens, namespace)
 
     def donor_gone(self, donor_id: str) -> None:
-        """The store let go of it."""
+        """The store dropped a donor."""
         with self._lock:
             known = self._held.pop(donor_id, None) is not None
         if known:
@@ -131,7 +131,7 @@ def join(
 ) -> DonorAnnouncer | None:
     """Announce a pipeline's donors, if SEMBLEND_NATS_URL says where; see :func:`announce`.
 
-    `blocks` names a donor's blocks where donors are the engine's own cache.
+    `blocks` names a donor's blocks if donors live in the engine's own cache.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """SipHash-2-4 of many 64-bit words at once (Aumasson and Bernstein, 2012).
 
-A pseudo-random function: without its 128-bit key neither its inputs nor whether
-two keys' outputs belong together can be told from its outputs.
+A pseudo-random function: without the 128-bit key, its outputs reveal neither its inputs nor
+whether outputs under two keys belong together.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _LENGTH_BLOCK = np.uint64(8 << 56)
 
 
 def siphash(words: HashArray, key: bytes) -> HashArray:
-    """SipHash-2-4 of each word, taken as eight little-endian bytes; shape as `words`.
+    """SipHash-2-4 of each word, as eight little-endian bytes; same shape as `words`.
 
     Raises
     ------
     NamespaceError
-        If the key is not of 16 bytes.
+        If the key is not 16 bytes long.
     """
     if len(key) != KEY_BYTES:
-        raise NamespaceError(f"siphash key: {KEY_BYTES} bytes expected, got {len(key)}")
+        raise NamespaceError(f"siphash key: expected {KEY_BYTES} bytes, got {len(key)}")
     halves = (int.from_bytes(key[:8], "little"), int.from_bytes(key[8:], "little"))
     state = [
         np.full(words.shape, constant ^ halves[index % 2], dtype=np.uint64)

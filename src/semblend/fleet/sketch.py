@@ -1,10 +1,10 @@
-"""Sketches of prompts: what a directory may know of their content.
+"""Sketches of prompts: what a directory may know about their content.
 
-A sketch is a sample of a prompt's winnowed fingerprints, passed through a keyed
-pseudo-random function, and keyed digests of its prefixes at every 512 tokens. Two
-sketches of one namespace share a fingerprint for about every `9 * sampling` tokens
-that their prompts share, in any order and at any place, and share a mark only if
-everything up to it is the same.
+A sketch consists of a sample of a prompt's winnowed fingerprints, passed through a keyed
+pseudo-random function, and of keyed digests of its prefixes every 512 tokens. Two sketches
+of one namespace share about one fingerprint per `9 * sampling` tokens that their prompts
+share, in any order and at any position. They share a mark only if everything up to it is
+the same.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from semblend.fleet.keys import FleetKeys
 from semblend.fleet.siphash import siphash
 
 SCHEME = "winnow-16-17/siphash-2-4/v1"
-"""Names everything that must be equal for two sketches to be compared."""
+"""Identifies everything that must match for two sketches to be comparable."""
 MARK_TOKENS = 512
-"""Prefix marks stand at multiples of this; also the size of stored segments."""
+"""Prefix marks are at multiples of this, which is also the size of stored segments."""
 MAX_MARKS = 512
-"""Prefixes longer than 512 * 512 tokens are recognised up to there."""
+"""Longer prefixes are recognized up to 512 * 512 tokens."""
 DEFAULT_SAMPLING = 8
 
 
@@ -37,13 +37,13 @@ class Sketch:
     hashes: HashArray
     """Sampled fingerprints, shape [kept]."""
     positions: IndexArray
-    """Where each begins, shape [kept], rising. Stays in the process that made the sketch."""
+    """Where each one starts, shape [kept], ascending. Never leaves the process."""
     marks: HashArray
     """marks[i] is the digest of the first (i + 1) * 512 tokens."""
 
     @property
     def weights(self) -> IndexArray:
-        """Tokens each fingerprint stands for, shape [kept]: those nearest to it."""
+        """Tokens each fingerprint represents, shape [kept]: those closest to it."""
         if not self.positions.size:
             return np.empty(0, dtype=np.int64)
         middles = (self.positions[1:] + self.positions[:-1]) // 2
@@ -59,8 +59,8 @@ def sketch(tokens: TokenArray, keys: FleetKeys, *, sampling: int = DEFAULT_SAMPL
     tokens
         Token ids, shape [n].
     sampling
-        One in this many fingerprints is kept, chosen by content: a power of two. What
-        is kept at 16 is also kept at 8, so both can be compared.
+        Keep one in this many fingerprints, chosen by content; a power of two. What is kept
+        at 16 is also kept at 8, so both can be compared.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def sketch(tokens: TokenArray, keys: FleetKeys, *, sampling: int = DEFAULT_SAMPL
     """
     check_sampling(sampling)
     hashes, positions = fingerprints(tokens, seed_of(keys.gram_key))
-    # Winnowing keeps small hashes, so their high bits are not uniform; their low bits are.
+    # Winnowing keeps small hashes, so only their low bits are uniform.
     kept = (hashes & np.uint64(sampling - 1)) == 0
     return Sketch(
         token_count=int(tokens.size),
@@ -92,7 +92,7 @@ def prefix_marks(tokens: TokenArray, keys: FleetKeys) -> HashArray:
 
 
 def check_sampling(sampling: int) -> int:
-    """`sampling`, if it is one.
+    """Return `sampling` if it is valid.
 
     Raises
     ------
@@ -100,5 +100,5 @@ def check_sampling(sampling: int) -> int:
         If it is not a power of two from 1 to 4096.
     """
     if not 1 <= sampling <= 4096 or sampling & (sampling - 1):
-        raise SettingsError(f"sampling: a power of two from 1 to 4096 expected, got {sampling}")
+        raise SettingsError(f"sampling: expected a power of two from 1 to 4096, got {sampling}")
     return sampling

@@ -1,12 +1,12 @@
 """The audit stream and the log lines of every adapter, in the formats other tools read.
 
 A record is one JSON line, `schema_version` 2, joined to others by `connector_id`,
-`request_id`, `request_seq` and `event_seq`. Log lines are for people and for log
-collectors; they say the same in one line of text. Both come from one call, so
-they cannot disagree, and neither can hold up or fail a request: records are
-written by a thread from a bounded queue, and what does not fit is counted.
+`request_id`, `request_seq` and `event_seq`. Log lines, for people and log collectors, say the
+same in one line of text. Both come from one call, so they cannot disagree. Neither can delay
+or fail a request: a thread writes records from a bounded queue, and what does not fit is
+counted.
 
-A request has one INFO line at most: how it ended. The steps on the way are DEBUG.
+A request gets at most one INFO line: how it ended. The steps before that are DEBUG.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _REMEMBERED_REQUESTS = 65_536
 
 
 class AuditStream:
-    """Numbers and writes events; without a path it still logs. Thread-safe."""
+    """Numbers and writes events; without a path it only logs. Thread-safe."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class AuditStream:
     def donor_registered(
         self, request_id: str, *, donor_id: str, namespace: str, tokens: int, blocks: int
     ) -> None:
-        """A prompt's K/V is held by every rank and can be found."""
+        """Every rank holds a prompt's K/V, and it can be found."""
         self._logger.log(
             self._level(request_id),
             "SemBlend donor registered request_id=%s namespace=%s tokens=%d blocks=%d",
@@ -169,7 +169,7 @@ class AuditStream:
     ) -> None:
         """The engine was told that tokens of this request can be supplied.
 
-        `standing` is what kind of load it is: exact, certified or experimental.
+        `standing` is the kind of load: exact, certified or experimental.
         """
         self._logger.debug(
             "SemBlend request-local %s load advertised request_id=%s donor_id=%s tokens=%d",
@@ -275,7 +275,7 @@ class AuditStream:
         )
 
     def settled(self, settlement: Settlement | None, **fields: Any) -> None:
-        """A request has ended: what `semblend report` adds up."""
+        """A request ended; `semblend report` adds these up."""
         if settlement is None:
             return
         self.event(
@@ -297,12 +297,11 @@ class AuditStream:
     # -- writing -------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Wait until every record so far is in the file."""
         if self._queue is not None:
             self._queue.join()
 
     def close(self) -> None:
-        """Write what is left and stop. Idempotent."""
+        """Write the rest and stop. Idempotent."""
         if self._thread is not None and self._queue is not None and self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()

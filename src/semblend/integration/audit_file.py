@@ -1,4 +1,4 @@
-"""A file of JSON lines that rotates: FILE, then FILE.1, the newest of the old ones, and so on."""
+"""A rotating file of JSON lines: FILE is current, FILE.1 the newest old one, and so on."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class RotatingLines:
         Parameters
         ----------
         max_bytes
-            Size above which the file is rotated; 0 lets it grow.
+            Size at which the file is rotated; 0 never rotates.
         files
-            Files kept in all, the one being written included.
+            Files to keep, including the current one.
 
         Raises
         ------
@@ -41,16 +41,15 @@ class RotatingLines:
         self._size += size
 
     def flush(self) -> None:
-        """Hand everything to the operating system."""
+        """Pass everything to the operating system."""
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _rotate(self) -> None:
         self._file.close()
-        self._aside(self._files).unlink(missing_ok=True)  # `files` may have been larger once
+        self._aside(self._files).unlink(missing_ok=True)  # `files` may have been larger before
         for number in range(self._files - 1, 0, -1):
             older = self._aside(number - 1) if number > 1 else self._path
             if older.exists():

@@ -65,8 +65,8 @@ def uncertified_standing(
     revision: str | None = None,
     quantization: str = NONE,
 ) -> Standing:
-    """For modes that ask for no certificate: the model's table of depth drift, if there is one
-    and the policy set up goes by it. Never raises."""
+    """For modes that need no certificate: the model's depth-drift table, if there is one and the
+    configured policy uses it. Never raises."""
     try:
         if quantization != NONE or not shifts_depth(settings.recompute_policy):
             return Standing()
@@ -74,7 +74,7 @@ def uncertified_standing(
         folders = certificate_folders(settings.certificate_dir)
         table = None if fingerprint is None else find_depth_table(fingerprint, dtype, folders)
         if table is not None:
-            read_table(table)  # no certificate covers it: a damaged table is not used
+            read_table(table)  # no certificate covers it, so check it for damage
         return Standing(depth_table=table)
     except Exception:
         logger.warning("no table of depth drift for %s", name, exc_info=True)

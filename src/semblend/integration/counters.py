@@ -1,4 +1,4 @@
-"""How adapters count what accounts settle: the same words and sums in every engine's /metrics."""
+"""How adapters count settled accounts: the same names and sums in every engine's /metrics."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from semblend.core.ledger import Settlement
 LABELLED_COUNTERS = {
     "tokens": ("Prompt tokens by where their K/V came from.", "source"),
     "requests": ("Requests by outcome.", "outcome"),
-    "declines": ("Requests not reused, why.", "reason"),
+    "declines": ("Requests not reused, by reason.", "reason"),
 }
-"""Counters of /metrics: what one counts, and its label."""
+"""Counters of /metrics: what each counts, and its label."""
 TOKEN_SOURCES = ("exact", "reused", "recomputed", "computed")
-"""Where a prompt token's K/V came from; together they are the prompt."""
+"""Where a prompt token's K/V came from; the sources add up to the prompt."""
 REUSABLE = "reusable"
-"""Counted in addition: tokens that were computed although a donor has them, because loading is not
-allowed (discovery only, or no certificate). They are also in `computed`, so sums leave them out."""
+"""Counted in addition: tokens computed although a donor has them, because loading is not allowed
+(discovery only, or no certificate). They are also in `computed`, so sums leave them out."""
 
 
 def tokens_by_source(settlement: Settlement) -> dict[str, int]:
-    """A prompt's tokens by where their K/V came from, and how many of them were reusable.
+    """A prompt's tokens by where their K/V came from, and how many were reusable.
 
-    Tokens of holes are computed, like everything that no donor and no cache supplied.
+    Hole tokens count as computed, like everything that no donor and no cache supplied.
     """
     exact, reused = settlement.exact_tokens, settlement.materialised_tokens
     recomputed = settlement.recomputed_tokens

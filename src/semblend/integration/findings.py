@@ -20,26 +20,24 @@ Options = TypeVar("Options", bound=VariableOptions)
 
 
 class Verdict(StrEnum):
-    """How one check came out."""
+    """The result of one check."""
 
     OK = "ok"
     NOTE = "note"
-    """Works, with something to note."""
+    """Works, but note something."""
     REFUSED = "refused"
     """K/V would not be loaded, or the engine would not start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One check and its outcome."""
-
     check: str
     verdict: Verdict
     detail: str
 
 
 def any_refused(findings: Iterable[Finding], *, check: str | None = None) -> bool:
-    """Whether a check came out as a refusal; any, or the one of this name."""
+    """Whether any check, or the one of this name, was refused."""
     return any(
         finding.verdict is Verdict.REFUSED and check in (None, finding.check)
         for finding in findings
@@ -61,7 +59,6 @@ def own_installation(extra: str) -> Iterator[Finding]:
 
 
 def not_installed(engine: str, *, extra: str) -> Finding:
-    """The engine is not here."""
     return Finding(
         check=engine,
         verdict=Verdict.REFUSED,
@@ -70,7 +67,7 @@ def not_installed(engine: str, *, extra: str) -> Finding:
 
 
 def interfaces(problems: Iterable[str], *, asked: str) -> Iterator[Finding]:
-    """What is not as an adapter relies on in its engine; `asked` says what was looked at."""
+    """Report engine interfaces that differ from what the adapter needs; `asked` names the check."""
     problems = list(problems)
     for problem in problems:
         yield Finding(check="interfaces", verdict=Verdict.REFUSED, detail=problem)
@@ -81,9 +78,9 @@ def interfaces(problems: Iterable[str], *, asked: str) -> Iterator[Finding]:
 def given_options(
     options: type[Options], config: Mapping[str, Any], *, certified: str
 ) -> tuple[Options | None, Finding]:
-    """An adapter's options and what their mode means; or what is wrong with them.
+    """Report an adapter's options and what their mode means, or what is wrong with them.
 
-    `certified` says what a mode does that asks for a certificate, or needs none.
+    `certified` says what a mode does that needs a certificate, or that needs none.
     """
     try:
         chosen = options.from_mapping(config)
@@ -92,19 +89,19 @@ def given_options(
         return None, Finding(check="options", verdict=Verdict.REFUSED, detail=str(error))
     mode, verdict, detail = chosen.mode, Verdict.NOTE, "nothing is loaded"
     if mode.uncertified:
-        detail = "no certificate is asked for; every answer says so"
+        detail = "needs no certificate; every answer says so"
     elif mode.loads:
         verdict, detail = Verdict.OK, certified
     return chosen, Finding(check="mode", verdict=verdict, detail=f"{mode.value}: {detail}")
 
 
 def refused_things(check: str, refusals: Iterable[Refusal]) -> Iterator[Finding]:
-    """Everything that is refused by name, or that nothing is."""
+    """Report everything that is refused, or that nothing is."""
     refusals = list(refusals)
     for refusal in refusals:
         yield Finding(check=check, verdict=Verdict.REFUSED, detail=str(refusal))
     if not refusals:
-        yield Finding(check=check, verdict=Verdict.OK, detail="nothing that is refused")
+        yield Finding(check=check, verdict=Verdict.OK, detail="nothing is refused")
 
 
 def model_findings(name: str, *, unverified: bool) -> Iterator[Finding]:

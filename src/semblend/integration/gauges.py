@@ -1,4 +1,4 @@
-"""What every adapter exports as gauges: the same names in every engine's /metrics."""
+"""The gauges every adapter exports: the same names in every engine's /metrics."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from semblend.pipeline import SemBlendPipeline
 from semblend.planning.certificates import Standing
 
 GAUGES = {
-    "certified": "1 if a quality certificate allows reuse, now.",
-    "certificate_expiry_timestamp_seconds": "When the certificate ends, Unix time; 0 without one.",
+    "certified": "1 if a quality certificate currently allows reuse.",
+    "certificate_expiry_timestamp_seconds": "When the certificate expires, Unix time; 0: none.",
     "loading": "1 while donor K/V may be loaded.",
     "donors": "Donors that can be found.",
     "index_bytes": "Bytes of the donor index.",
     "index_capacity_bytes": "Byte cap of the donor index.",
-    "captures_waiting": "Prompts that wait to be kept as donors.",
+    "captures_waiting": "Prompts waiting to be captured as donors.",
 }
 ADAPTER_GAUGES = {
     **GAUGES,
     "suspended_namespaces": "Namespaces in which shadow samples turned reuse off.",
-    "shadow_waiting": "Shadow samples that are not computed yet.",
+    "shadow_waiting": "Shadow samples not computed yet.",
 }
-"""Those of adapters that also take shadow samples."""
+"""Gauges of adapters that also take shadow samples."""
 MODE = "mode"
-MODE_TEXT = "1 for the mode that runs."
+MODE_TEXT = "1 for the current mode."
 
 
 def pipeline_gauges(
     pipeline: SemBlendPipeline, standing: Standing, *, loading: bool, captures_waiting: int
 ) -> dict[str, float]:
-    """Values of all gauges, now."""
+    """Current values of all gauges."""
     stats, until = pipeline.stats(), standing.until
     certified = standing.certificate is not None and pipeline.certified
     values = (

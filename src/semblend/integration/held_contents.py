@@ -1,4 +1,4 @@
-"""Which prompts are already donors: the same tokens are kept once."""
+"""Tracks which prompts are already donors, so that the same tokens are kept once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from semblend.core.tokens import TokenArray
 
 
 class HeldContents:
-    """One donor for each content, a namespace's tokens. Thread-safe."""
+    """One donor per content (a namespace's tokens). Thread-safe."""
 
     def __init__(self) -> None:
         self._donors: dict[bytes, str] = {}
@@ -22,7 +22,7 @@ class HeldContents:
         return _content(tokens, namespace) in self._donors
 
     def reserve(self, donor_id: str, tokens: TokenArray, namespace: Namespace) -> bool:
-        """Have a donor stand for these tokens; False if another one does."""
+        """Reserve these tokens for a donor; False if another one has them."""
         content = _content(tokens, namespace)
         with self._lock:
             if content in self._donors:
@@ -32,14 +32,13 @@ class HeldContents:
             return True
 
     def release(self, donor_id: str) -> None:
-        """Remove the donor; does nothing if there was none."""
+        """Remove the donor; do nothing if there was none."""
         with self._lock:
             content = self._contents.pop(donor_id, None)
             if content is not None:
                 del self._donors[content]
 
     def clear(self) -> None:
-        """Forget every donor."""
         with self._lock:
             self._donors.clear()
             self._contents.clear()

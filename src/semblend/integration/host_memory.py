@@ -1,6 +1,6 @@
-"""How much of the machine's memory donors may take: a share of it, checked against what is free.
+"""How much host memory donors may take: a share of it, checked against what is free.
 
-What a container may use counts, not what the machine under it has.
+Inside a container its limit counts, not the machine's memory.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pathlib import Path
 from semblend.core.errors import SettingsError
 
 _SHARE_OF_ALL = 4
-"""Donors take at most one in this many bytes, all ranks of a machine together, ..."""
+"""Donors use at most one in this many bytes, over all ranks of a machine, ..."""
 _SHARE_OF_FREE = 2
-"""... and one in this many of those that are free."""
+"""... and at most one in this many free bytes."""
 _UNKNOWN_BYTES = 2 << 30
-"""Where the system does not say."""
+"""Used if the system does not report its memory."""
 _LEAST_BYTES = 1 << 20
 
 
@@ -28,7 +28,7 @@ class HostMemory:
 
     @classmethod
     def read(cls, root: Path = Path("/")) -> HostMemory | None:
-        """What the system says; None if it does not."""
+        """Read it from the system; None if that is not possible."""
         info = _numbers(root / "proc/meminfo")
         if "MemTotal:" not in info or "MemAvailable:" not in info:
             return None
@@ -57,8 +57,8 @@ def donor_bytes(asked: int | None, *, ranks: int, memory: HostMemory | None) -> 
         return max(_LEAST_BYTES, share // ranks)
     if memory is not None and asked * ranks > memory.free_bytes:
         raise SettingsError(
-            f"host_donor_bytes = {asked} for each of {ranks} ranks: {memory.free_bytes} bytes of "
-            f"host memory are free"
+            f"host_donor_bytes = {asked} for each of {ranks} ranks: only {memory.free_bytes} bytes "
+            f"of host memory are free"
         )
     return asked
 
@@ -77,4 +77,4 @@ def _number(path: Path) -> int | None:
     try:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):
-        return None  # not there, or "max"
+        return None  # missing, or "max"

@@ -1,7 +1,7 @@
-"""What separates the users of one engine, as namespaces name it: salts are never revealed.
+"""How namespaces name what separates the users of one engine; salts are never revealed.
 
-Salts are compared byte for byte: `"acme"` and `"acme "` are two of them. Only None is no salt here.
-Where an engine takes an empty salt for none, its adapter says so before it asks for a name.
+Salts are compared byte for byte: `"acme"` and `"acme "` differ. Only None means no salt here.
+If an engine treats an empty salt as none, its adapter converts it before asking for a name.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 
 UNSALTED = "semblend:ns:no-cache-salt"
-"""Of requests without a salt: a name like any other, which no salt has."""
+"""The name for requests without a salt; no salt has this name."""
 
 UNKEYED = "semblend:ns:no-extra-key"
 """The same where an extra key separates users too."""
@@ -23,10 +23,10 @@ def by_salt(cache_salt: str | None) -> str:
 
 
 def by_keys(*keys: str | None) -> str:
-    """The name of several keys that separate users only together, which reveals none of them."""
+    """A name for several keys that separate users only together; reveals none of them."""
     digest = hashlib.sha256()
     for key in keys:
-        # With their lengths: ("a", "bc") and ("ab", "c") are two pairs, whatever bytes they hold.
+        # Include the lengths, so that ("a", "bc") and ("ab", "c") differ, whatever bytes they hold.
         data = b"" if key is None else _bytes(key)
         digest.update(bytes([key is not None]) + len(data).to_bytes(8, "little") + data)
     return "semblend:ns:keys:" + digest.hexdigest()[:32]
@@ -45,5 +45,5 @@ def by_extra_key(extra_key: str | None, cache_salt: str | None) -> str:
 
 
 def _bytes(text: str) -> bytes:
-    # Half of a surrogate pair is bytes like any others: naming a salt must not fail.
+    # Treat half of a surrogate pair as plain bytes: naming a salt must not fail.
     return text.encode("utf-8", "surrogatepass")

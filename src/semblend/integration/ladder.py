@@ -1,17 +1,16 @@
-"""The staged ladder: segmented reuse with an engine's public API alone.
+"""The staged ladder: segmented reuse with only an engine's public API.
 
-Where an engine gives no access to its model, holes cannot be computed in our own
-pass. They can be computed by ordinary requests: submit the prompt up to the end of the
-first hole under a private cache salt, then up to the end of the second, and so on.
-Each rung finds the one below it in the engine's exact prefix cache, the connector
-supplies the span that follows, and the engine's own forward computes the hole. The
-last rung is the prompt itself. Nothing is poisoned: everything is under a salt that no
-other request has.
+Without access to an engine's model we cannot compute holes in our own pass, but ordinary
+requests can: submit the prompt up to the end of the first hole under a private cache salt,
+then up to the end of the second, and so on. Each rung finds the one below it in the engine's
+exact prefix cache, the connector supplies the span that follows, and the engine's own forward
+computes the hole. The last rung is the prompt itself. Nothing is contaminated, because
+everything is under a salt that no other request has.
 
-Engines cache whole blocks, so a rung must end on a block boundary: every hole is
-widened to the next one (the first tokens of the span after it are computed). Rungs
-are values, made by :func:`rungs_of`; the connector keeps them in a
-:class:`LadderBook` and a client climbs them with :func:`climb`.
+Engines cache whole blocks, so a rung must end on a block boundary: every hole is widened to
+the next one (the first tokens of the span after it are computed). Rungs are values, made by
+:func:`rungs_of`; the connector keeps them in a :class:`LadderBook`, and a client climbs them
+with :func:`climb`.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from semblend.core.plan import Plan, Span
 from semblend.core.tokens import TokenArray
 
 LADDER_MARK = "semblend-ladder:"
-"""Stands before the ladder's id in a rung's cache salt."""
+"""Precedes the ladder's id in a rung's cache salt."""
 SALT_MARK = f"|{LADDER_MARK}"
-"""The same after a user's own salt, an empty one included."""
+"""The same, after a user's own salt (which may be empty)."""
 PROMPT_KEY = "ladder_prompt"
-"""Where the first rung carries the whole prompt's token ids, in the engine's parameters."""
+"""The engine parameter in which the first rung carries the whole prompt's token ids."""
 ENDS_KEY = "ladder_ends"
-"""Where the engine's answer to it names the ends of the rungs to climb."""
+"""The field of the engine's answer that lists the ends of the rungs to climb."""
 
 Reply = TypeVar("Reply")
 
@@ -44,10 +43,10 @@ Reply = TypeVar("Reply")
 
 
 def new_salt(user_salt: str | None) -> str:
-    """A private cache salt for one ladder of a user with this salt of their own.
+    """A private cache salt for one ladder of a user with this salt.
 
-    The user's salt stays part of it: a caller who knows it could have used it directly, so
-    a ladder can reach no donors that an ordinary request could not.
+    It contains the user's salt. A caller who knows that salt could have used it directly, so a
+    ladder reaches no donors that an ordinary request could not.
     """
     before = LADDER_MARK if user_salt is None else user_salt + SALT_MARK
     return before + secrets.token_hex(16)
@@ -72,23 +71,23 @@ def split_salt(cache_salt: str | None) -> tuple[str | None, str | None]:
 class Rung:
     """One request of a ladder: the prompt up to `end`.
 
-    Tokens [0, start) come from the rung below, `spans` (from start on, one touching the
-    next) from donors, and what is left up to `end` is the hole that the engine computes.
+    Tokens [0, start) come from the rung below, `spans` (contiguous from start on) from
+    donors. The rest up to `end` is the hole that the engine computes.
     """
 
     start: int
     end: int
     spans: tuple[Span, ...] = ()
-    """What the connector supplies; nothing on a first rung that is all hole."""
+    """What the connector supplies; empty for a first rung that is all hole."""
 
 
 def rungs_of(plan: Plan, block_size: int) -> tuple[Rung, ...]:
     """The rungs that carry out a plan; the last one is the prompt itself.
 
-    A span that is shorter than the block its hole ends in vanishes into the hole.
+    A span shorter than the block in which its hole ends becomes part of the hole.
     """
     if block_size < 1:
-        raise PlanError(f"block_size: 1 or more expected, got {block_size}")
+        raise PlanError(f"block_size: expected 1 or more, got {block_size}")
     rungs: list[Rung] = []
     base = plan.exact_tokens // block_size * block_size
     spans: list[Span] = []
@@ -115,7 +114,7 @@ class LadderPlan:
 
     plan: Plan
     tokens: TokenArray
-    """The whole prompt: a rung that is not its beginning belongs to another ladder."""
+    """The whole prompt; a rung that is not a prefix of it belongs to another ladder."""
     rungs: tuple[Rung, ...]
 
     @classmethod
@@ -131,11 +130,11 @@ class LadderPlan:
 
     @property
     def supplied_tokens(self) -> int:
-        """Tokens donors supply over the whole ladder."""
+        """Tokens that donors supply over the whole ladder."""
         return sum(span.length for rung in self.rungs for span in rung.spans)
 
     def supply(self, prompt: TokenArray, computed_tokens: int) -> tuple[Span, ...]:
-        """What to supply to a rung with this prompt, of which `computed_tokens` are there."""
+        """What to supply to a rung with this prompt, given `computed_tokens`."""
         size = len(prompt)
         rung = next((rung for rung in self.rungs if rung.end >= size), None)
         if rung is None or not rung.spans or rung.spans[0].target_start > computed_tokens:
@@ -148,7 +147,7 @@ class LadderPlan:
     def rung_plan(
         self, prompt: TokenArray, computed_tokens: int, *, block_size: int = 1
     ) -> Plan | None:
-        """The plan of one rung: no hole, spans from `computed_tokens` on, whole blocks."""
+        """The plan of one rung: no holes, spans from `computed_tokens` on, whole blocks."""
         spans = self.supply(prompt, computed_tokens)
         if not spans:
             return None
@@ -168,7 +167,7 @@ class LadderPlan:
 
 
 class LadderBook:
-    """Ladders being climbed, by id; the oldest are dropped. Bounded in number."""
+    """Ladders being climbed, by id. Bounded: the oldest are dropped."""
 
     def __init__(self, limit: int = 1024) -> None:
         self._limit = limit
@@ -188,16 +187,16 @@ class LadderBook:
             del self._supplied[oldest]
 
     def get(self, ladder_id: str) -> LadderPlan | None:
-        """The ladder of that id, if it is still kept."""
+        """The ladder with that id, if still kept."""
         return self._ladders.get(ladder_id)
 
     def supplied(self, ladder_id: str, tokens: int) -> None:
-        """A rung of this ladder was supplied with `tokens` of donor K/V."""
+        """A rung of this ladder received `tokens` of donor K/V."""
         if ladder_id in self._supplied:
             self._supplied[ladder_id] += tokens
 
     def close(self, ladder_id: str) -> int:
-        """Forget a ladder; returns the tokens donors supplied to all of it."""
+        """Drop a ladder; return the tokens donors supplied to all of it."""
         self._ladders.pop(ladder_id, None)
         return self._supplied.pop(ladder_id, 0)
 
@@ -207,7 +206,7 @@ class LadderBook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RungReply(Generic[Reply]):
-    """An engine's answer to one rung: its own reply, and what the connector said in it."""
+    """An engine's answer to one rung: its own reply, and what the connector added."""
 
     reply: Reply
     semblend: dict[str, Any]
@@ -218,7 +217,7 @@ SubmitRung = Callable[
 ]
 """(token ids, cache salt, connector parameters, whether this is the prompt itself).
 
-Rungs below the prompt are sent with max_tokens=1 and their output is thrown away.
+Rungs below the prompt are sent with max_tokens=1, and their output is discarded.
 """
 
 
@@ -227,13 +226,12 @@ async def climb(
 ) -> RungReply[Reply]:
     """Serve one prompt as a ladder; without reusable spans this is two requests.
 
-    The first rung is the prompt's first token alone: it carries the whole prompt to the
-    connector's planner, whose answer names the rungs. If anything about a ladder is
-    lost on the way, the last rung is still the whole prompt, and the engine computes
-    what is missing.
+    The first rung is only the prompt's first token: it carries the whole prompt to the
+    connector's planner, whose answer lists the rungs. If part of a ladder is lost on the
+    way, the last rung is still the whole prompt, and the engine computes what is missing.
     """
     if not tokens:
-        raise RequestError("tokens: a prompt of at least one token expected")
+        raise RequestError("tokens: expected a prompt of at least one token")
     salt = new_salt(user_salt)
     asked = await submit(tokens[:1], salt, {PROMPT_KEY: list(tokens)}, False)
     ends = asked.semblend.get(ENDS_KEY)
@@ -242,6 +240,6 @@ async def climb(
         return await submit(tokens, user_salt, {}, True)
     for end in ends:
         if not isinstance(end, int) or not 0 < end < len(tokens):
-            raise RequestError(f"ladder: an end in [1, {len(tokens)}) expected, got {end!r}")
+            raise RequestError(f"ladder: expected an end in [1, {len(tokens)}), got {end!r}")
         await submit(tokens[:end], salt, {}, False)
     return await submit(tokens, salt, {}, True)

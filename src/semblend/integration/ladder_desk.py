@@ -1,9 +1,8 @@
-"""Where ladder clients ask: for a plan before the first rung, for the result after the last.
+"""Where ladder clients ask for a plan before the first rung and the result after the last.
 
-Where an engine's requests and answers have no room for a connector's fields, a client asks
-here instead, in the engine's own process or over a socket. The plan, the rungs and the
-climbing are those of :mod:`semblend.integration.ladder`; only the way to the planner
-differs.
+If an engine's requests and answers have no room for a connector's fields, a client asks here
+instead, in the engine's own process or over a socket. Plan, rungs and climbing are those of
+:mod:`semblend.integration.ladder`; only the way to the planner differs.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _LIMIT = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LadderQuestion:
-    """A prompt that is to be climbed under `salt`; salts also by the engine's numbers for them."""
+    """A prompt to climb under `salt`; the engine may know salts by number."""
 
     tokens: Sequence[int]
     salt: str
@@ -39,14 +38,14 @@ class LadderQuestion:
 
 
 class Desk(Protocol):
-    """What a ladder client needs of an engine's connector."""
+    """What a ladder client needs from an engine's connector."""
 
     def plan(self, question: LadderQuestion) -> list[int] | None:
-        """Ends of the rungs below the prompt itself; None if there is nothing to climb for."""
+        """Ends of the rungs below the prompt itself; None if a ladder does not pay."""
         ...
 
     def report(self, salt: str, *, wait_s: float = 5.0) -> dict[str, Any]:
-        """What became of a ladder; it is closed."""
+        """The outcome of a ladder, which is then closed."""
         ...
 
 
@@ -60,11 +59,11 @@ class _Climb:
 
 
 class Ladders:
-    """Ladders being climbed, found by salt or by its number. Not thread-safe: the scheduler
-    side's lock guards it."""
+    """Ladders being climbed, found by salt or its number. Not thread-safe: the scheduler side's
+    lock guards it."""
 
     def __init__(self, plan: Callable[[TokenArray, Namespace], Plan], *, block_size: int) -> None:
-        """`plan` makes the plan of a whole prompt, with spans anywhere. It never raises."""
+        """`plan` plans a whole prompt, with spans anywhere. It never raises."""
         self._plan = plan
         self._block_size = block_size
         self._book = LadderBook(limit=_LIMIT)
@@ -75,12 +74,12 @@ class Ladders:
         return len(self._climbs)
 
     def open(self, question: LadderQuestion, namespace: Namespace) -> tuple[Plan, list[int] | None]:
-        """Plan a ladder; its rungs' ends, or None with a plan that says why not."""
+        """Plan a ladder; return its rungs' ends, or None and a plan that says why not."""
         tokens = as_token_array(question.tokens, name="tokens")
         plan = self._plan(tokens, namespace)
         ladder_id = split_salt(question.salt)[1]
         if ladder_id is None:
-            raise InvalidTokensError("salt: one made by semblend.integration.ladder expected")
+            raise InvalidTokensError("salt: expected one made by semblend.integration.ladder")
         ladder = LadderPlan.of(plan, tokens, self._block_size)
         if ladder is None:
             return plan, None
@@ -102,20 +101,20 @@ class Ladders:
         return None if climb is None else climb.namespace
 
     def supply(self, ladder_id: str, prompt: TokenArray, computed_tokens: int) -> Plan | None:
-        """The plan of one rung: no hole, spans from `computed_tokens` on, whole blocks."""
+        """The plan of one rung: no holes, spans from `computed_tokens` on, whole blocks."""
         ladder = self._book.get(ladder_id)
         if ladder is None:
             return None
         return ladder.rung_plan(prompt, computed_tokens, block_size=self._block_size)
 
     def dispatched(self, ladder_id: str) -> None:
-        """A rung's load has been ordered."""
+        """A rung's load was ordered."""
         climb = self._climbs.get(ladder_id)
         if climb is not None:
             climb.dispatched += 1
 
     def answered(self, ladder_id: str, tokens: int, failure: str | None) -> None:
-        """Every rank has answered a rung's load."""
+        """Every rank answered a rung's load."""
         climb = self._climbs.get(ladder_id)
         if climb is None:
             return
@@ -131,10 +130,10 @@ class Ladders:
         return climb is None or climb.answered >= climb.dispatched
 
     def close(self, ladder_id: str, *, certified: bool) -> dict[str, Any]:
-        """What became of a ladder; it is forgotten."""
+        """The outcome of a ladder, which is then dropped."""
         climb = self._climbs.get(ladder_id)
         if climb is None:
-            return {"known": False, "reused_tokens": 0, "failed": "this ladder is not known here"}
+            return {"known": False, "reused_tokens": 0, "failed": "unknown ladder"}
         failure = climb.failure
         if not self.is_settled(ladder_id):
             failure = failure or "not every rank has answered"
@@ -159,5 +158,5 @@ class Ladders:
 
 
 def deadline(wait_s: float) -> float:
-    """The monotonic time at which a wait of so long is over."""
+    """The monotonic time at which the wait ends."""
     return time.monotonic() + max(0.0, wait_s)

@@ -1,7 +1,7 @@
-"""The desk over a Unix socket: a line of JSON in, a line of JSON out.
+"""The ladder desk over a Unix socket: one line of JSON in, one line of JSON out.
 
-The executor is a separate process in most deployments; clients ask it here. The
-socket's file has mode 0600: a caller that may connect could also submit prompts.
+In most deployments the executor is a separate process, and clients ask it here. The socket
+file has mode 0600: a caller who may connect could also submit prompts.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from semblend.core.errors import RequestError, SettingsError
 from semblend.integration.ladder_desk import Desk, LadderQuestion
 
 _LINE_BYTES = 64 << 20
-"""A prompt of ten million tokens."""
+"""Enough for a prompt of ten million tokens."""
 
 
 class DeskServer:
     """Serves a desk until it is closed."""
 
     def __init__(self, desk: Desk, path: Path) -> None:
-        """Listen.
+        """Start listening.
 
         Raises
         ------
         SettingsError
-            If `path` exists and is no socket, or the socket cannot be made.
+            If `path` exists and is not a socket, or the socket cannot be created.
         """
         self._path = path
         try:
@@ -58,7 +58,7 @@ class DeskServer:
 
 
 class DeskClient:
-    """A desk in another process."""
+    """A client of a desk in another process."""
 
     def __init__(self, path: str | Path, *, timeout_s: float = 30.0) -> None:
         self._path = str(path)
@@ -77,7 +77,7 @@ class DeskClient:
         return None if ends is None else [int(end) for end in ends]
 
     def report(self, salt: str, *, wait_s: float = 5.0) -> dict[str, Any]:
-        """What became of a ladder."""
+        """The outcome of a ladder."""
         return self._ask({"ask": "report", "salt": salt, "wait_s": wait_s})
 
     def _ask(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -119,13 +119,13 @@ def _answer(desk: Desk, body: dict[str, Any]) -> dict[str, Any]:
         return {"ends": desk.plan(question)}
     if body["ask"] == "report":
         return desk.report(str(body["salt"]), wait_s=float(body["wait_s"]))
-    raise RequestError(f"ask: plan or report expected, got {body['ask']!r}")
+    raise RequestError(f"ask: expected plan or report, got {body['ask']!r}")
 
 
 def _make_way(path: Path) -> None:
-    """Remove a socket that a process left behind; nothing else is removed."""
+    """Remove a socket that another process left behind, and nothing else."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         if not stat.S_ISSOCK(path.stat().st_mode):
-            raise SettingsError(f"ladder_socket {path}: there is something that is no socket")
+            raise SettingsError(f"ladder_socket {path}: exists and is not a socket")
         path.unlink()

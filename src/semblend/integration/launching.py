@@ -1,4 +1,4 @@
-"""What launchers share: flags that begin with --semblend are ours, all others the server's own."""
+"""What launchers share: flags that start with --semblend are ours, all others the server's."""
 
 from __future__ import annotations
 
@@ -25,32 +25,30 @@ def flags_of(
     help_of
         The command that lists the server's own flags.
     page
-        The page that lists the options.
+        The page that documents the options.
     """
     parser = argparse.ArgumentParser(
         prog=program,
-        description=f"Start {server} with SemBlend. All other flags are {server}'s own.",
-        epilog=f"Flags of the server itself: {help_of}",
+        description=f"Start {server} with SemBlend. All other flags go to {server}.",
+        epilog=f"For the server's own flags: {help_of}",
         allow_abbrev=False,
     )
     modes = [mode.value for mode in options.model_fields["mode"].annotation or ()]
     parser.add_argument("--semblend-mode", choices=modes, help="what may be loaded")
-    parser.add_argument(
-        "--semblend-config", help=f"a JSON object, or a file that holds one; see {page}"
-    )
-    parser.add_argument("--semblend-audit-path", help="file the audit stream is appended to")
+    parser.add_argument("--semblend-config", help=f"a JSON object, or a file with one; see {page}")
+    parser.add_argument("--semblend-audit-path", help="append the audit stream to this file")
     return parser
 
 
 def values_of(
     options: type[VariableOptions], ours: argparse.Namespace, environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The options as flags and environment give them, checked; a flag wins.
+    """The checked options from flags and environment; a flag overrides.
 
     Raises
     ------
     SettingsError
-        Naming the flag or key and what would be right.
+        Naming the flag or key and what it expects.
     """
     values = (
         given_object(ours.semblend_config, source="--semblend-config")
@@ -67,7 +65,7 @@ def values_of(
 
 @contextmanager
 def stopping(program: str) -> Iterator[None]:
-    """An error of ours ends the command with a line instead of a traceback."""
+    """End the command with one line instead of a traceback on an error of ours."""
     try:
         yield
     except SemBlendError as error:

@@ -6,7 +6,7 @@ import logging
 
 
 def speak_through(logger: logging.Logger) -> None:
-    """Send everything under `semblend` to where `logger`'s lines go, at its level."""
+    """Send everything logged under `semblend` where `logger`'s lines go, at its level."""
     ours = logging.getLogger("semblend")
     if ours is not logger and not ours.handlers:
         ours.parent = logger

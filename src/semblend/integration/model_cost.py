@@ -8,7 +8,7 @@ from semblend.planning.cost import CostModel
 
 
 def cost_model(text_config: Any) -> CostModel:
-    """The cost of a dense decoder of this shape, from its (Hugging Face) text configuration."""
+    """The cost of a dense decoder of this shape, from its Hugging Face text configuration."""
     hidden = int(text_config.hidden_size)
     heads = int(text_config.num_attention_heads)
     layers = int(text_config.num_hidden_layers)

@@ -1,4 +1,4 @@
-"""What names the model an engine has loaded: the parts of a namespace that adapters share."""
+"""What identifies the model an engine has loaded: namespace parts that adapters share."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from semblend.core.namespace import NONE, Namespace
 
 _HEADER_BYTES = 1 << 20
 _PROCESS = secrets.token_hex(16)
-"""Stands in for an unstated revision: equal to itself, in this process only."""
+"""Stands in for an unknown revision; equal to itself within this process only."""
 
 
 def weights_folder(name: str, revision: str | None = None) -> Path | None:
-    """Where the files of a folder or hub name are on disk; nothing is downloaded."""
+    """The folder of a local or hub model on disk; nothing is downloaded."""
     folder = Path(name)
     if folder.is_dir():
         return folder
@@ -32,7 +32,7 @@ def weights_folder(name: str, revision: str | None = None) -> Path | None:
 
 
 def content_fingerprint(folder: Path | None, hf_config: Any) -> str | None:
-    """The content hash that certificates are named by; None where there are no files to hash."""
+    """The content hash that certificates are named by; None if there are no files to hash."""
     from semblend.kv.fingerprint import weights_fingerprint
 
     if folder is None or not any(folder.glob("*.safetensors")):
@@ -41,9 +41,9 @@ def content_fingerprint(folder: Path | None, hf_config: Any) -> str | None:
 
 
 def weights_by_content(name: str, hf_config: Any, revision: str | None = None) -> str:
-    """What pins the weights on every machine that has them: all their bytes, where they are files.
+    """Identify the weights on any machine: all their bytes, if they are files.
 
-    A large model is read once more at start; files in the hub's cache are already named by
+    This reads a large model once more at start; files in the hub's cache are already named by
     content.
     """
     fingerprint = content_fingerprint(weights_folder(name, revision), hf_config)
@@ -51,10 +51,10 @@ def weights_by_content(name: str, hf_config: Any, revision: str | None = None) -
 
 
 def weights_by_files(name: str, hf_config: Any, revision: str | None = None) -> str:
-    """What pins the weights on this machine: a folder's files, a revision, or this process alone.
+    """Identify the weights on this machine: by a folder's files, a revision, or this process.
 
-    Files are known by name, size, time and the first megabyte (a safetensors
-    header): reading all of a large model would hold up the start for minutes.
+    Files are identified by name, size, time and the first megabyte (a safetensors header);
+    reading all of a large model would delay the start by minutes.
     """
     folder = Path(name)
     if not folder.is_dir():
@@ -69,7 +69,7 @@ def weights_by_files(name: str, hf_config: Any, revision: str | None = None) -> 
 
 
 def rope_name(text_config: Any) -> str:
-    """The rotary configuration in full, whether K can follow it or not."""
+    """The full rotary configuration, whether or not its K can be moved."""
     from semblend.kv.rotary_spec import RotarySpec
 
     try:
@@ -107,7 +107,7 @@ def added_quantization(method: str | None, *, stored: Any = None, told: Any = No
 
 
 def shown(engine: str, namespace: Namespace) -> str:
-    """The short name of a namespace in log lines and audit records."""
+    """A namespace's short name in log lines and audit records."""
     parts = (
         namespace.model,
         namespace.tokenizer,

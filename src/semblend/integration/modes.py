@@ -1,4 +1,4 @@
-"""What adapters may be asked to do: one word means the same in every engine."""
+"""What adapters can be asked to do; a mode means the same in every engine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from enum import StrEnum
 
 
 class ReuseMode(StrEnum):
-    """What an adapter may supply to its engine; each engine names the modes it has.
+    """What an adapter may supply to its engine; each engine lists the modes it supports.
 
-    Their values are among discovery_only, exact_prefix, request_only_experimental,
-    segmented_experimental and segmented.
+    Values are discovery_only, exact_prefix, request_only_experimental, segmented_experimental
+    and segmented.
     """
 
     @property
@@ -19,7 +19,7 @@ class ReuseMode(StrEnum):
 
     @property
     def segmented(self) -> bool:
-        """Whether there may be holes between what is loaded."""
+        """Whether there may be holes between loaded spans."""
         return self.value in ("segmented", "segmented_experimental")
 
     @property
@@ -36,14 +36,14 @@ class ReuseMode(StrEnum):
 
 
 class Mode(ReuseMode):
-    """All of them."""
+    """All modes."""
 
     DISCOVERY_ONLY = "discovery_only"
     """Find and report; nothing is captured or loaded."""
     EXACT_PREFIX = "exact_prefix"
     """Load K/V of an identical prefix that the engine's own cache has evicted: exact."""
     REQUEST_ONLY_EXPERIMENTAL = "request_only_experimental"
-    """Load an unbroken run from the prompt's beginning, for this request only."""
+    """Load an unbroken run from the prompt's start, for this request only."""
     SEGMENTED_EXPERIMENTAL = "segmented_experimental"
     """Load spans anywhere, without a certificate; every response says so."""
     SEGMENTED = "segmented"
@@ -80,9 +80,9 @@ class CapturePolicy(StrEnum):
 
 
 class ReuseRequests(StrEnum):
-    """Which requests may be given donor K/V."""
+    """Which requests may use donor K/V."""
 
     ALL = "all"
-    """All but those that say {"semblend": {"reuse": false}}."""
+    """All except those with {"semblend": {"reuse": false}}."""
     OPT_IN = "opt_in"
-    """Only those that say {"semblend": {"reuse": true}}."""
+    """Only those with {"semblend": {"reuse": true}}."""

@@ -1,4 +1,4 @@
-"""Options of adapters: read, checked with errors that name the key, and shown as a table."""
+"""Reads and checks adapter options, with errors that name the key, and lists them as a table."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Options = TypeVar("Options", bound=BaseModel)
 
 
 def checked_options(kind: type[Options], values: Mapping[str, Any], *, source: str) -> Options:
-    """Options from given keys.
+    """Build options from the given keys.
 
     Parameters
     ----------
     source
-        Where the keys were given, for messages.
+        Where the keys were given, for error messages.
 
     Raises
     ------
     SettingsError
-        Naming the key and what would be right.
+        Naming the key and what it expects.
     """
     for name in values:
         if name not in kind.model_fields:
@@ -38,12 +38,12 @@ def checked_options(kind: type[Options], values: Mapping[str, Any], *, source: s
 
 
 def given_object(given: str, *, source: str) -> dict[str, Any]:
-    """A JSON object, or the one in a file of that name.
+    """Parse a JSON object, or the file of that name.
 
     Raises
     ------
     SettingsError
-        Naming the source, if it is neither.
+        Naming the source if it is neither.
     """
     try:
         text = given if given.lstrip().startswith("{") else Path(given).read_text(encoding="utf-8")
@@ -51,7 +51,7 @@ def given_object(given: str, *, source: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise SettingsError(f"{source}: {error}") from error
     if not isinstance(value, dict):
-        raise SettingsError(f"{source}: a JSON object expected")
+        raise SettingsError(f"{source}: expected a JSON object")
     return value
 
 

@@ -1,8 +1,8 @@
-"""The keys that every adapter takes; each engine adds its own.
+"""The keys that every adapter accepts; each engine adds its own.
 
-Settings that all engines share come from SEMBLEND_* variables as everywhere; a key given
-to an adapter wins over its variable. Engines that hand an adapter no keys of its own have them
-in a variable, as one JSON object (their launchers write it from flags).
+Settings that all engines share come from SEMBLEND_* variables; a key given to an adapter
+overrides its variable. For engines that cannot pass keys to an adapter, the keys are in a
+variable, as one JSON object (their launchers write it from flags).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class AdapterOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     SOURCE: ClassVar[str]
-    """Where an engine's users give the keys, for messages."""
+    """Where the engine's users give the keys, for error messages."""
 
     mode: ReuseMode
     min_prompt_tokens: int = Field(
@@ -44,30 +44,30 @@ class AdapterOptions(BaseModel):
     recompute_policy: str | None = Field(
         None,
         description=(
-            "Overrides SEMBLEND_RECOMPUTE_POLICY. In mode segmented the certificate's policy is "
-            "used and this is ignored."
+            "Overrides SEMBLEND_RECOMPUTE_POLICY. Ignored in mode segmented, which uses the "
+            "certificate's policy."
         ),
     )
     model_id: str | None = Field(
-        None, min_length=1, description="Name of the model in namespaces; by default the engine's."
+        None, min_length=1, description="Name of the model in namespaces; default: the engine's."
     )
     tenant: str | None = Field(
         None, min_length=1, description="Overrides SEMBLEND_DONOR_TENANT for this server."
     )
     audit_path: Path | None = Field(
-        None, description="File that the audit stream (JSON lines) is appended to."
+        None, description="Append the audit stream (JSON lines) to this file."
     )
     audit_max_bytes: int = Field(
         MAX_BYTES,
         ge=0,
-        description="Size at which the audit file is put aside as FILE.1; 0 lets it grow.",
+        description="Size at which the audit file is rotated to FILE.1; 0 never rotates.",
     )
     audit_files: int = Field(
-        FILES, ge=1, description="Audit files kept in all, the one being written included."
+        FILES, ge=1, description="Audit files to keep, including the current one."
     )
     unverified_architectures: bool = Field(
         False,
-        description="Also try model architectures that were never seen to work.",
+        description="Also try model architectures that have never been tested.",
     )
 
     @classmethod
@@ -77,18 +77,18 @@ class AdapterOptions(BaseModel):
         Raises
         ------
         SettingsError
-            Naming the key and what would be right.
+            Naming the key and what it expects.
         """
         return checked_options(cls, values, source=cls.SOURCE)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Check a JSON object of keys; the defaults for an empty text.
+        """Check a JSON object of keys; an empty text gives the defaults.
 
         Raises
         ------
         SettingsError
-            Naming the key and what would be right.
+            Naming the key and what it expects.
         """
         try:
             values = parse_json(text) if text.strip() else {}
@@ -96,12 +96,12 @@ class AdapterOptions(BaseModel):
             raise SettingsError(f"{cls.SOURCE} is not JSON: {error}") from error
         if not isinstance(values, dict):
             kind = type(values).__name__
-            raise SettingsError(f"{cls.SOURCE}: a JSON object expected, got {kind}")
+            raise SettingsError(f"{cls.SOURCE}: expected a JSON object, got {kind}")
         return cls.from_mapping(values)
 
     @property
     def audit(self) -> dict[str, Any]:
-        """How the audit stream is kept."""
+        """The audit stream's settings."""
         return {
             "path": self.audit_path,
             "max_bytes": self.audit_max_bytes,
@@ -109,11 +109,11 @@ class AdapterOptions(BaseModel):
         }
 
     def given(self) -> dict[str, Any]:
-        """The keys that were given, as JSON has them."""
+        """The keys that were given, as JSON values."""
         return self.model_dump(mode="json", exclude_unset=True)
 
     def overrides(self, **others: Any) -> dict[str, Any]:
-        """Settings by these keys, and by `others` that an engine adds; None overrides nothing."""
+        """The settings these keys and an engine's `others` override; None overrides nothing."""
         given = {
             "min_prompt_tokens": self.min_prompt_tokens,
             "min_reuse_ratio": self.min_reuse_ratio,
@@ -128,12 +128,12 @@ class AdapterOptions(BaseModel):
 
 
 class VariableOptions(AdapterOptions):
-    """Options in a variable, whose name is their source."""
+    """Options in an environment variable, which is also their source."""
 
     ENGINE: ClassVar[str]
-    """The engine's name, for messages."""
+    """The engine's name, for error messages."""
     PREFIX: ClassVar[str]
-    """Variables that begin so are the adapter's own, and no settings."""
+    """Variables with this prefix belong to the adapter and are not settings."""
 
     register_donors: bool = Field(
         True, description="Whether prompts computed exactly become donors."
@@ -141,24 +141,24 @@ class VariableOptions(AdapterOptions):
 
     @classmethod
     def environment(cls, environ: Mapping[str, str] | None) -> Mapping[str, str]:
-        """All variables there are; those of this process by default."""
+        """The environment to read; by default this process's."""
         return os.environ if environ is None else environ
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
-        """Options from the variable, or the defaults without it.
+        """Options from the variable, or the defaults if it is not set.
 
         Raises
         ------
         SettingsError
-            Naming the key and what would be right.
+            Naming the key and what it expects.
         """
         return cls.from_json(cls.environment(environ).get(cls.SOURCE, ""))
 
     def settings(self, environ: Mapping[str, str] | None = None) -> Settings:
         """SemBlend's settings under these options.
 
-        Nothing is embedded in an engine's process, and regions end on blocks.
+        No embedder runs in an engine's process, and regions end on block boundaries.
         """
         others = {
             name: value
@@ -173,5 +173,5 @@ class VariableOptions(AdapterOptions):
         )
 
     def unheeded(self, environ: Mapping[str, str] | None = None) -> str:
-        """Which settings were given and do nothing here; empty if none."""
+        """Settings that were given but do nothing here; empty if none."""
         return unheeded(self.environment(environ), here=self.ENGINE)

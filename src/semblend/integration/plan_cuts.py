@@ -1,4 +1,4 @@
-"""Cutting plans to what a mode may supply and an engine can carry out in one step."""
+"""Cuts plans to what a mode may supply and an engine can carry out in one step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from semblend.core.plan import Hole, Plan, Span
 def ending_at(plan: Plan, end: int) -> Plan | None:
     """The part of a plan before target position `end`; None if no span is left.
 
-    What lies after a longer region's end is dropped too, with its recompute runs.
+    Anything after that end is dropped too, with its recompute runs.
     """
     spans = (span.clipped(plan.exact_tokens, end) for span in plan.spans)
     kept = tuple(span for span in spans if span is not None)
@@ -24,11 +24,11 @@ def ending_at(plan: Plan, end: int) -> Plan | None:
 
 
 def within_hole_budget(plan: Plan, budget_tokens: int, *, page_size: int = 1) -> Plan | None:
-    """The plan cut so that at most `budget_tokens` are computed in its pass, or None.
+    """Cut the plan so that its pass computes at most `budget_tokens`; None if nothing is left.
 
-    It is cut at the end of a copy: a region that ended in a hole would compute tokens
-    that the engine's own forward computes just as well. The end is then brought down to a
-    whole page.
+    It is cut at the end of a copy: a region that ended in a hole would compute tokens that
+    the engine's own forward computes just as well. The end is then rounded down to a whole
+    page.
     """
     if sum(map(len, plan.holes)) <= budget_tokens:
         return plan
@@ -44,7 +44,7 @@ def within_hole_budget(plan: Plan, budget_tokens: int, *, page_size: int = 1) ->
 
 
 def exact_part(plan: Plan, block_size: int) -> Plan:
-    """The identical prefix of a plan, whole blocks of it: exact, so no certificate is asked."""
+    """A plan's identical prefix in whole blocks; it is exact, so it needs no certificate."""
     allowed = (None, DeclineReason.NO_CERTIFICATE, DeclineReason.POLICY_DECLINED)
     first = plan.spans[0] if plan.spans else None
     if plan.reason not in allowed or first is None or not first.is_exact:
@@ -53,7 +53,7 @@ def exact_part(plan: Plan, block_size: int) -> Plan:
 
 
 def leading_part(plan: Plan, block_size: int) -> Plan:
-    """What covers the prompt's beginning without a hole, whole blocks of it."""
+    """What covers the prompt's start without a hole, in whole blocks."""
     if not plan.executable:
         return plan
     reach, leading = plan.exact_tokens, []
@@ -73,4 +73,4 @@ def _leading(plan: Plan, spans: tuple[Span, ...], block_size: int) -> Plan:
         kept = tuple(span for span in clipped if span is not None)
         if kept:
             return replace(plan, spans=kept, recompute=(), end=end, reason=None, detail="")
-    return plan.declined(DeclineReason.NO_MATCH, "nothing covers the prompt's beginning")
+    return plan.declined(DeclineReason.NO_MATCH, "nothing covers the start of the prompt")

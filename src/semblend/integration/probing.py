@@ -1,10 +1,10 @@
-"""Dynamic recompute policies inside a third-party engine: what they may ask.
+"""Dynamic recompute policies inside a third-party engine: what they may ask for.
 
-A dynamic policy looks at what the model does with the borrowed K/V before it chooses.
-Once the spans are in place, an adapter runs the tail over them in a nested pass and reads
-the attention of its last queries off; the chosen blocks become holes of the pass that
-follows. What needs cold K/V of every token (deviation, attention to edits) has no place
-to be computed there, and policies that ask for it are declined when planning.
+A dynamic policy looks at what the model does with the borrowed K/V before it chooses. Once
+the spans are in place, an adapter runs the tail over them in a nested pass and reads the
+attention of its last queries; the chosen blocks become holes of the next pass. Scores that
+need cold K/V of every token (deviation, attention to edits) cannot be computed there, so
+plans with policies that ask for them are declined.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 TAIL_PROBES = frozenset({ProbeKind.TAIL_ATTENTION})
-UNPROBED = "needs a probe that is not made here"
+UNPROBED = "needs a probe that this engine does not make"
 
 
 class ProbeUnavailableError(SemBlendError):
-    """A policy asks for something that cannot be computed in this engine."""
+    """A policy asks for something that this engine cannot compute."""
 
 
 class TailProbe:
-    """A probe that can tell the tail's attention and refuses everything else."""
+    """A probe that knows the tail's attention and refuses everything else."""
 
     def __init__(self, attention: Callable[[], Scores]) -> None:
-        """`attention` runs the tail, when and if a policy asks."""
+        """`attention` runs the tail, if and when a policy asks."""
         self._attention = attention
 
     def tail_attention(self) -> Scores:
@@ -44,16 +44,16 @@ class TailProbe:
         return self._attention()
 
     def deviation(self, layers: int) -> Scores:
-        """Not here."""
+        """Not available here."""
         raise ProbeUnavailableError("deviation from cold needs every token computed cold")
 
     def edit_attention(self, layers: int) -> Scores:
-        """Not here."""
+        """Not available here."""
         raise ProbeUnavailableError("attention to edits needs every token computed cold")
 
 
 def is_dynamic(spec: str) -> bool:
-    """Whether a policy wants a probe."""
+    """Whether a policy needs a probe."""
     return policy_from_spec(spec).dynamic
 
 
@@ -63,41 +63,41 @@ def needs_no_probe(spec: str) -> bool:
 
 
 def is_static(spec: str) -> bool:
-    """Whether a policy runs where spans are copied, and nothing but that is done."""
+    """Whether a policy needs nothing but copied spans."""
     return not is_dynamic(spec) and not shifts_depth(spec)
 
 
 def can_probe(spec: str) -> bool:
-    """Whether all a policy asks of a probe is what a :class:`TailProbe` can tell."""
+    """Whether a :class:`TailProbe` answers everything a policy asks for."""
     return policy_from_spec(spec).probes <= TAIL_PROBES
 
 
 def declined_unprobed(plan: Plan) -> Plan:
-    """A plan whose policy asks for more than this engine can answer: never run without it."""
+    """Decline a plan whose policy needs more than this engine can answer."""
     return plan.declined(DeclineReason.UNSUPPORTED, f"{plan.policy} {UNPROBED}")
 
 
 def pass_tokens(plan: Plan) -> int:
-    """Tokens a plan computes in nested passes, the tail of a dynamic policy's probe included.
+    """Tokens a plan computes in nested passes, including the tail of a dynamic policy's probe.
 
-    What such a policy then adds is bounded where it is added.
+    What such a policy adds later is limited where it is added.
     """
     holes = sum(map(len, plan.holes))
     return holes + plan.tail_tokens if is_dynamic(plan.policy) else holes
 
 
 def probes(plan: Plan) -> bool:
-    """Whether a plan's policy looks at the tail before it chooses; exact copies need no look."""
+    """Whether a plan's policy looks at the tail before it chooses; exact copies need no probe."""
     return is_dynamic(plan.policy) and plan.first_approximate_token is not None
 
 
 def tokens_to_compute(plan: Plan) -> int:
-    """Tokens a plan computes in one nested pass; the tail among them where a policy looks."""
+    """Tokens a plan computes in one nested pass, including the tail if a policy probes it."""
     return pass_tokens(plan) if probes(plan) else sum(map(len, plan.holes))
 
 
 def first_added(before: Plan, after: Plan) -> int:
-    """The first token that is computed in one plan and copied in the other; the end if none is."""
+    """The first token computed in one plan and copied in the other; the end if there is none."""
     added = np.zeros(before.end, dtype=bool)
     for hole in after.holes:
         added[hole.start : hole.end] = True
@@ -107,9 +107,9 @@ def first_added(before: Plan, after: Plan) -> int:
 
 
 def watch_queries(module: Any, watch: Callable[[torch.Tensor], None], *, named: str) -> Any:
-    """Have `watch` called with an attention module's queries once it has written its K/V.
+    """Call `watch` with an attention module's queries once it has written its K/V.
 
-    They are its first argument, or the one called `named`. Returns the hook's handle.
+    The queries are its first argument, or the one called `named`. Returns the hook's handle.
     """
 
     def after(_: Any, arguments: Sequence[Any], by_name: dict[str, Any], __: Any) -> None:

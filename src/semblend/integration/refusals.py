@@ -1,8 +1,7 @@
-"""What adapters say about engines they were not proven with.
+"""What adapters refuse in engines they were not proven with.
 
-Every entry is a feature under which K/V of a span is not what segmented prefill
-takes it for, or under which nobody has seen it work. Refusing costs a cold
-prefill; not refusing costs wrong answers.
+Each entry is a feature that changes what a span's K/V means to segmented prefill, or that
+nobody has tested with it. Refusing costs a cold prefill; not refusing costs wrong answers.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from semblend.core.errors import UnsupportedModelError, UnsupportedRotaryError
 from semblend.integration.probing import UNPROBED
 
 Features: TypeAlias = tuple[tuple[str, Callable[[Any], Any]], ...]
-"""Names of an engine's features, and how to see in its configuration that one is in use."""
+"""Feature names, and how to tell from an engine's configuration that one is in use."""
 
 VERIFIED_ARCHITECTURES = (
     "LlamaForCausalLM",
@@ -23,7 +22,7 @@ VERIFIED_ARCHITECTURES = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
 )
-"""Run by the tests, all but Mistral (which engines run as Llama)."""
+"""Tested, except Mistral (which engines run as Llama)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,55 +37,55 @@ class Refusal:
 
 
 class UnsupportedEngineError(UnsupportedModelError):
-    """The engine is set up in a way this adapter was not proven with; names all of it."""
+    """The engine's setup was not proven with this adapter; the message names everything."""
 
     def __init__(self, refusals: Iterable[Refusal]) -> None:
         self.refusals = tuple(refusals)
         listed = "; ".join(map(str, self.refusals))
         super().__init__(
             f"SemBlend cannot load K/V in this engine: {listed}. "
-            f"Mode discovery_only runs with most of these."
+            f"Mode discovery_only works with most of these."
         )
 
 
 def architecture_refusals(hf_config: Any, *, unverified: bool) -> list[Refusal]:
-    """Nothing for an architecture that was seen to work, or where any may be tried."""
+    """Empty for a tested architecture, or if any may be tried."""
     names = list(getattr(hf_config, "architectures", None) or [])
     if unverified or set(names) & set(VERIFIED_ARCHITECTURES):
         return []
     return [
         Refusal(
             feature=f"architecture {', '.join(names) or 'unknown'}",
-            remedy="never seen to work; unverified_architectures=true tries it",
+            remedy="not tested; unverified_architectures=true tries it",
         )
     ]
 
 
 def refused_features(features: Features, config: Any) -> list[Refusal]:
-    """One for every feature that is in use, in the order of the list."""
+    """One refusal per feature in use, in the order of the list."""
     used = dict.fromkeys(name for name, in_use in features if in_use(config))
     return [Refusal(feature=name) for name in used]
 
 
 def stated(name: str) -> Callable[[Any], Any]:
-    """What an engine was told by this name; nothing where this version has no such argument."""
+    """The value of an engine argument; None if this version has no such argument."""
     return lambda arguments: getattr(arguments, name, None)
 
 
 def more_than_one(name: str) -> Callable[[Any], bool]:
-    """Whether a number of ranks, beams or the like is more than one."""
+    """Whether a number of ranks, beams or the like is above one."""
     return lambda arguments: int(getattr(arguments, name, 1) or 1) > 1
 
 
 def policy_refusals(spec: str, can_run: Callable[[str], bool]) -> list[Refusal]:
-    """Nothing for a recompute policy that gets the probe it asks for."""
+    """Empty for a recompute policy that gets the probe it needs."""
     if can_run(spec):
         return []
     return [Refusal(feature=f"recompute policy {spec}", remedy=f"it {UNPROBED}")]
 
 
 def rotary_refusals(text_config: Any) -> list[Refusal]:
-    """Nothing for rotary positions that K can follow."""
+    """Empty for rotary positions whose K can be moved."""
     from semblend.kv.rotary_spec import RotarySpec
 
     try:

@@ -1,6 +1,6 @@
-"""The rows an engine rotates K with, taken from its own model.
+"""The table an engine rotates K with, taken from its own model.
 
-vLLM and SGLang keep one rotary module for equal configurations, with its rows in
+vLLM and SGLang share one rotary module between equal configurations, with its rows in
 `cos_sin_cache` and under the same class names.
 """
 
@@ -27,7 +27,7 @@ MOVABLE = frozenset(
 
 
 def rotary_module(model: torch.nn.Module) -> Any:
-    """The model's one rotary module.
+    """The model's only rotary module.
 
     Raises
     ------
@@ -50,17 +50,17 @@ def rotary_module(model: torch.nn.Module) -> Any:
 
 
 def table_of(module: Any) -> RotaryTable:
-    """A rotary module's rows, where they are.
+    """A rotary module's table, without copying it.
 
     Raises
     ------
     UnsupportedRotaryError
-        If it is of a kind that K cannot follow.
+        If K of this kind cannot be moved.
     """
     name = type(module).__name__
     if name not in MOVABLE:
         raise UnsupportedRotaryError(
-            f"rotary module {name}: known to be movable are {', '.join(sorted(MOVABLE))}"
+            f"rotary module {name}: K can be moved only for {', '.join(sorted(MOVABLE))}"
         )
     pairing = Pairing.NEOX if module.is_neox_style else Pairing.INTERLEAVED
     return RotaryTable.from_cos_sin_cache(module.cos_sin_cache.detach(), pairing=pairing)

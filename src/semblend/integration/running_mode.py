@@ -1,4 +1,4 @@
-"""Which mode really runs in an engine, why, and the one thing to do next: said once, at start."""
+"""Which mode really runs in an engine, why, and what to do next; logged once, at start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from semblend.core.settings import Settings
 from semblend.integration.modes import ReuseMode
 from semblend.planning.certificates import Standing
 
-_FOUND = "Reusable text is found and counted (source=reusable), and all of it is computed"
+_FOUND = "Reusable text is found and counted (source=reusable), but all of it is computed"
 
 _DOCTOR = (
     "`semblend doctor` says what is refused and why; SEMBLEND_STRICT_START=1 does not start instead"
@@ -20,18 +20,18 @@ _EXACT = "Identical prefixes are loaded; they are exact and need no certificate"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningMode:
-    """A mode as it was asked for, and what became of it."""
+    """A requested mode and what became of it."""
 
     asked: str
     runs: str
     why: str
     does: str
     next_step: str
-    """Empty where nothing is left to do."""
+    """Empty if nothing is left to do."""
 
     @property
     def level(self) -> int:
-        """The level to log it at: a mode that somebody named and that does not run is a warning."""
+        """The log level: a warning if someone chose a mode and it does not run."""
         return logging.INFO if self.asked == self.runs else logging.WARNING
 
     def __str__(self) -> str:
@@ -57,14 +57,14 @@ class RunningMode:
         objection: str | None = None,
         prefixes: bool = False,
     ) -> RunningMode:
-        """Work it out.
+        """Determine the mode.
 
         Parameters
         ----------
         given
-            Whether somebody named the mode, or it is the default.
+            Whether someone chose the mode, or it is the default.
         objection
-            Why this engine loads nothing whatever the mode says, if so.
+            Why this engine loads nothing in any mode, if so.
         prefixes
             Whether the engine loads identical prefixes in every mode that loads.
         """
@@ -79,7 +79,7 @@ class RunningMode:
             why, step = "SEMBLEND_ENABLED is 0", "set SEMBLEND_ENABLED=1"
             return cls(asked=asked, runs="off", why=why, does=nothing, next_step=step)
         if not mode.loads:
-            why = "this mode was asked for" if given else "no mode was given"
+            why = "this mode was chosen" if given else "no mode was given"
             return discovery(why, _certify(model))
         if settings.discovery_only:
             return discovery("SEMBLEND_DISCOVERY_ONLY is set", "unset SEMBLEND_DISCOVERY_ONLY")
@@ -89,8 +89,8 @@ class RunningMode:
         if mode.value == exact.runs:
             return exact
         if mode.uncertified:
-            why = "an experiment, without a certificate, and every response says so"
-            step = f"`semblend certify --model {model}`, then mode segmented"
+            why = "an experiment without a certificate, as every response says"
+            step = f"run `semblend certify --model {model}`, then use mode segmented"
             does = "Reusable text is loaded"
             return cls(asked=asked, runs=asked, why=why, does=does, next_step=step)
         if standing.certificate is None:
@@ -105,6 +105,6 @@ class RunningMode:
 
 def _certify(model: str) -> str:
     return (
-        f"`semblend certify --model {model}`, then mode segmented; or, to try it without a "
-        "certificate, mode segmented_experimental"
+        f"run `semblend certify --model {model}`, then use mode segmented; to try it without a "
+        "certificate, use mode segmented_experimental"
     )

@@ -1,8 +1,8 @@
-"""What audit streams say was saved, and would be: `semblend report` shows it.
+"""What audit streams say was saved or could be; `semblend report` shows it.
 
-Seconds come from the engine's own prefills: a plan's saving is counted in units of the cost model,
-and the stream says how long one unit took (`seconds_per_unit`). Where it does not, seconds are
-unknown unless somebody says how long a token takes.
+Seconds come from the engine's own prefills: a plan's saving is counted in units of the cost
+model, and the stream says how long one unit took (`seconds_per_unit`). Without that, seconds
+are unknown unless the user says how long a token takes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _COUNTS = ("prompt_tokens", "exact_tokens", "reused_tokens", "reusable_tokens")
 
 @dataclass(slots=True, kw_only=True)
 class Share:
-    """Requests of one kind (all, a tenant's, those a document served), added up."""
+    """Totals over some requests (all, a tenant's, or those a document served)."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -40,24 +40,24 @@ class Share:
 
     @property
     def reused_share(self) -> float:
-        """Of all prompt tokens."""
+        """Share of all prompt tokens."""
         return self.reused_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     @property
     def reusable_share(self) -> float:
-        """Of all prompt tokens."""
+        """Share of all prompt tokens."""
         return self.reusable_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Document:
-    """A donor, and what others reused of it or could have."""
+    """A donor, and how much of it others reused or could have."""
 
     donor_id: str
     requests: int = 0
     tokens: int = 0
     donor_tokens: int | None = None
-    """Its own length, where the stream has it."""
+    """Its own length, if the stream has it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Savings:
     timed: bool = True
     """Whether seconds are known for all requests."""
     unreadable: int = 0
-    """Lines that are no audit records."""
+    """Lines that are not audit records."""
 
     @property
     def hours(self) -> float:
@@ -111,7 +111,7 @@ class Savings:
 
 
 def audit_files(paths: Iterable[Path]) -> list[Path]:
-    """The files named, and those that rotation put aside, the oldest first."""
+    """The named files and their rotated versions, oldest first."""
     found: list[Path] = []
     for path in paths:
         aside = [each for each in path.parent.glob(f"{path.name}.*") if each.suffix[1:].isdecimal()]
@@ -128,14 +128,14 @@ def add_up(
     Parameters
     ----------
     seconds_per_token
-        How long this engine's prefill takes a token, instead of what the stream says.
+        Prefill time per token, overriding what the stream says.
     gpus
-        GPUs a request occupies, instead of the ranks the stream names.
+        GPUs per request, overriding the ranks the stream names.
 
     Raises
     ------
     SerialisationError
-        If the stream settles no request: nothing can be said then.
+        If the stream settles no request, so nothing can be said.
     """
     savings = Savings()
     settled: list[dict[str, Any]] = []
@@ -152,7 +152,7 @@ def add_up(
             lengths[str(record.get("donor_id"))] = _whole(record.get("tokens"))
     if not settled:
         raise SerialisationError(
-            "no request is settled in it: not an audit stream of this release, or nothing was asked"
+            "it settles no request: not an audit stream of this release, or no request was sent"
         )
     rates = _rates(settled)
     documents: dict[str, Document] = {}
@@ -191,7 +191,7 @@ def _records(lines: Iterable[str], savings: Savings) -> Iterator[dict[str, Any]]
 
 
 def _rates(settled: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Seconds a unit takes, of each engine: the median of what it said."""
+    """Seconds per unit for each engine: the median of what it reported."""
     said: dict[str, list[float]] = {}
     for record in settled:
         rate = _number(record.get("seconds_per_unit"))

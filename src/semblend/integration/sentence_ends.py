@@ -1,4 +1,4 @@
-"""Where sentences end in the vocabulary of the model an engine serves."""
+"""Where sentences end in the served model's vocabulary."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from semblend.planning.boundaries import Boundaries
 
 
 def boundaries_of(tokenizer: Callable[[], Any], logger: logging.Logger) -> Boundaries | None:
-    """Sentence boundaries of the vocabulary; None where its tokenizer cannot say.
+    """Sentence boundaries of the vocabulary; None if they cannot be found.
 
-    Policies then recompute up to their limit instead of up to a sentence's end.
+    Policies then recompute up to their limit instead of up to the end of a sentence.
     """
     try:
         loaded = tokenizer()
@@ -21,5 +21,5 @@ def boundaries_of(tokenizer: Callable[[], Any], logger: logging.Logger) -> Bound
         texts = loaded.batch_decode([[token] for token in range(len(loaded))])
         return Boundaries.from_texts(texts)
     except Exception as error:
-        logger.warning("SemBlend found no sentence boundaries in the tokenizer: %s", error)
+        logger.warning("SemBlend cannot find sentence boundaries in the tokenizer: %s", error)
         return None

@@ -1,6 +1,6 @@
-"""What adapters count, as plain numbers: the same words and sums in every engine's /metrics.
+"""What adapters count, as plain numbers: the same names and sums in every engine's /metrics.
 
-Hole tokens are computed, so they are counted as computed.
+Hole tokens are computed, so they count as computed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from semblend.core.outcomes import Outcome
 from semblend.integration.counters import REUSABLE, TOKEN_SOURCES, tokens_by_source
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-"""Edges of histograms of durations."""
+"""Bucket edges of duration histograms."""
 PLAIN = {
     "donors_registered": "Prompts kept as donors.",
     "donors_dropped": "Donors that were evicted, lost or not stored.",
@@ -21,19 +21,19 @@ PLAIN = {
     "capture_bytes": "Bytes of K/V copied for donors, over all ranks.",
     "donors_shared": "Donors that other machines can fetch.",
     "donors_fetched": "Donors fetched from other machines.",
-    "fetches_failed": "Donors of other machines that were worth fetching and did not come.",
+    "fetches_failed": "Donors of other machines that were worth fetching but did not arrive.",
     "shadow_samples": "Reused requests that were also computed cold.",
     "load_failures": "Loads that failed and were computed exactly.",
-    "deferred_steps": "Steps requests waited for the hole budget, or for their plan.",
+    "deferred_steps": "Steps that requests waited for the hole budget or for their plan.",
 }
 """Counters without a label."""
 TIMES = {
-    "lookup": "Time to plan for a prompt, in the scheduler.",
+    "lookup": "Time to plan a prompt, in the scheduler.",
     "load": "Time to copy and rotate a step's spans, slowest rank.",
     "nested": "Time of a step's pass over holes, slowest rank.",
     "capture": "Time to copy one prompt's K/V, off the request path, slowest rank.",
 }
-"""Histograms of durations."""
+"""Duration histograms."""
 VALUES = {
     "shadow_divergence": (
         "Mean KL(cold || reused) of a shadow sample's compared tokens, nats.",
@@ -44,7 +44,7 @@ VALUES = {
         (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0),
     ),
 }
-"""Histograms of other figures: what they show, and their edges."""
+"""Other histograms: what they show, and their bucket edges."""
 
 _SUMS = ("counts", "requests", "declines", "tokens")
 _LISTS = ("seconds", "values")
@@ -53,7 +53,7 @@ _LATEST = "gauges"
 
 @dataclass
 class Stats:
-    """What happened since the last time somebody asked. Plain numbers and lists in `data`."""
+    """What happened since the last read. Plain numbers and lists in `data`."""
 
     data: dict[str, Any] = field(default_factory=dict)
 
@@ -62,11 +62,9 @@ class Stats:
             self.reset()
 
     def reset(self) -> None:
-        """Forget everything counted."""
         self.data = {part: {} for part in (*_SUMS, *_LISTS, _LATEST)}
 
     def is_empty(self) -> bool:
-        """Whether nothing was counted."""
         return not any(self.data.values())
 
     def take(self) -> Stats:
@@ -80,19 +78,19 @@ class Stats:
         _add(self.data["counts"], name, amount)
 
     def time(self, name: str, seconds: float) -> None:
-        """Note one duration."""
+        """Record one duration."""
         self.data["seconds"].setdefault(name, []).append(seconds)
 
     def value(self, name: str, value: float) -> None:
-        """Note one figure that is no duration."""
+        """Record one figure that is not a duration."""
         self.data["values"].setdefault(name, []).append(value)
 
     def gauges(self, values: dict[str, float]) -> None:
-        """How things stand, now."""
+        """Set the current gauge values."""
         self.data[_LATEST] = values
 
     def settled(self, settlement: Settlement) -> None:
-        """Count one request and its prompt tokens by where their K/V came from."""
+        """Count one request, and its prompt tokens by where their K/V came from."""
         _add(self.data["requests"], settlement.outcome.value, 1)
         if settlement.reason is not None:
             _add(self.data["declines"], settlement.reason.value, 1)
@@ -100,7 +98,6 @@ class Stats:
             _add(self.data["tokens"], source, amount)
 
     def merged(self, other: dict[str, Any]) -> dict[str, Any]:
-        """Both together, as data."""
         merged: dict[str, Any] = {}
         for part in _SUMS:
             merged[part] = dict(self.data.get(part, {}))

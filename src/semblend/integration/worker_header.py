@@ -1,6 +1,6 @@
-"""A worker's name on its answers, so that who stands before a router learns where they came from.
+"""Puts a worker's name on its answers, so that a client of a router learns who answered.
 
-Plain ASGI, for any server: `semblend serve` adds it by itself, `semblend-sglang` too, and vLLM
+Plain ASGI, for any server: `semblend serve` and `semblend-sglang` add it themselves; vLLM
 takes it with `--middleware semblend.integration.worker_header.WorkerHeader`.
 """
 
@@ -19,7 +19,7 @@ Application = Callable[[Message, Any, Send], Awaitable[None]]
 
 
 class WorkerHeader:
-    """Adds the header to every answer; without a name, to none."""
+    """Adds the header to every answer, if there is a name."""
 
     def __init__(self, app: Application, worker_id: str | None = None) -> None:
         """The name defaults to SEMBLEND_WORKER_ID."""
@@ -28,7 +28,6 @@ class WorkerHeader:
         self._header = (HEADER.encode(), name.encode("latin-1", "replace")) if name else None
 
     async def __call__(self, scope: Message, receive: Any, send: Send) -> None:
-        """Pass a request on."""
         if self._header is None or scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -1,9 +1,9 @@
-"""What the page shows: metadata of recent requests, never a word of their text.
+"""What the page shows: metadata of recent requests, never their text.
 
-Views carry a sequence number that grows with every change, so that a page asks
-only for what is new. A caller sees its own tenant's requests unless it may see all.
-Every number a tenant is shown (keys, cursors) is counted for that tenant alone, and
-what is remembered of it depends on nobody else: gaps would tell of others' requests.
+Views carry a sequence number that grows with every change, so a page asks only for what
+is new. Callers see their own tenant's requests unless they may see all. Every number shown
+to a tenant (keys, cursors) is counted for that tenant alone, and what is remembered about
+it depends on nobody else: gaps would reveal other tenants' requests.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class RequestView:
     """One request as the page draws it."""
 
     key: int
-    """Counts all requests; for callers who may see all."""
+    """Counts all requests; shown to callers who may see all."""
     own_key: int
-    """Counts this tenant's."""
+    """Counts this tenant's requests."""
     request_id: str
     tenant: str | None
     endpoint: str
@@ -42,27 +42,25 @@ class RequestView:
     strip: list[list[Any]] = field(default_factory=list)
     """[start, end, source, donor number or None] for each run of prompt tokens."""
     found: list[list[int]] = field(default_factory=list)
-    """[start, end] of runs that discovery found in donors and that were computed."""
+    """[start, end] of runs that discovery found in donors but that were computed."""
     output_tokens: int = 0
 
     @property
     def under_way(self) -> bool:
-        """Whether it is not over yet."""
         return self.state in {"queued", "running"}
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of one tenant's (or everybody's) finished requests."""
+    """Counts of finished requests, for one tenant or for all."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
     declines: Counter[str] = field(default_factory=Counter)
     reusable_tokens: int = 0
-    """Computed tokens that donors held: what discovery alone reported."""
+    """Computed tokens that donors held, as reported by discovery alone."""
 
     def add(self, report: RequestReport) -> None:
-        """Count one finished request."""
         self.outcomes[report.outcome.value] += 1
         self.tokens[TokenSource.EXACT.value] += report.exact_tokens
         self.tokens[TokenSource.CONTINUED.value] += report.continued_tokens
@@ -74,7 +72,7 @@ class Tally:
             self.declines[report.reason.value] += 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Every outcome and source, zeros included; reasons that occurred."""
+        """Every outcome and source, including zeros, and the reasons that occurred."""
         return {
             "outcomes": {outcome.value: self.outcomes[outcome.value] for outcome in Outcome},
             "tokens": {source.value: self.tokens[source.value] for source in TokenSource},
@@ -85,7 +83,7 @@ class Tally:
 
 @dataclass(slots=True)
 class _Feed:
-    """One tenant's recent requests, numbered on their own."""
+    """One tenant's recent requests, with their own numbering."""
 
     views: OrderedDict[int, RequestView] = field(default_factory=OrderedDict)
     tally: Tally = field(default_factory=Tally)
@@ -98,16 +96,16 @@ class _Feed:
 
 
 class Activity:
-    """Recent requests and tallies, bounded; lives on the event loop."""
+    """Recent requests and counts, bounded; used only on the event loop."""
 
     MAX_TENANTS = 1024
     MAX_VIEWS = 20_000
-    """Views held in all; above it the tenant that was idle longest is forgotten."""
+    """Limit on views in total; above it the tenant idle longest is dropped."""
 
     def __init__(
         self, names: Pseudonyms, *, limit: int, clock: Callable[[], float] = time.time
     ) -> None:
-        """`limit` finished requests of each tenant are remembered."""
+        """Remember at most `limit` finished requests per tenant."""
         self._names = names
         self._limit = limit
         self._clock = clock
@@ -120,7 +118,7 @@ class Activity:
     def begin(
         self, *, request_id: str, tenant: str | None, endpoint: str, stream: bool, tokens: int
     ) -> RequestView:
-        """A request was accepted and waits for a place."""
+        """A request was accepted and is waiting for a slot."""
         feed = self._feed(tenant)
         self._keys += 1
         feed.keys += 1
@@ -142,17 +140,17 @@ class Activity:
         return view
 
     def running(self, view: RequestView) -> None:
-        """The engine has it."""
+        """The engine started the request."""
         view.state = "running"
         self._touch(view)
 
     def progress(self, view: RequestView, output_tokens: int) -> None:
-        """It has produced so many tokens."""
+        """The request has produced this many tokens."""
         view.output_tokens = output_tokens
         self._touch(view)
 
     def finish(self, view: RequestView, state: str, report: RequestReport | None) -> None:
-        """It ended; only a report from the engine is counted."""
+        """The request ended; it is counted only if the engine sent a report."""
         view.state = state
         if report is not None:
             numbers = {donor: number for number, donor in enumerate(report.donor_ids)}
@@ -168,7 +166,7 @@ class Activity:
         self._touch(view)
 
     def snapshot(self, caller: Caller, *, since: int = 0) -> dict[str, Any]:
-        """What `caller` may see of everything that changed after sequence number `since`."""
+        """What `caller` may see of everything that changed after `since`."""
         if caller.sees_all:
             views = [view for feed in self._feeds.values() for view in feed.views.values()]
             views = sorted(views, key=lambda view: view.key)[-self._limit :]
@@ -207,13 +205,13 @@ class Activity:
         view.own_seq = feed.seq
 
     def _feed(self, tenant: str | None) -> _Feed:
-        """The tenant's feed, marked as just used."""
+        """The tenant's feed, marked as recently used."""
         feed = self._feeds.setdefault(tenant, _Feed())
         self._feeds.move_to_end(tenant)
         return feed
 
     def _trim(self, feed: _Feed) -> None:
-        """Drop the oldest finished view; those still under way are bounded by admission."""
+        """Drop the oldest finished view; admission already bounds the unfinished ones."""
         if len(feed.views) <= self._limit:
             return
         for key, view in feed.views.items():

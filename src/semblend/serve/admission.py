@@ -1,4 +1,4 @@
-"""Who may enter the engine now, who waits, who is turned away and told when to come back."""
+"""Decides which requests enter the engine, wait, or are refused with a retry time."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _MAX_BUCKETS = 4096
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A place in the engine; released exactly once."""
+    """A slot in the engine; released exactly once."""
 
     tenant: str | None
     _gate: Admission
     cancel: Callable[[], None] | None = None
-    """How to stop what runs on this ticket."""
+    """Stops what runs on this ticket."""
     released: bool = False
 
     def release(self) -> None:
-        """Give the place to the next in line."""
+        """Give the slot to the next in line."""
         if not self.released:
             self.released = True
             self._gate._leave(self)
@@ -41,10 +41,10 @@ class _Waiter:
 
 
 class Admission:
-    """Bounds what is inside and what waits. Lives on one event loop; no locks.
+    """Limits running and waiting requests. Used on one event loop; no locks.
 
-    A freed place goes to the waiting tenant with the fewest requests inside,
-    then to the longest waiting: one tenant's burst does not starve another.
+    A freed slot goes to the waiting tenant with the fewest running requests, then to the
+    longest waiting, so that one tenant's burst does not starve another.
     """
 
     def __init__(
@@ -67,16 +67,16 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Requests waiting for a place."""
+        """Requests waiting for a slot."""
         return len(self._waiting)
 
     async def enter(self, tenant: str | None) -> Ticket:
-        """A ticket, at once or after a wait.
+        """Get a ticket, at once or after a wait.
 
         Raises
         ------
         ApiError
-            429 for a tenant above its own limits, 503 for a full or stopping server.
+            429 for a tenant over its own limits, 503 for a full or stopping server.
         """
         if self.draining:
             raise _stopping()
@@ -86,7 +86,7 @@ class Admission:
         if limit and mine >= limit:
             raise ApiError(
                 429,
-                f"at most {limit} requests at a time expected of you; wait for one to finish",
+                f"you may have at most {limit} requests at a time; wait for one to finish",
                 code="too_many_concurrent_requests",
                 retry_after_s=1,
             )
@@ -97,7 +97,7 @@ class Admission:
         return await self._wait(tenant)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take nobody else, wait for those inside; whether all finished in time."""
+        """Admit nobody else and wait for running requests; return whether all finished in time."""
         self.draining = True
         for waiter in self._waiting:
             if not waiter.turn.done():
@@ -111,7 +111,6 @@ class Admission:
         return True
 
     def cancel_all(self) -> None:
-        """Stop everything that is inside."""
         for ticket in tuple(self._inside):
             if ticket.cancel is not None:
                 ticket.cancel()
@@ -133,7 +132,7 @@ class Admission:
         if waiter in self._waiting:
             self._waiting.remove(waiter)
         elif waiter.turn.done() and not waiter.turn.cancelled() and not waiter.turn.exception():
-            # Given a place in the very moment it gave up: pass the place on.
+            # It got a slot in the very moment it gave up: pass the slot on.
             waiter.turn.result().release()
 
     def _admit(self, tenant: str | None) -> Ticket:
@@ -157,7 +156,7 @@ class Admission:
             self._idle.set()
 
     def _take_from_bucket(self, tenant: str | None) -> None:
-        """A token bucket a tenant: a minute's requests at once, then an even rate."""
+        """One token bucket per tenant: a minute's requests at once, then an even rate."""
         per_minute = self._options.requests_per_minute
         if not per_minute:
             return
@@ -171,7 +170,7 @@ class Admission:
         if not allowed:
             raise ApiError(
                 429,
-                f"at most {per_minute} requests a minute expected of you",
+                f"you may send at most {per_minute} requests per minute",
                 code="rate_limit_exceeded",
                 retry_after_s=max(1, math.ceil((1.0 - level) * 60.0 / per_minute)),
             )

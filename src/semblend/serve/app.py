@@ -1,4 +1,4 @@
-"""The application: how the parts are wired, and how they stop."""
+"""The application: how its parts are wired and how it shuts down."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from semblend.serve.watch_routes import watch_router
 
 
 def create_app(engine: ServedEngine, options: ServeOptions) -> FastAPI:
-    """An application that serves `engine`. The engine stays the caller's to close.
+    """Create an application that serves `engine`. The caller still closes the engine.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def create_app(engine: ServedEngine, options: ServeOptions) -> FastAPI:
         title="SemBlend",
         summary="An OpenAI-compatible server that reuses the K/V of documents it has read.",
         version=version("semblend"),
-        docs_url=None,  # The stock pages load scripts from elsewhere; ours at /docs does not.
+        docs_url=None,  # The stock pages load scripts from another host; ours at /docs does not.
         redoc_url=None,
         lifespan=lifespan,
     )
@@ -82,14 +82,14 @@ def create_app(engine: ServedEngine, options: ServeOptions) -> FastAPI:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ApiError, _refused)
     if name := getattr(engine, "worker_id", ""):
-        # Inside the gate: whom it turns away is told nothing of the fleet.
+        # Inside the gate, so that rejected callers learn nothing about the fleet.
         app.add_middleware(WorkerHeader, worker_id=name)
     app.add_middleware(Gate, options=options, authenticator=authenticator, metrics=metrics)
     return app
 
 
 async def drain(desk: Desk) -> None:
-    """Take no more requests, let those inside finish in their time, then cancel the rest."""
+    """Admit no more requests, give running ones time to finish, then cancel the rest."""
     if not await desk.admission.drain(desk.options.drain_timeout_s):
         log("drain_timeout", cancelled=desk.admission.inside)
         desk.admission.cancel_all()
@@ -108,9 +108,9 @@ async def _http_error(_: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, HTTPException):
         raise error
     messages = {
-        404: "no such path; /openapi.json lists what there is",
-        405: "this path does not take that method; /openapi.json lists what it takes",
-        400: "the body cannot be read as JSON",
+        404: "no such path; /openapi.json lists the paths",
+        405: "this path does not accept that method; /openapi.json lists those it accepts",
+        400: "the body is not valid JSON",
     }
     refusal = ApiError(error.status_code, messages.get(error.status_code, str(error.detail)))
     response = refusal.response()

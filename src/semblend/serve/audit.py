@@ -1,4 +1,4 @@
-"""The server's audit stream: one line a request, metadata only, for `semblend report`."""
+"""The server's audit stream: one line per request, metadata only, for `semblend report`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger("semblend.serve")
 
 
 class ServerAudit:
-    """Writes how requests ended. Tenants and donors go by the names they have in logs."""
+    """Records how requests ended. Tenants and donors appear under their log pseudonyms."""
 
     def __init__(self, options: ServeOptions, names: Pseudonyms) -> None:
         self._names = names
@@ -27,11 +27,11 @@ class ServerAudit:
 
     @classmethod
     def start_if_wanted(cls, options: ServeOptions, names: Pseudonyms) -> ServerAudit | None:
-        """None where no file was named."""
+        """None if no file was configured."""
         return None if options.audit_path is None else cls(options, names)
 
     def settled(self, report: RequestReport, *, tenant: str | None) -> None:
-        """One request has ended."""
+        """Record the end of one request."""
         cold = report.cost.cold
         computed_cold = cold > 0 and not report.reused_tokens and report.prefill_ms > 0
         found = sum(end - start for start, end in report.found)
@@ -57,5 +57,4 @@ class ServerAudit:
         )
 
     def close(self) -> None:
-        """Write what is left."""
         self._stream.close()

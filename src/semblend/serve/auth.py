@@ -1,12 +1,12 @@
-"""Who is calling: API keys or a trusted header, into a tenant.
+"""Maps API keys or a trusted header to a tenant.
 
-Keys are kept only as SHA-256 digests, and every digest is compared in constant
-time whether or not an earlier one matched. The key file is JSON::
+Keys are kept only as SHA-256 digests. Every digest is compared in constant time, whether
+or not an earlier one matched. The key file is JSON::
 
     {"keys": {"sk-…": "acme",
               "sha256:<64 hex digits>": {"tenant": "ops", "admin": true}}}
 
-A key may be given in clear or as its digest, so the file need not hold a secret.
+A key may be listed in plain text or as its digest, so the file need not contain a secret.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from semblend.core.json_text import parse_json
 from semblend.serve.errors import ApiError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
-"""What a tenant or a template may be called."""
-_NAME_RULE = "1 to 128 letters, digits or ._:@/- expected, starting with a letter or digit"
+"""Allowed names for tenants and templates."""
+_NAME_RULE = "expected 1 to 128 letters, digits or ._:@/-, starting with a letter or digit"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _MIN_KEY_CHARACTERS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Whose request it is and what they may see."""
+    """Who sent a request and what they may see."""
 
     tenant: str | None
     """None: the engine's default tenant."""
     sees_all: bool = False
-    """Whether other tenants' metadata may be shown (an admin key, or no keys at all)."""
+    """Whether it may see other tenants' metadata (an admin key, or no keys configured)."""
     nameless: bool = False
-    """Whether tenants come from a header here and this caller sent none: it may watch, but its
-    prompts would share a namespace with those of everybody else who sent none."""
+    """Tenants come from a header, and this caller sent none. It may watch, but may not send
+    prompts: they would share a namespace with those of every other caller without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +51,11 @@ class _Key:
 
 
 class KeyRing:
-    """API keys by digest; never holds a key in clear."""
+    """API keys by digest; never holds a key in plain text."""
 
     def __init__(self, keys: Mapping[str, Any]) -> None:
         if not keys:
-            raise SettingsError("key file: at least one key expected under 'keys'")
+            raise SettingsError("key file: expected at least one key under 'keys'")
         self._keys = tuple(_parse_key(key, owner) for key, owner in keys.items())
         if len({key.digest for key in self._keys}) != len(self._keys):
             raise SettingsError("key file: the same key is listed twice")
@@ -67,7 +67,7 @@ class KeyRing:
         Raises
         ------
         SettingsError
-            If it is not what the module's docstring shows. The message repeats no key.
+            If the format is wrong (see the module docstring). The message quotes no key.
         """
         try:
             data = parse_json(path.read_bytes())
@@ -77,11 +77,11 @@ class KeyRing:
             raise SettingsError(f"key file {path} is not valid JSON") from error
         keys = data.get("keys") if isinstance(data, dict) else None
         if not isinstance(keys, dict):
-            raise SettingsError(f'key file {path}: {{"keys": {{"<key>": "<tenant>"}}}} expected')
+            raise SettingsError(f'key file {path}: expected {{"keys": {{"<key>": "<tenant>"}}}}')
         return cls(keys)
 
     def find(self, key: str) -> Caller | None:
-        """The caller a key belongs to; takes as long for a wrong key as for a right one."""
+        """The caller a key belongs to. Takes equally long for wrong and right keys."""
         digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
         found: Caller | None = None
         for candidate in self._keys:
@@ -95,7 +95,7 @@ def _parse_key(key: str, owner: Any) -> _Key:
     if match is None and len(key) < _MIN_KEY_CHARACTERS:
         raise SettingsError(
             f"key file: a key of {len(key)} characters can be guessed; "
-            f"at least {_MIN_KEY_CHARACTERS} expected"
+            f"use at least {_MIN_KEY_CHARACTERS}"
         )
     digest = bytes.fromhex(match[1]) if match else hashlib.sha256(key.encode()).digest()
     tenant = owner.get("tenant") if isinstance(owner, dict) else owner
@@ -103,7 +103,7 @@ def _parse_key(key: str, owner: Any) -> _Key:
     if not isinstance(tenant, str) or not NAME.fullmatch(tenant):
         raise SettingsError(f"key file: tenant: {_NAME_RULE}")
     if not isinstance(admin, bool):
-        raise SettingsError("key file: admin: true or false expected")
+        raise SettingsError("key file: admin: expected true or false")
     return _Key(digest=digest, caller=Caller(tenant=tenant, sees_all=admin))
 
 
@@ -111,18 +111,16 @@ class TenancyOptions(Protocol):
     """Where tenants come from."""
 
     @property
-    def key_file(self) -> Path | None:
-        """JSON file of API keys."""
-        ...
+    def key_file(self) -> Path | None: ...
 
     @property
     def trust_tenant_header(self) -> bool:
-        """Whether x-tenant-id is believed."""
+        """Whether to trust x-tenant-id."""
         ...
 
 
 class Authenticator:
-    """Turns a request's headers into a Caller; refuses rather than guesses."""
+    """Turns request headers into a Caller; refuses rather than guesses."""
 
     def __init__(self, options: TenancyOptions) -> None:
         self._keys = KeyRing.from_file(options.key_file) if options.key_file else None
@@ -134,13 +132,13 @@ class Authenticator:
         return self._keys is not None
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
-        """The caller of a request with these (lower-case) headers.
+        """Identify the caller from (lower-case) headers.
 
         Raises
         ------
         ApiError
             401 for a missing or unknown key, 400 or 403 for a tenant header that cannot be
-            honoured. Ignoring it would put callers who ask to be kept apart into one namespace.
+            honored. Ignoring it would put callers who ask for isolation into one namespace.
         """
         tenant = headers.get("x-tenant-id")
         caller = self._holder(headers)
@@ -149,7 +147,7 @@ class Authenticator:
         if not self._trusts_header:
             raise ApiError(
                 400,
-                "x-tenant-id: this server does not take tenants from headers; leave it out, "
+                "x-tenant-id: this server does not take tenants from headers; remove the header, "
                 "or start the server with --trust-tenant-header",
                 param="x-tenant-id",
                 code="tenant_header_not_trusted",
@@ -157,15 +155,15 @@ class Authenticator:
         if not caller.sees_all:
             raise ApiError(
                 403,
-                "x-tenant-id: this API key stands for a tenant of its own; leave it out, or send "
-                "an admin's key",
+                "x-tenant-id: this API key already has a tenant; remove the header, or use an "
+                "admin key",
                 param="x-tenant-id",
                 code="tenant_not_allowed",
             )
         return Caller(tenant=checked_name("x-tenant-id", tenant), sees_all=True)
 
     def _holder(self, headers: Mapping[str, str]) -> Caller:
-        """Who calls by the key alone, where keys are asked for."""
+        """The caller according to the key alone, if keys are required."""
         if self._keys is None:
             return Caller(tenant=None, sees_all=True, nameless=self._trusts_header)
         caller = self._keys.find(_bearer(headers))
@@ -175,7 +173,7 @@ class Authenticator:
 
 
 def require_admin(caller: Caller | None) -> None:
-    """Refuse a caller who may not see what adds up all tenants; None is a public route's.
+    """Refuse a caller who may not see totals over all tenants; None means a public route.
 
     Raises
     ------
@@ -183,11 +181,11 @@ def require_admin(caller: Caller | None) -> None:
         403.
     """
     if caller is not None and not caller.sees_all:
-        raise ApiError(403, "an admin's API key is needed here", code="admin_only")
+        raise ApiError(403, "this needs an admin API key", code="admin_only")
 
 
 def require_tenant(caller: Caller) -> None:
-    """Refuse a prompt that nobody has said whose it is, where tenants come from a header.
+    """Refuse a prompt without a tenant if tenants come from a header.
 
     Raises
     ------
@@ -197,7 +195,7 @@ def require_tenant(caller: Caller) -> None:
     if caller.nameless:
         raise ApiError(
             400,
-            "x-tenant-id: expected with every prompt; this server was started with "
+            "x-tenant-id: required with every prompt, because this server was started with "
             "--trust-tenant-header",
             param="x-tenant-id",
             code="tenant_header_missing",
@@ -208,13 +206,13 @@ def _bearer(headers: Mapping[str, str]) -> str:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not key.strip():
         raise ApiError(
-            401, "an API key is needed: send 'Authorization: Bearer <key>'", code="missing_api_key"
+            401, "missing API key: send 'Authorization: Bearer <key>'", code="missing_api_key"
         )
     return key.strip()
 
 
 def checked_name(param: str, value: str) -> str:
-    """A tenant or template name that is safe to log and to hash.
+    """Check that a tenant or template name is safe to log and hash.
 
     Raises
     ------
@@ -227,17 +225,17 @@ def checked_name(param: str, value: str) -> str:
 
 
 class Pseudonyms:
-    """Keyed hashes that stand for tenants and donors wherever their names must not appear."""
+    """Keyed hashes that replace tenant and donor names where those must not appear."""
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode() if secret else secrets.token_bytes(32)
 
     def tenant(self, tenant: str | None) -> str:
-        """Twelve hex digits that name a tenant without revealing it."""
+        """Twelve hex digits that identify a tenant without revealing it."""
         return self._hash("tenant", tenant or "", "")[:12]
 
     def donor(self, tenant: str | None, donor_id: str) -> str:
-        """Sixteen hex digits that name a donor to its own tenant only."""
+        """Sixteen hex digits that identify a donor to its own tenant only."""
         return self._hash("donor", tenant or "", donor_id)
 
     def _hash(self, kind: str, tenant: str, name: str) -> str:

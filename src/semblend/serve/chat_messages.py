@@ -22,7 +22,7 @@ _MEDIA = {
 
 
 class TextPart(BaseModel):
-    """A part of a message's content. Images and sound are refused: the models are text models."""
+    """A part of a message's content. Only text: the models cannot read images or sound."""
 
     model_config = _STRICT
 
@@ -35,16 +35,16 @@ class TextPart(BaseModel):
         kind = data.get("type") if isinstance(data, dict) else None
         if isinstance(kind, str) and kind in _MEDIA:
             raise ValueError(
-                f"{_MEDIA[kind]} are not supported: this model reads text; leave the part out"
+                f"{_MEDIA[kind]} are not supported: this model reads text; remove the part"
             )
-        # Clients of other servers mark parts for their caches; here nothing has to be marked.
+        # Clients of other servers mark parts for caching; here that is unnecessary.
         if isinstance(data, dict) and "cache_control" in data:
             return {name: value for name, value in data.items() if name != "cache_control"}
         return data
 
 
 class FunctionCall(BaseModel):
-    """Which function a model called, with its arguments as JSON text."""
+    """The function a model called, with its arguments as JSON text."""
 
     model_config = _STRICT
 
@@ -60,11 +60,11 @@ class ToolCall(BaseModel):
     id: str | None = Field(None, max_length=256)
     type: Literal["function"] = "function"
     index: int | None = None
-    """Streams number their calls; some clients send the number back."""
+    """Streams number their calls, and some clients send the number back."""
     function: FunctionCall
 
     def for_template(self) -> dict[str, Any]:
-        """The call as templates read it: arguments as an object, where they are one."""
+        """The call as templates read it: arguments as an object if they are one."""
         try:
             arguments = json.loads(self.function.arguments or "{}")
         except ValueError:
@@ -84,7 +84,7 @@ class ToolFunction(BaseModel):
 
 
 class Tool(BaseModel):
-    """A tool a model may call; functions are the only kind there is."""
+    """A tool a model may call. Functions are the only kind."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -92,7 +92,7 @@ class Tool(BaseModel):
     function: ToolFunction
 
     def for_template(self) -> dict[str, Any]:
-        """The tool as templates read it, without what was not said."""
+        """The tool as templates read it, without unset fields."""
         return {"type": "function", "function": self.function.model_dump(exclude_none=True)}
 
 
@@ -116,11 +116,11 @@ class Message(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, data: Any) -> Any:
-        """Clients send an assistant's message back with every optional field at null."""
+        """Drop nulls: clients send an assistant's message back with optional fields at null."""
         if not isinstance(data, dict):
             return data
         kept = {name: value for name, value in data.items() if value is not None and value != []}
-        if "reasoning" in kept:  # the same thing under vLLM's newer name
+        if "reasoning" in kept:  # vLLM's newer name for the same field
             kept.setdefault("reasoning_content", kept["reasoning"])
             del kept["reasoning"]
         return kept
@@ -129,7 +129,7 @@ class Message(BaseModel):
     @classmethod
     def _only_assistants_call(cls, calls: Any, info: Any) -> Any:
         if calls and info.data.get("role") not in (None, "assistant"):
-            raise ValueError("only an assistant's message has tool calls")
+            raise ValueError("only an assistant message may have tool calls")
         return calls
 
     @field_validator("content")
@@ -141,7 +141,7 @@ class Message(BaseModel):
 
     @property
     def text(self) -> str:
-        """The content as one string; nothing where it is null."""
+        """The content as one string; empty if it is null."""
         if self.content is None:
             return ""
         if isinstance(self.content, str):
@@ -150,7 +150,7 @@ class Message(BaseModel):
 
     @property
     def texts(self) -> list[tuple[str, str]]:
-        """Every text of the message with the field it stands in."""
+        """Every text of the message, with the name of its field."""
         found = [("content", self.text)]
         if self.reasoning_content:
             found.append(("reasoning_content", self.reasoning_content))

@@ -1,6 +1,6 @@
-"""A chat as the text of a prompt, by the model's own template.
+"""Renders a chat as prompt text with the model's own template.
 
-A template that has no place for tools would leave them out without a word. There the
+A template without support for tools would silently drop them. For such a template the
 tools go to the end of the system message, and calls into the text of their message.
 """
 
@@ -32,7 +32,7 @@ _OURS = frozenset(
         "tokenizer_kwargs",
     }
 )
-"""Arguments that decide what kind of thing is rendered; a request may not set them."""
+"""Arguments that change what is rendered; a request may not set them."""
 
 _TOOLS_HEAD = (
     "You may call one of these tools. To call one, answer with a JSON object that has its "
@@ -41,7 +41,7 @@ _TOOLS_HEAD = (
 
 
 class ChatTemplate:
-    """Owns how messages become text."""
+    """Turns messages into text."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -53,7 +53,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: Mapping[str, Any]
     ) -> str:
-        """The prompt, up to where the answer begins.
+        """The prompt, up to the start of the answer.
 
         Raises
         ------
@@ -63,7 +63,7 @@ class ChatTemplate:
         if taken := sorted(_OURS & options.keys()):
             raise ApiError(
                 400,
-                f"chat_template_kwargs.{taken[0]}: the server sets this itself; leave it out",
+                f"chat_template_kwargs.{taken[0]}: set by the server; remove it",
                 param=f"chat_template_kwargs.{taken[0]}",
                 code="invalid_value",
             )
@@ -80,8 +80,8 @@ class ChatTemplate:
                 **options,
             )
         except Exception as error:
-            # A template is a program of the model's author and may raise anything; its
-            # message can repeat the chat, so only its kind is passed on.
+            # A template is a program by the model's author and may raise anything. Its message
+            # may quote the chat, so report only the error's type.
             raise ApiError(
                 400,
                 "messages: the model's chat template does not accept this sequence of roles "
@@ -92,9 +92,9 @@ class ChatTemplate:
         return str(text)
 
     def _turn(self, message: Message) -> dict[str, Any]:
-        # OpenAI renamed the system role; models' templates know the old name.
+        # OpenAI renamed the system role; templates know the old name.
         role = "system" if message.role == "developer" else message.role
-        # Null would be written out as "None" by a template that does not expect it.
+        # A template that does not expect null would print it as "None".
         turn: dict[str, Any] = {"role": role, "content": message.text}
         if message.tool_calls and self._takes_calls:
             turn["tool_calls"] = [call.for_template() for call in message.tool_calls]
@@ -113,7 +113,7 @@ def _call_text(call: ToolCall) -> str:
 
 
 def _list_tools(turns: list[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> None:
-    """Put the tools at the end of the first system message, or into one of their own."""
+    """Add the tools to the end of the first system message, or as a new one."""
     lines = [_TOOLS_HEAD, *(json.dumps(tool, ensure_ascii=False) for tool in tools)]
     text = "\n".join(lines)
     if turns and turns[0]["role"] == "system":

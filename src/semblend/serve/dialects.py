@@ -1,7 +1,7 @@
 """The two shapes of OpenAI's generation API, whole and streamed, behind one interface.
 
-A dialect is made for one choice of an answer and turns the engine's events into that
-endpoint's objects; it knows nothing of HTTP, queues or engines.
+A dialect handles one choice of an answer and turns the engine's events into that
+endpoint's objects. It knows nothing about HTTP, queues or engines.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ Chunk = dict[str, Any]
 
 
 class Dialect(Protocol):
-    """How one endpoint says an answer."""
+    """How one endpoint formats an answer."""
 
     def choice(
         self, events: Sequence[TokenEvent], finish: FinishReason, report: ReuseReport | None
     ) -> Any:
-        """The complete choice; with a report of its own where it is one of several."""
+        """The complete choice; includes its own report if there are several choices."""
         ...
 
     def whole(self, choices: Sequence[Any], usage: Usage, report: ReuseReport) -> BaseModel:
-        """The complete reply of all choices."""
+        """The complete reply with all choices."""
         ...
 
     def opening(self) -> Chunk | None:
-        """What a stream starts with, if anything."""
+        """The first chunk of a stream, if any."""
         ...
 
     def token(self, event: TokenEvent) -> Chunk | None:
-        """One token of a stream; None when it shows nothing."""
+        """One token of a stream; None if there is nothing to show."""
         ...
 
     def closing(self, finish: FinishReason) -> Chunk:
@@ -56,12 +56,12 @@ class Dialect(Protocol):
         ...
 
     def usage(self, usage: Usage) -> Chunk:
-        """The chunk that carries token counts, after the closing one."""
+        """The chunk with token counts, after the closing one."""
         ...
 
 
 class _Base:
-    """What chunks of both endpoints share."""
+    """What both endpoints share."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class _Base:
         self._kind = kind
         self._tokenizer = tokenizer
         self._top = top_logprobs
-        """Alternatives asked for; None: no log probabilities at all."""
+        """Number of alternatives requested; None: no log probabilities."""
 
     def _chunk(self, choices: list[dict[str, Any]]) -> Chunk:
         return {
@@ -122,7 +122,6 @@ class ChatDialect(_Base):
     def choice(
         self, events: Sequence[TokenEvent], finish: FinishReason, report: ReuseReport | None
     ) -> ChatChoice:
-        """The complete choice."""
         return ChatChoice(
             index=self._index,
             message=ChatReplyMessage(content="".join(event.text for event in events)),
@@ -132,7 +131,6 @@ class ChatDialect(_Base):
         )
 
     def whole(self, choices: Sequence[ChatChoice], usage: Usage, report: ReuseReport) -> ChatReply:
-        """The complete reply."""
         return ChatReply(
             id=self.reply_id,
             created=self.created,
@@ -143,11 +141,10 @@ class ChatDialect(_Base):
         )
 
     def opening(self) -> Chunk | None:
-        """The role, ahead of any text."""
+        """The role, before any text."""
         return self._delta({"role": "assistant", "content": ""}, None, None)
 
     def token(self, event: TokenEvent) -> Chunk | None:
-        """One token's text."""
         logprobs = self._logprobs([event])
         if not event.text and logprobs is None:
             return None
@@ -155,7 +152,6 @@ class ChatDialect(_Base):
         return self._delta({"content": event.text}, dumped, None)
 
     def closing(self, finish: FinishReason) -> Chunk:
-        """The finish reason."""
         return self._delta({}, None, finish.value)
 
     def _delta(
@@ -183,7 +179,7 @@ class ChatDialect(_Base):
 
     def _alternative(self, token_id: int, logprob: float | None) -> AlternativeLogprob:
         piece = self._piece(token_id)
-        # A token can be part of a character; then its text says nothing about its bytes.
+        # A token can be part of a character; then its text does not determine its bytes.
         known = "\ufffd" not in piece
         return AlternativeLogprob(
             token=piece,
@@ -217,7 +213,6 @@ class TextDialect(_Base):
     def choice(
         self, events: Sequence[TokenEvent], finish: FinishReason, report: ReuseReport | None
     ) -> TextChoice:
-        """The complete choice."""
         return TextChoice(
             index=self._index,
             text="".join(event.text for event in events),
@@ -227,7 +222,6 @@ class TextDialect(_Base):
         )
 
     def whole(self, choices: Sequence[TextChoice], usage: Usage, report: ReuseReport) -> TextReply:
-        """The complete reply."""
         return TextReply(
             id=self.reply_id,
             created=self.created,
@@ -238,11 +232,10 @@ class TextDialect(_Base):
         )
 
     def opening(self) -> Chunk | None:
-        """A completion's stream starts with its text."""
+        """Nothing: a completion's stream starts with its text."""
         return None
 
     def token(self, event: TokenEvent) -> Chunk | None:
-        """One token's text."""
         logprobs = self._logprobs([event])
         if not event.text and logprobs is None:
             return None
@@ -250,7 +243,6 @@ class TextDialect(_Base):
         return self._piece_chunk(event.text, dumped, None)
 
     def closing(self, finish: FinishReason) -> Chunk:
-        """The finish reason."""
         return self._piece_chunk("", None, finish.value)
 
     def _piece_chunk(self, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> Chunk:
@@ -281,5 +273,5 @@ class TextDialect(_Base):
 
 
 def _finite(logprob: float | None) -> float:
-    """JSON has no infinity; OpenAI says -9999 for a probability of nothing."""
+    """JSON has no infinity; OpenAI uses -9999 for a probability of zero."""
     return -9999.0 if logprob is None or not logprob > -9999.0 else float(logprob)

@@ -1,4 +1,4 @@
-"""Stops work when the one who asked for it has gone away."""
+"""Stops work when the client disconnects."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Result = TypeVar("Result")
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`, which is cancelled if the client disconnects first.
+    """Await `work`; cancel it if the client disconnects first.
 
     Raises
     ------
     ApiError
-        499 when the client went away; nobody reads it, the log does.
+        499 if the client disconnected. Nobody reads it, but the log records it.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request))
@@ -27,7 +27,7 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result]) 
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ApiError(499, "the client went away", code="client_disconnected")
+        raise ApiError(499, "the client disconnected", code="client_disconnected")
     finally:
         gone.cancel()
         task.cancel()

@@ -1,6 +1,6 @@
-"""`/docs`: the API's description as one page, from `/openapi.json` and nothing else.
+"""`/docs`: the API's description as one page, generated from `/openapi.json`.
 
-FastAPI's own page loads scripts from another host; this one has no script at all.
+FastAPI's own page loads scripts from another host; this one has no scripts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ p { margin: .25rem 0; }
 
 
 def docs_page(description: Mapping[str, Any]) -> Page:
-    """The page of an OpenAPI description."""
+    """Render an OpenAPI description."""
     digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'; "
@@ -75,7 +75,7 @@ def _fields(schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """A type in words: the names of references, the branches of unions."""
+    """A type in words: names for references, alternatives for unions."""
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
     if "anyOf" in schema:

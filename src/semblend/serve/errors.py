@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients read them: a status, a message that helps, the field it is about."""
+"""Errors in OpenAI's format: a status, a helpful message, and the field it is about."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KINDS: Mapping[int, str] = {
 
 
 class ApiError(RequestError):
-    """A refusal with an HTTP status; its message names the field and what would be right."""
+    """A refusal with an HTTP status; the message names the field and how to fix it."""
 
     def __init__(
         self,
@@ -46,7 +46,6 @@ class ApiError(RequestError):
         self.retry_after_s = retry_after_s
 
     def body(self) -> dict[str, Any]:
-        """The error in OpenAI's shape."""
         return {
             "error": {
                 "message": self.message,
@@ -57,7 +56,6 @@ class ApiError(RequestError):
         }
 
     def headers(self) -> dict[str, str]:
-        """Headers that belong to this refusal."""
         headers: dict[str, str] = {}
         if self.retry_after_s is not None:
             headers["retry-after"] = str(self.retry_after_s)
@@ -66,26 +64,25 @@ class ApiError(RequestError):
         return headers
 
     def response(self) -> JSONResponse:
-        """The HTTP answer."""
         return JSONResponse(self.body(), status_code=self.status, headers=self.headers())
 
 
 def printable(text: str) -> str:
-    """Text that can be sent: JSON may name a field with half of a surrogate pair."""
+    """Make text sendable: JSON may name a field with half of a surrogate pair."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def internal_error() -> ApiError:
-    """What a caller is told when it is our fault: nothing about the inside."""
+    """What a caller is told if the server is at fault; reveals nothing internal."""
     return ApiError(
         500,
-        "the server failed to answer this request; its x-request-id finds the cause in the log",
+        "the server failed to answer this request; look up its x-request-id in the server log",
         code="internal_error",
     )
 
 
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """The first thing wrong with a body, said plainly and without repeating its contents."""
+    """The first problem of a body, in plain words and without quoting its contents."""
     first = _most_telling(errors)
     location = [part for part in first["loc"] if part not in {"body", "query", "path"}]
     kind = str(first["type"])
@@ -95,9 +92,9 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if kind == "missing":
         message = f"{param or 'body'}: this field is required"
     elif kind == "extra_forbidden":
-        message = f"{param}: this server knows no such field"
+        message = f"{param}: unknown field"
     elif kind == "value_error" and not location:
-        # Rules over several fields name the field they are about themselves.
+        # Rules over several fields name the field themselves.
         message = str(first["msg"]).removeprefix("Value error, ")
         raised = first.get("ctx", {}).get("error")
         param = raised.field if isinstance(raised, RequestFieldError) else ""
@@ -107,7 +104,7 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 
 
 def _most_telling(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Of a union's failures, the one that got furthest into what the user wrote."""
+    """Of a union's failures, the one that got furthest into the user's input."""
     if not errors:
         return {"type": "unknown", "loc": (), "msg": "malformed request"}
     field = tuple(errors[0]["loc"][:-1])
@@ -115,12 +112,12 @@ def _most_telling(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def _insight(error: Mapping[str, Any]) -> tuple[int, bool]:
-    """How deep it got; at the same depth, a wrong value tells more than a wrong type."""
+    """Depth first; at equal depth, a wrong value says more than a wrong type."""
     return len(error["loc"]), not str(error["type"]).endswith("_type")
 
 
 def _path(location: Sequence[Any]) -> str:
-    """A field's path as a user writes it: messages[0].content."""
+    """A field's path as a user would write it: messages[0].content."""
     path = ""
     for part in location:
         if isinstance(part, int):
@@ -131,7 +128,7 @@ def _path(location: Sequence[Any]) -> str:
 
 
 def _is_union_branch(part: str) -> bool:
-    """Pydantic names the branch of a union it tried; no user wrote that."""
+    """Pydantic names the branch of a union it tried; users never wrote that."""
     return part in {"str", "int"} or part.startswith(("list[", "constrained-"))
 
 

@@ -1,8 +1,8 @@
-"""One request's course through the engine, from admission to the books.
+"""One request's path through the engine, from admission to accounting.
 
-An exchange owns three things that must each happen exactly once however the
-request ends: the place in the engine is given back, and only when the engine has
-let go; the report is counted; one line is logged.
+However a request ends, an exchange makes sure that three things happen exactly once: its
+engine slot is released (only after the engine has let go), its report is counted, and one
+line is logged.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from semblend.serve.protocols import ServedEngine, ServedHandle
 from semblend.serve.relay import BrokenHandleError, EventRelay
 
 _ENGINE_FIELDS = ("logit_bias", "response_format")
-"""What the engine may refuse, of those that a caller knows by the same name."""
+"""Engine refusals that a caller knows by the same name."""
 
 _LET_GO_S = 60.0
-"""How long we wait for the engine to confirm a cancellation before giving the place away."""
+"""How long to wait for the engine to confirm a cancellation before reusing the slot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desk:
-    """What every exchange of one server shares."""
+    """What all exchanges of one server share."""
 
     engine: ServedEngine
     options: ServeOptions
@@ -61,7 +61,7 @@ class Desk:
 
 
 class Exchange:
-    """One request: `begin`, then events, then `close`."""
+    """One request: call `begin`, read the events, call `close`."""
 
     def __init__(
         self, desk: Desk, *, caller: Caller, request_id: str, endpoint: str, stream: bool
@@ -82,21 +82,21 @@ class Exchange:
 
     @property
     def deadline(self) -> float:
-        """When, on the loop's clock, the request must be over."""
+        """When the request must be over, on the loop's clock."""
         return self._deadline
 
     @property
     def prompt_report(self) -> RequestReport | None:
-        """What happened to the prompt, once the first token is there."""
+        """What happened to the prompt, available from the first token on."""
         return None if self._relay is None else self._relay.prompt_report
 
     async def begin(self, request: GenerationRequest) -> None:
-        """Wait for a place and hand the request to the engine.
+        """Wait for a slot and hand the request to the engine.
 
         Raises
         ------
         ApiError
-            If there is no place, or the engine refuses the request.
+            If there is no slot, or the engine refuses the request.
         """
         self._view = self._desk.activity.begin(
             request_id=self._request_id,
@@ -108,12 +108,12 @@ class Exchange:
         self._ticket = await self._desk.admission.enter(self._caller.tenant)
         loop = asyncio.get_running_loop()
         self._deadline = loop.time() + self._desk.options.request_timeout_s
-        # On a thread: an engine may wait for a lock or look for donors on submission.
+        # On a thread, because an engine may block on a lock or search for donors here.
         submission = asyncio.ensure_future(asyncio.to_thread(self._desk.engine.submit, request))
         try:
             self._adopt(await asyncio.shield(submission))
         except asyncio.CancelledError:
-            # The thread cannot be stopped: take what it returns, so that it can be cancelled.
+            # The thread cannot be stopped: take its result, so that it can be cancelled.
             with contextlib.suppress(Exception):
                 self._adopt(await submission)
             raise
@@ -132,12 +132,12 @@ class Exchange:
             self._desk.activity.running(self._view)
 
     async def events(self) -> AsyncIterator[Event]:
-        """The engine's events, within the request's time.
+        """The engine's events, within the request's time limit.
 
         Raises
         ------
         ApiError
-            504 when time is up, 503 when the server stops, 500 when the engine failed.
+            504 if time is up, 503 if the server stops, 500 if the engine failed.
         """
         if self._relay is None:
             raise internal_error()
@@ -151,7 +151,7 @@ class Exchange:
                 raise ApiError(
                     504,
                     f"not finished within {self._desk.options.request_timeout_s:g} seconds; "
-                    "ask for fewer tokens",
+                    "request fewer tokens",
                     code="request_timeout",
                 ) from None
             except BrokenHandleError as error:
@@ -168,7 +168,7 @@ class Exchange:
             yield event
 
     def settle(self) -> None:
-        """Give the place back and enter the report in the books; only the first call counts."""
+        """Release the slot and record the report; only the first call has an effect."""
         if self._settled:
             return
         self._settled = True
@@ -185,7 +185,7 @@ class Exchange:
         log("generation", state=self._state(finished), **self._identity(), **_figures(report))
 
     def close(self) -> None:
-        """Stop whatever still runs; settle at once, or as soon as the engine lets go."""
+        """Stop whatever still runs; settle now, or as soon as the engine lets go."""
         self._closing = True
         if self._settled:
             return
@@ -218,7 +218,7 @@ class Exchange:
                 raise internal_error()
             raise ApiError(
                 503,
-                "the request was stopped because the server shuts down",
+                "the request was stopped because the server is shutting down",
                 code="server_stopping",
                 retry_after_s=5,
             )
@@ -240,7 +240,7 @@ class Exchange:
 
 
 def _no_room() -> ApiError:
-    """Everything else about the request was checked before: it is the engine's state."""
+    """The request itself was already checked, so this is about the engine's state."""
     return ApiError(503, "the engine has no room; try again", code="no_capacity", retry_after_s=1)
 
 

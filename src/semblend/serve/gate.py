@@ -1,8 +1,8 @@
-"""The outermost layer: what is checked of a request before any of it is believed.
+"""The outermost layer: checks every request before anything in it is trusted.
 
-In order: a request id, the Host it was sent to, who sends it, the content type,
-then the body within its size and time. Every answer leaves with security headers,
-every failure inside becomes an error in OpenAI's shape.
+In order: a request id, the Host header, the caller, the content type, then the body within
+its size and time limits. Every answer gets security headers, and every failure inside
+becomes an error in OpenAI's format.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _PUBLIC = frozenset(
 )
 
 _WATCHED = _PUBLIC | {"/metrics", "/semblend/state"}
-"""Routes that pages, probes and scrapers ask for all the time."""
+"""Routes that pages, probes and scrapers poll constantly."""
 
 _SAID_ONCE = ("authorization", "x-tenant-id", "x-chat-template-id")
-"""Headers that decide whose request it is. Of two, a proxy in front may have checked the other."""
+"""Headers that identify the caller. If one is sent twice, a proxy may have checked the other."""
 
 _SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
@@ -45,21 +45,21 @@ _SECURITY_HEADERS = {
 
 
 class GateOptions(Protocol):
-    """What an operator decides about a gate."""
+    """A gate's settings."""
 
     @property
     def accepted_hosts(self) -> frozenset[str] | None:
-        """Names a request may be addressed to; None accepts any."""
+        """Host names a request may be addressed to; None accepts any."""
         ...
 
     @property
     def max_bodies(self) -> int:
-        """Bodies held at a time."""
+        """Maximum number of bodies held at a time."""
         ...
 
     @property
     def max_body_bytes(self) -> int:
-        """Largest body."""
+        """Maximum body size."""
         ...
 
     @property
@@ -69,20 +69,18 @@ class GateOptions(Protocol):
 
     @property
     def public_metrics(self) -> bool:
-        """Whether /metrics is for anybody."""
+        """Whether /metrics is public."""
         ...
 
 
 class ResponseCounter(Protocol):
-    """Somebody who counts responses."""
+    """Counts responses."""
 
-    def responded(self, endpoint: str, status: int) -> None:
-        """One response left."""
-        ...
+    def responded(self, endpoint: str, status: int) -> None: ...
 
 
 class Gate:
-    """ASGI middleware that owns the rule that nothing unchecked reaches a route."""
+    """ASGI middleware that lets nothing unchecked reach a route."""
 
     def __init__(
         self,
@@ -100,7 +98,7 @@ class Gate:
         self._bodies = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection event stream."""
+        """Handle one connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -137,7 +135,7 @@ class Gate:
         if self._hosts is not None and _host(headers.get("host", "")) not in self._hosts:
             raise ApiError(
                 421,
-                "host: this server is not reached under that name; name it with --allow-host",
+                "host: this server does not accept that name; allow it with --allow-host",
                 param="host",
                 code="host_not_allowed",
             )
@@ -148,7 +146,7 @@ class Gate:
                 if len(headers.getlist(name)) > 1:
                     raise ApiError(
                         400,
-                        f"{name}: sent more than once; one value expected",
+                        f"{name}: sent more than once; expected one value",
                         param=name,
                         code="repeated_header",
                     )
@@ -159,11 +157,11 @@ class Gate:
     ) -> None:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            # Also what keeps other sites' pages out: a browser may post JSON only where it
-            # was allowed to ask first, and we never allow that.
+            # This also keeps other sites' pages out: a browser may post JSON only after a
+            # preflight that we never allow.
             raise ApiError(
                 415,
-                "content-type: application/json expected",
+                "content-type: expected application/json",
                 param="content-type",
                 code="unsupported_media_type",
             )
@@ -190,7 +188,7 @@ class Gate:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise ApiError(499, "the client went away", code="client_disconnected")
+                        raise ApiError(499, "the client disconnected", code="client_disconnected")
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
                     if size > limit:
@@ -206,7 +204,7 @@ class Gate:
 
 
 class _Reply:
-    """The sending side of one request: its headers, its status, whether it has begun."""
+    """The sending side of one request: headers, status, and whether it has begun."""
 
     def __init__(self, send: Send, *, request_id: str) -> None:
         self._send = send
@@ -225,7 +223,7 @@ class _Reply:
         await self._send(message)
 
     async def refuse(self, error: ApiError, scope: Scope) -> None:
-        """Answer with `error`, unless an answer is already on its way."""
+        """Answer with `error`, unless an answer has already begun."""
         if self.begun:
             return
         response = error.response()
@@ -235,12 +233,12 @@ class _Reply:
 
 
 def _request_id(given: str | None) -> str:
-    """The caller's id if it is safe to log and echo, else a new one."""
+    """The caller's id if it is safe to log and echo, otherwise a new one."""
     return given if given and REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def _host(value: str) -> str:
-    """The name in a Host header, without its port."""
+    """The name in a Host header, without the port."""
     value = value.strip().lower()
     if value.startswith("["):
         return value[1:].partition("]")[0]
@@ -248,7 +246,7 @@ def _host(value: str) -> str:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """A receive that gives the body once and then whatever the client does next."""
+    """A receive function that returns the body once, then whatever the client sends next."""
     pending: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
@@ -262,4 +260,4 @@ async def _nothing() -> Message:
 
 
 def _too_large(limit: int) -> ApiError:
-    return ApiError(413, f"body: at most {limit} bytes expected", code="body_too_large")
+    return ApiError(413, f"body: expected at most {limit} bytes", code="body_too_large")

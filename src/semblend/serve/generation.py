@@ -1,4 +1,4 @@
-"""Answering one generation request, whole or streamed."""
+"""Answers one generation request, complete or streamed."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from semblend.serve.replies import PromptTokensDetails, ReuseReport, Usage
 from semblend.serve.reports import reuse_headers, reuse_report, usage
 
 _LAST_BYTES_S = 5.0
-"""How long past its deadline a stream may take to tell a slow reader that time is up."""
+"""Grace time for telling a slow reader that the deadline has passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One choice of an answer: what the engine is asked, and how to say it."""
+    """One choice of an answer: the engine request and how to format its result."""
 
     request: GenerationRequest
     dialect: Dialect
     counts_prompt: bool = True
-    """False for a further answer to a prompt that another part has counted."""
+    """False for a further answer to a prompt that another part already counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Job:
 
 
 class Course:
-    """The exchanges of one job, one at a time; whoever ends early closes the one that runs."""
+    """Runs the exchanges of one job, one at a time; closing it stops the current one."""
 
     def __init__(self, desk: Desk, job: Job) -> None:
         self._desk = desk
@@ -78,7 +78,7 @@ class Course:
 
     @property
     def deadline(self) -> float:
-        """When, on the loop's clock, the last part must be over."""
+        """When the last part must be over, on the loop's clock."""
         running = 0.0 if self._exchange is None else self._exchange.deadline
         return running + self._left * self._desk.options.request_timeout_s
 
@@ -87,7 +87,6 @@ class Course:
         return reuse_report(finished, tenant=self._job.caller.tenant, names=self._desk.names)
 
     def close(self) -> None:
-        """Stop what still runs."""
         if self._exchange is not None:
             self._exchange.close()
 
@@ -117,7 +116,7 @@ async def _whole(job: Job, course: Course) -> Response:
             else:
                 tokens.append(event)
         if finished is None:
-            raise ApiError(500, "the engine gave no result", code="internal_error")
+            raise ApiError(500, "the engine returned no result", code="internal_error")
         reports.append(finished.report)
         own = course.report(finished.report) if len(job.parts) > 1 else None
         choices.append(part.dialect.choice(tokens, finished.reason, own))
@@ -133,8 +132,8 @@ async def _whole(job: Job, course: Course) -> Response:
 async def _streamed(job: Job, course: Course) -> Response:
     exchange = await course.begin(job.parts[0])
     events = exchange.events()
-    # Wait for the first token: until then a failure can still be a proper status code,
-    # and what happened to the prompt is known by then.
+    # Wait for the first token. Until then a failure can still get a proper status code, and
+    # what happened to the prompt is known by then.
     first = await anext(events)
     headers: dict[str, str] = {}
     if exchange.prompt_report is not None:
@@ -175,7 +174,7 @@ def _last_chunks(
     reports: list[RequestReport],
     last: bool,
 ) -> list[Chunk]:
-    """The end of a choice; behind the last one, counts and the first prompt's report."""
+    """The end of a choice; after the last one, token counts and the first prompt's report."""
     chunks = [part.dialect.closing(event.reason)]
     if len(job.parts) > 1:
         chunks[0]["choices"][0]["semblend"] = course.report(event.report).model_dump()
@@ -188,7 +187,7 @@ def _last_chunks(
 
 
 def _usage_of(job: Job, reports: Sequence[RequestReport]) -> Usage:
-    """Token counts of all choices; a prompt counts once, however many answers it gets."""
+    """Token counts of all choices; a prompt counts once, however many answers it has."""
     prompts = [
         usage(report) for part, report in zip(job.parts, reports, strict=True) if part.counts_prompt
     ]
@@ -214,9 +213,9 @@ def _frame(data: dict[str, Any]) -> bytes:
 
 
 class _EventStream(StreamingResponse):
-    """Server-sent events whose course is closed however the sending ends.
+    """Server-sent events whose course is closed however sending ends.
 
-    A generator that was never started runs no `finally`, so the response itself does it.
+    A generator that never started runs no `finally`, so the response closes it.
     """
 
     def __init__(
@@ -229,7 +228,7 @@ class _EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            # A reader that takes nothing off the wire must not hold a place for ever.
+            # A client that stops reading must not hold a slot forever.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(self._course.deadline + _LAST_BYTES_S):
                     await super().__call__(scope, receive, send)

@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line; metadata only, never text of a prompt or answer."""
+"""Structured logs: one JSON object per line; metadata only, never prompt or answer text."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ logger = logging.getLogger("semblend.serve")
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line of JSON. Exceptions are named and located, their messages left out:
-    a validation or template error may repeat what a user wrote."""
+    """Formats a record as one line of JSON. Exceptions appear by type and location only:
+    the message of a validation or template error may quote what a user wrote."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -31,7 +30,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
-    """An error's type and where it was raised, without its message."""
+    """An error's type and location, without its message."""
     frames = traceback.extract_tb(error.__traceback__)
     return {
         "type": type(error).__name__,
@@ -42,7 +41,7 @@ def describe_error(error: BaseException) -> dict[str, Any]:
 def log(
     event: str, *, level: int = logging.INFO, error: BaseException | None = None, **fields: Any
 ) -> None:
-    """Write one structured line. An error goes in described, so no formatter can quote it."""
+    """Write one structured line. Errors are described first, so no formatter can quote them."""
     if error is not None:
         fields["error"] = describe_error(error)
     logger.log(level, event, extra={"fields": fields})
@@ -68,5 +67,5 @@ def configure(level: str = "INFO") -> None:
         target.handlers = [handler]
         target.propagate = False
         target.setLevel(level)
-    # Our own line says more, and nothing of a query string.
+    # Our own line says more, and omits query strings.
     logging.getLogger("uvicorn.access").disabled = True

@@ -1,8 +1,8 @@
-"""Prometheus metrics: a registry of the app's own, counters fed by engine-confirmed reports.
+"""Prometheus metrics: the app's own registry, with counters fed by engine-confirmed reports.
 
-Names follow what operators already graph (see docs/serve.md). No label names a
-tenant, a donor or a request. Approximate reuse (`materialized`) is kept apart
-from exact hits (`exact`): it is never counted as cache hits.
+Names follow what operators already graph (see docs/serve.md). No label names a tenant, a
+donor or a request. Approximate reuse (`materialized`) is separate from exact hits
+(`exact`) and never counts as a cache hit.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _TOTAL_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 
 
 
 class ServerMetrics:
-    """Everything `/metrics` says."""
+    """Everything on `/metrics`."""
 
     def __init__(self, engine: ServedEngine, admission: Admission) -> None:
         self.registry = CollectorRegistry()
         self._tokens = Counter(
             "semblend:tokens",
-            "Prompt tokens by what became of them: exact (prefix cache), continued (the "
-            "conversation's own, approximate), materialized (donor K/V confirmed loaded), "
-            "recomputed (inside spans, for quality), computed (all others). "
-            "reusable counts computed tokens once more: those that donors hold and none may load.",
+            "Prompt tokens by source: exact (prefix cache), continued (the conversation's own "
+            "K/V, approximate), materialized (donor K/V, load confirmed), recomputed (inside "
+            "spans, for quality), computed (all others). reusable counts computed tokens a second "
+            "time: those that donors hold but that may not be loaded.",
             ["stage"],
             registry=self.registry,
         )
@@ -81,7 +81,7 @@ class ServerMetrics:
         self.registry.register(EngineCollector(engine, admission))
 
     def observe(self, report: RequestReport) -> None:
-        """Count one request the engine has finished with."""
+        """Count one request that the engine has finished."""
         self._tokens.labels("exact").inc(report.exact_tokens)
         self._tokens.labels("continued").inc(report.continued_tokens)
         self._tokens.labels("materialized").inc(report.reused_tokens)
@@ -98,19 +98,19 @@ class ServerMetrics:
         self._total.labels(report.outcome.value).observe(report.total_ms / 1000.0)
 
     def responded(self, endpoint: str, status: int) -> None:
-        """Count one HTTP response; `endpoint` is a route's pattern, so labels stay few."""
+        """Count one HTTP response; `endpoint` is a route pattern, which limits the labels."""
         self._responses.labels(endpoint, str(status)).inc()
 
     def render(self) -> tuple[bytes, str]:
         """The text exposition and its content type.
 
-        Not OpenMetrics, which this client library would write with the colons of our
-        names turned into underscores: a dashboard must not depend on the scraper.
+        Not OpenMetrics: this client library would turn the colons of our names into
+        underscores there, and a dashboard must not depend on the scraper.
         """
         return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
 
     def _prepare_labels(self) -> None:
-        """Series exist from the start, so that a rate over the first event is not lost."""
+        """Create all series at the start, so that a rate includes the first event."""
         stages = ("exact", "continued", "materialized", "recomputed", "computed", "reusable")
         for stage in stages:
             self._tokens.labels(stage)
@@ -125,23 +125,22 @@ def _timestamp(moment: str) -> float:
 
 
 class EngineCollector(Collector):
-    """Gauges read from the engine and the gate when somebody scrapes."""
+    """Gauges read from the engine and the gate at scrape time."""
 
     def __init__(self, engine: ServedEngine, admission: Admission) -> None:
         self._engine = engine
         self._admission = admission
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing up front: registering must not ask the engine."""
+        """Nothing, so that registering does not query the engine."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """One snapshot of the engine."""
         stats = self._engine.stats()
         for name, text, value in (
-            ("running_requests", "Requests the engine works on.", stats.running),
+            ("running_requests", "Requests running in the engine.", stats.running),
             ("waiting_requests", "Requests waiting inside the engine.", stats.waiting),
-            ("queued_requests", "Requests waiting for a place.", self._admission.waiting),
+            ("queued_requests", "Requests waiting for a slot.", self._admission.waiting),
             ("pool_pages", "Pages of the K/V pool.", stats.pool_pages),
             ("pool_pages_free", "Free pages of the K/V pool.", stats.pool_pages_free),
             ("donors", "Donors held.", stats.donors),
@@ -150,19 +149,23 @@ class EngineCollector(Collector):
             ("certified", "1 if a quality certificate allows reuse.", int(stats.certified)),
             (
                 "certificate_expiry_timestamp_seconds",
-                "When the certificate ends, Unix time; 0 without one.",
+                "When the certificate expires, Unix time; 0 without one.",
                 _timestamp(stats.certificate_until),
             ),
             ("shadow_divergence", "Mean KL against cold, nats.", stats.shadow_divergence),
-            ("shadow_disagreement", "Best tokens unlike cold's.", stats.shadow_disagreement),
-            ("suspended_namespaces", "Reuse is off in them.", stats.suspended_namespaces),
+            (
+                "shadow_disagreement",
+                "Share of top tokens unlike cold's.",
+                stats.shadow_disagreement,
+            ),
+            ("suspended_namespaces", "Namespaces with reuse off.", stats.suspended_namespaces),
             ("chains", "Conversations kept over approximate K/V.", stats.chains),
             ("chain_bytes", "Bytes of the K/V pool they hold.", stats.chain_bytes),
             ("loading", "1 while donor K/V may be loaded.", int(stats.loading)),
-            ("captures_waiting", "Prompts that wait to be kept.", stats.captures_waiting),
+            ("captures_waiting", "Prompts waiting to be captured.", stats.captures_waiting),
         ):
             yield GaugeMetricFamily(f"semblend:{name}", text, value=value)
-        mode = GaugeMetricFamily("semblend:mode", "1 for the mode that runs.", labels=["mode"])
+        mode = GaugeMetricFamily("semblend:mode", "1 for the current mode.", labels=["mode"])
         mode.add_metric([stats.mode], 1)
         yield mode
         for name, text, values in (
@@ -175,7 +178,7 @@ class EngineCollector(Collector):
             yield family
         yield CounterMetricFamily(
             "semblend:shadow_samples",
-            "Reused requests also computed cold.",
+            "Reused requests that were also computed cold.",
             value=stats.shadow_samples,
         )
         yield CounterMetricFamily(
@@ -185,7 +188,7 @@ class EngineCollector(Collector):
         )
         yield CounterMetricFamily(
             "semblend:captures_skipped",
-            "Prompts not kept because too many waited.",
+            "Prompts not captured because too many were waiting.",
             value=stats.captures_skipped,
         )
         yield CounterMetricFamily(

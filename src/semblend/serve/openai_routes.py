@@ -10,7 +10,7 @@ from semblend.serve.refusals import refusals
 from semblend.serve.schemas import ChatBody, CompletionBody
 from semblend.serve.service import Service
 
-# Before OpenAPI 3.2 a stream's schema is that of each of its events.
+# Before OpenAPI 3.2 a stream's schema is the schema of each event.
 _STREAM = {
     "text/event-stream": {
         "schema": {
@@ -54,7 +54,7 @@ def openai_router(service: Service) -> APIRouter:
 
     @router.get("/models", responses=refusals(400, 401, 403, 421))
     async def models() -> replies.ModelList:
-        """The one model served."""
+        """The served model."""
         return replies.ModelList(data=[card])
 
     @router.get("/models/{model:path}", responses=refusals(400, 401, 403, 404, 421))
@@ -63,7 +63,7 @@ def openai_router(service: Service) -> APIRouter:
         if model != card.id:
             raise ApiError(
                 404,
-                f"model: this server serves '{card.id}' only",
+                f"model: this server only serves '{card.id}'",
                 param="model",
                 code="model_not_found",
             )

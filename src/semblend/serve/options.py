@@ -1,4 +1,4 @@
-"""Everything an operator can set about the server, in one frozen value."""
+"""All settings of the server, in one frozen value."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _TENANCY = "Tenancy and security"
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 _SPARE_BODIES = 16
-"""Bodies held beyond those that may be inside or waiting; with the size limit this bounds
-the memory that callers can make us hold."""
+"""Bodies held beyond those running or waiting. With the size limit this bounds the memory
+that callers can occupy."""
 
 
 def is_loopback(host: str) -> bool:
@@ -25,7 +25,7 @@ def is_loopback(host: str) -> bool:
 
 
 def accepted_hosts(host: str, allowed: tuple[str, ...] | None) -> frozenset[str] | None:
-    """Names a request to `host` may be addressed to; None accepts any."""
+    """Host names a request to `host` may be addressed to; None accepts any."""
     if allowed is not None:
         return frozenset(name.lower() for name in allowed)
     return frozenset((*LOOPBACK_HOSTS, host.lower())) if is_loopback(host) else None
@@ -40,20 +40,19 @@ class ServeOptions:
     host: Annotated[str, Flag(help="Address to listen on; 0.0.0.0 lets other machines in.")] = (
         "127.0.0.1"
     )
-    """Address to listen on; other machines reach the server only if this is changed."""
+    """Address to listen on. By default other machines cannot reach the server."""
     port: Annotated[int, Flag(help="Port to listen on.")] = 8000
     allowed_hosts: Annotated[
         tuple[str, ...] | None,
         Flag(help="A name accepted in the Host header.", name="allow_host", panel=_TENANCY),
     ] = None
-    """Names accepted in the Host header. None: the loopback names when bound to
-    loopback, which stops web pages from reaching the server by DNS rebinding; any
-    name otherwise."""
+    """Names accepted in the Host header. None: only loopback names if bound to loopback,
+    which stops web pages from reaching the server by DNS rebinding; otherwise any name."""
 
     key_file: Annotated[
         Path | None, Flag(help="JSON file of API keys and their tenants.", panel=_TENANCY)
     ] = None
-    """JSON file of API keys; without one, no key is asked for."""
+    """JSON file of API keys; without one, no key is required."""
     trust_tenant_header: Annotated[
         bool,
         Flag(
@@ -65,43 +64,45 @@ class ServeOptions:
     public_metrics: Annotated[
         bool, Flag(help="Serve /metrics without an admin key.", panel=_TENANCY)
     ] = False
-    """Serve /metrics without an admin key although API keys are configured."""
+    """Serve /metrics without an admin key even if API keys are configured."""
     allow_policy_override: Annotated[
         bool, Flag(help="Let requests choose their recompute policy.", panel=_TENANCY)
     ] = False
     """Let a request choose its recompute policy."""
     secret: str = field(default="", repr=False)
-    """Keys the hashes that stand for tenants and donors in logs and responses, so that they
-    stay the same over restarts. Empty makes one at random."""
+    """Key of the hashes that replace tenant and donor names in logs and responses. Set it to
+    keep them stable across restarts; empty picks a random one."""
 
-    max_body_bytes: Annotated[int, Flag(help="Largest request body.", panel=_LIMITS)] = 8 * 2**20
+    max_body_bytes: Annotated[int, Flag(help="Maximum body size in bytes.", panel=_LIMITS)] = (
+        8 * 2**20
+    )
     body_timeout_s: float = 30.0
     """How long a client may take to send its body."""
     max_prompt_tokens: Annotated[
-        int | None, Flag(help="Longest prompt accepted.", panel=_LIMITS)
+        int | None, Flag(help="Maximum prompt length in tokens.", panel=_LIMITS)
     ] = None
-    """Longest prompt accepted; None leaves it to the engine."""
+    """Maximum prompt length; None leaves it to the engine."""
     max_output_tokens: Annotated[
-        int, Flag(help="Most tokens a request may ask for.", panel=_LIMITS)
+        int, Flag(help="Maximum tokens a request may generate.", panel=_LIMITS)
     ] = 4096
     default_max_tokens: int = 256
-    """Tokens generated when a chat request does not say."""
+    """Tokens generated if a chat request sets no limit."""
     default_temperature: float = 1.0
-    """Temperature of requests that do not say."""
+    """Temperature of requests that set none."""
     max_concurrent: Annotated[
-        int, Flag(help="Requests in the engine at a time.", panel=_LIMITS)
+        int, Flag(help="Maximum requests running in the engine.", panel=_LIMITS)
     ] = 16
-    """Requests in the engine at a time."""
-    max_queued: Annotated[int, Flag(help="Requests that may wait for a place.", panel=_LIMITS)] = 64
-    """Requests that may wait for a place; more are refused at once."""
+    """Maximum requests running in the engine."""
+    max_queued: Annotated[int, Flag(help="Maximum requests in the queue.", panel=_LIMITS)] = 64
+    """Maximum requests waiting for a slot; more are refused at once."""
     max_concurrent_per_tenant: Annotated[
-        int, Flag(help="Requests of one tenant at a time; 0: any.", panel=_LIMITS)
+        int, Flag(help="Maximum concurrent requests per tenant; 0: no limit.", panel=_LIMITS)
     ] = 0
-    """Requests of one tenant, running and waiting; 0 is no limit of its own."""
+    """Maximum requests per tenant, running and waiting; 0 sets no per-tenant limit."""
     requests_per_minute: Annotated[
-        int, Flag(help="Requests of one tenant a minute; 0: any.", panel=_LIMITS)
+        int, Flag(help="Maximum requests per tenant and minute; 0: no limit.", panel=_LIMITS)
     ] = 0
-    """Requests of one tenant in a minute; 0 is no limit."""
+    """Maximum requests per tenant and minute; 0 sets no limit."""
     queue_timeout_s: Annotated[
         float, Flag(help="Seconds a request may wait.", name="queue_timeout", panel=_LIMITS)
     ] = 30.0
@@ -112,28 +113,28 @@ class ServeOptions:
     drain_timeout_s: Annotated[
         float,
         Flag(
-            help="Seconds requests may finish in after a stop signal.",
+            help="Seconds that running requests have to finish after a stop signal.",
             name="drain_timeout",
             panel=_LIMITS,
         ),
     ] = 20.0
-    """How long running requests may finish on shutdown before they are cancelled."""
+    """How long running requests may take to finish on shutdown before they are cancelled."""
     recent_requests: int = 200
-    """Finished requests the page remembers."""
+    """How many finished requests the page remembers."""
     audit_path: Annotated[
-        Path | None, Flag(help="File of one JSON line a request, for `semblend report`.")
+        Path | None, Flag(help="Append one JSON line per request here, for `semblend report`.")
     ] = None
-    """File that one JSON line a request is appended to; `semblend report` reads it."""
+    """File to append one JSON line per request to; `semblend report` reads it."""
     audit_max_bytes: int = 256 * 2**20
-    """Size at which it is put aside as FILE.1; 0 lets it grow."""
+    """Size at which the file is rotated to FILE.1; 0 never rotates."""
     audit_files: int = 5
-    """Audit files kept in all, the one being written included."""
+    """Maximum audit files, including the current one."""
 
     def __post_init__(self) -> None:
         if not self.model_name:
-            raise SettingsError("model_name: a non-empty name expected")
+            raise SettingsError("model_name: expected a non-empty name")
         if not 0 <= self.port <= 65535:
-            raise SettingsError(f"port: 0 to 65535 expected, got {self.port}")
+            raise SettingsError(f"port: expected 0 to 65535, got {self.port}")
         for name in (
             "max_body_bytes",
             "body_timeout_s",
@@ -146,7 +147,7 @@ class ServeOptions:
             "audit_files",
         ):
             if not getattr(self, name) > 0:
-                raise SettingsError(f"{name}: above 0 expected, got {getattr(self, name)}")
+                raise SettingsError(f"{name}: expected a value above 0, got {getattr(self, name)}")
         for name in (
             "max_queued",
             "max_concurrent_per_tenant",
@@ -155,14 +156,14 @@ class ServeOptions:
             "audit_max_bytes",
         ):
             if not getattr(self, name) >= 0:
-                raise SettingsError(f"{name}: 0 or more expected, got {getattr(self, name)}")
+                raise SettingsError(f"{name}: expected 0 or more, got {getattr(self, name)}")
         if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
             raise SettingsError(
-                f"max_prompt_tokens: 1 or more expected, got {self.max_prompt_tokens}"
+                f"max_prompt_tokens: expected 1 or more, got {self.max_prompt_tokens}"
             )
         if not 0.0 <= self.default_temperature <= 2.0:
             raise SettingsError(
-                f"default_temperature: 0 to 2 expected, got {self.default_temperature}"
+                f"default_temperature: expected 0 to 2, got {self.default_temperature}"
             )
 
     @property
@@ -177,5 +178,5 @@ class ServeOptions:
 
     @property
     def max_bodies(self) -> int:
-        """Bodies held at a time."""
+        """Maximum number of bodies held at a time."""
         return self.max_concurrent + self.max_queued + _SPARE_BODIES

@@ -1,4 +1,4 @@
-"""The page at `/`: one file, its policy computed from what is in it."""
+"""The page at `/`: one file, with a content security policy computed from it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """The page's bytes and the headers it may run under."""
+    """The page's bytes and its headers."""
 
     body: bytes
     headers: dict[str, str]
 
 
 def load_page() -> Page:
-    """Read the packaged page and allow exactly its own script and style, nothing else."""
+    """Read the packaged page and allow exactly its own script and style."""
     html = resources.files("semblend.serve").joinpath("static/index.html").read_text("utf-8")
     hashes: dict[str, list[str]] = {"script": [], "style": []}
     for match in _INLINE.finditer(html):

@@ -1,7 +1,7 @@
-"""The port is bound before the model is loaded: nobody waits minutes to learn that it is in use.
+"""Binds the port before the model is loaded, so that a port in use fails at once.
 
-Bound and not yet listening: clients are refused until the server answers. Two servers that start
-in the same minute may both bind; the second learns it when it listens.
+The socket is bound but not listening, so clients are refused until the server is ready. Two
+servers that start at the same time may both bind; the second fails when it listens.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import socket
 from semblend.core.errors import SettingsError
 
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-"""A machine without IPv6 may still know ::1 as localhost."""
+"""A machine without IPv6 may still resolve localhost to ::1."""
 
 
 def take_port(host: str, port: int) -> list[socket.socket]:
-    """Bind every address of `host`; port 0 is any free one, the same for all.
+    """Bind every address of `host`; port 0 picks one free port for all.
 
     Raises
     ------
     SettingsError
-        Naming the port and who could not have it, or the host that is none of this machine's.
+        Naming the port that is taken, or a host that is not an address of this machine.
     """
     try:
         found = socket.getaddrinfo(
@@ -48,12 +48,12 @@ def take_port(host: str, port: int) -> list[socket.socket]:
 
 
 def listen(sockets: list[socket.socket], host: str) -> None:
-    """Let clients in.
+    """Start listening.
 
     Raises
     ------
     SettingsError
-        If another server was faster since the port was bound.
+        If another server took the port since it was bound.
     """
     for each in sockets:
         try:
@@ -65,7 +65,7 @@ def listen(sockets: list[socket.socket], host: str) -> None:
 def _bound(family: int, kind: int, protocol: int, place: tuple[object, ...]) -> socket.socket:
     opened = socket.socket(family, kind, protocol)
     try:
-        # A port whose last server has just ended is free.
+        # Allow a port whose last server has just stopped.
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -78,7 +78,7 @@ def _bound(family: int, kind: int, protocol: int, place: tuple[object, ...]) -> 
 
 def _said(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is in use by another program; --port chooses another"
+        return f"port {port} on {host} is in use by another program; choose another with --port"
     if error.errno == errno.EACCES:
-        return f"port {port} on {host}: this user may not take it; --port chooses another"
+        return f"port {port} on {host}: permission denied; choose another with --port"
     return f"port {port} on {host}: {error.strerror or error}"

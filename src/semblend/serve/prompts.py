@@ -1,7 +1,7 @@
-"""Prompts into token ids: chat templates, text and ready-made ids, checked at the edge.
+"""Turns chats, texts and ready-made ids into checked token ids.
 
-Tokenising runs on one thread of its own: the event loop stays free, and a fast
-tokenizer, which is not safe to enter twice, is never entered twice from here.
+Tokenizing runs on one separate thread: the event loop stays free, and a fast tokenizer,
+which is not reentrant, is never entered twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OPTIONS = "chat_template_kwargs"
 
 
 class PromptEncoder:
-    """Owns the rule that what reaches the engine is a valid, not too long prompt."""
+    """Ensures that only valid prompts within the length limit reach the engine."""
 
     def __init__(self, tokenizer: Any, *, max_prompt_tokens: int) -> None:
         self._tokenizer = tokenizer
@@ -76,7 +76,7 @@ class PromptEncoder:
         if len(prompt) > MAX_PROMPTS:
             raise ApiError(
                 400,
-                f"prompt: at most {MAX_PROMPTS} prompts expected, got {len(prompt)}",
+                f"prompt: expected at most {MAX_PROMPTS} prompts, got {len(prompt)}",
                 param="prompt",
                 code="invalid_value",
             )
@@ -85,7 +85,7 @@ class PromptEncoder:
         return [await self._completion(f"prompt[{i}]", one) for i, one in enumerate(prompt)]
 
     async def text(self, text: str) -> TokenArray:
-        """Token ids of a text, for `/tokenize`; it may be empty, and longer than a prompt."""
+        """Token ids of a text, for `/tokenize`. It may be empty or longer than a prompt."""
         _check_text("prompt", text)
         self._check_size("prompt", len(text))
         return np.asarray(await self._on_thread(lambda: self._encode(text)), dtype=np.int32)
@@ -108,33 +108,32 @@ class PromptEncoder:
         return self._checked(param, prompt)
 
     def close(self) -> None:
-        """Let the thread go."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _on_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _encode(self, text: str) -> list[int]:
-        # Quietly: a prompt that is too long is refused below, not warned about on stderr, where
-        # each line is one JSON object.
+        # Suppress the tokenizer's own warning: the check below refuses long prompts, and stderr
+        # holds only JSON lines.
         return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def _check_size(self, param: str, characters: int) -> None:
-        """Refuse what cannot fit however it is cut, before the tokenizer spends time on it."""
+        """Refuse text that cannot fit however it is tokenized, before tokenizing it."""
         if characters > self._max_characters:
             raise self._too_long(param, f"{characters} characters")
 
     def _too_long(self, param: str, size: str) -> ApiError:
         return ApiError(
             400,
-            f"{param}: {size}, this server takes at most {self.max_prompt_tokens} tokens",
+            f"{param}: {size}, but this server accepts at most {self.max_prompt_tokens} tokens",
             param=param,
             code="context_length_exceeded",
         )
 
     def _checked(self, param: str, tokens: Sequence[Any]) -> TokenArray:
         if len(tokens) == 0:
-            raise ApiError(400, f"{param}: at least one token expected", param=param, code="empty")
+            raise ApiError(400, f"{param}: expected at least one token", param=param, code="empty")
         if len(tokens) > self.max_prompt_tokens:
             raise self._too_long(param, f"{len(tokens)} tokens")
         try:
@@ -144,7 +143,7 @@ class PromptEncoder:
         if int(array.max()) >= self._vocabulary:
             raise ApiError(
                 400,
-                f"{param}: token ids are below {self._vocabulary}, got {int(array.max())}",
+                f"{param}: token ids must be below {self._vocabulary}, got {int(array.max())}",
                 param=param,
                 code="invalid_value",
             )

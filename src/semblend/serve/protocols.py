@@ -1,4 +1,4 @@
-"""What the server needs of an engine. The embedded engine satisfies it; a type check proves so."""
+"""What the server needs from an engine. A type check proves that the embedded engine fits."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from semblend.engine.api import EngineStats, Event, GenerationRequest, RequestRe
 
 
 class ServedHandle(Protocol):
-    """One request in the engine's hands."""
+    """One request inside the engine."""
 
     prompt_report: RequestReport | None
-    """What happened to the prompt, from the first token on."""
+    """What happened to the prompt, available from the first token on."""
 
     def events(self) -> Iterator[Event]:
         """Block for each event in turn; the last one is always a FinishedEvent."""
@@ -29,29 +29,27 @@ class ServedEngine(Protocol):
 
     @property
     def tokenizer(self) -> Any:
-        """A Hugging Face tokenizer, with a chat template where the model has one."""
+        """A Hugging Face tokenizer, with a chat template if the model has one."""
         ...
 
     @property
     def max_prompt_tokens(self) -> int:
-        """The longest prompt the engine takes."""
+        """The longest prompt the engine accepts."""
         ...
 
     @property
     def failure(self) -> str | None:
-        """Why the engine answers no request any more; None while it does."""
+        """Why the engine can no longer answer; None while it can."""
         ...
 
-    def submit(self, request: GenerationRequest) -> ServedHandle:
-        """Queue one request."""
-        ...
+    def submit(self, request: GenerationRequest) -> ServedHandle: ...
 
     def stats(self) -> EngineStats:
         """A snapshot for metrics and the page."""
         ...
 
     def resume_reuse(self) -> int:
-        """Turn reuse on again where shadow samples turned it off; in how many namespaces."""
+        """Turn reuse back on where shadow samples turned it off; return how many namespaces."""
         ...
 
     def namespace(
@@ -61,5 +59,5 @@ class ServedEngine(Protocol):
         template: str | None = None,
         cache_salt: str | None = None,
     ) -> Namespace:
-        """The namespace of a request; a part left out is the engine's default."""
+        """The namespace of a request; omitted parts take the engine's defaults."""
         ...

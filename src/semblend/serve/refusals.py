@@ -1,4 +1,4 @@
-"""The statuses a route may refuse with, as its OpenAPI description lists them."""
+"""The statuses a route may refuse with, for its OpenAPI description."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from semblend.serve.replies import ErrorReply
 
 _TEXTS: Mapping[int, str] = {
     400: "A field is missing or wrong; `param` names it.",
-    401: "An API key is needed.",
-    403: "Not allowed here.",
+    401: "Missing or unknown API key.",
+    403: "Not allowed.",
     404: "No such model.",
     408: "The body took too long.",
     413: "The body is too large.",
-    415: "JSON is expected.",
-    421: "Not addressed to this server.",
-    429: "Above this tenant's limits; see Retry-After.",
+    415: "The content type must be JSON.",
+    421: "The Host header names another server.",
+    429: "Over this tenant's limits; see Retry-After.",
     500: "The server failed.",
     503: "Full or stopping; see Retry-After.",
     504: "Not finished in time.",
@@ -24,7 +24,7 @@ _TEXTS: Mapping[int, str] = {
 
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Descriptions of these refusals; of all there are without any."""
+    """Descriptions of these refusals; of all refusals if none is named."""
     return {
         status: {"model": ErrorReply, "description": _TEXTS[status]}
         for status in statuses or _TEXTS

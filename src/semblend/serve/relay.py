@@ -1,4 +1,4 @@
-"""From the engine's blocking events to the event loop: one short-lived thread a request."""
+"""Moves the engine's blocking events to the event loop: one short-lived thread per request."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ class BrokenHandleError(RequestError):
 
 
 class EventRelay:
-    """Hands a handle's events to one coroutine, in order; knows when the engine has let go.
+    """Passes a handle's events to one coroutine, in order, and knows when the engine is done.
 
-    The thread is a daemon and only blocks in the handle, so an engine that never
-    finishes cannot hold up the process's exit. The queue is bounded by the
-    request's own token limit.
+    The thread is a daemon that only blocks in the handle, so an engine that never finishes
+    cannot delay process exit. The request's own token limit bounds the queue.
     """
 
     def __init__(self, handle: ServedHandle) -> None:
@@ -46,7 +45,7 @@ class EventRelay:
 
     @property
     def prompt_report(self) -> RequestReport | None:
-        """What happened to the prompt, once the first token is there."""
+        """What happened to the prompt, available from the first token on."""
         return self._handle.prompt_report
 
     def cancel(self) -> None:
@@ -65,7 +64,7 @@ class EventRelay:
         try:
             self._loop.call_soon_threadsafe(self._receive, event)
         except RuntimeError:
-            # The loop is closed: the server is gone, and so is whoever would have listened.
+            # The loop is closed: the server is gone, and so is any listener.
             return
 
     def _receive(self, event: Event | BaseException | None) -> None:

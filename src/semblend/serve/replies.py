@@ -1,4 +1,4 @@
-"""Response bodies as OpenAI's clients read them, with SemBlend's own report beside."""
+"""Response bodies in OpenAI's format, plus SemBlend's own report."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pydantic import BaseModel, Field
 
 
 class PromptTokensDetails(BaseModel):
-    """Where prompt tokens came from, in OpenAI's words."""
+    """Where prompt tokens came from, in OpenAI's terms."""
 
-    cached_tokens: int = Field(description="Tokens served exactly, from the engine's prefix cache.")
+    cached_tokens: int = Field(description="Tokens served from the engine's exact prefix cache.")
 
 
 class Usage(BaseModel):
@@ -39,13 +39,13 @@ class ReuseReport(BaseModel):
     prompt_tokens: int
     exact_tokens: int = Field(description="From the exact prefix cache.")
     continued_tokens: int = Field(
-        description="K/V that this conversation was generated with, and that is approximate."
+        description="Approximate K/V that this conversation was generated with."
     )
-    reused_tokens: int = Field(description="Copied from donors: the approximate part.")
+    reused_tokens: int = Field(description="Copied from donors (approximate).")
     hole_tokens: int = Field(description="Computed between reused spans.")
     recomputed_tokens: int = Field(description="Computed inside spans, for quality.")
-    computed_tokens: int = Field(description="Computed in all, holes and recomputed ones included.")
-    approximate: bool = Field(description="Whether any K/V differs from a cold prefill's.")
+    computed_tokens: int = Field(description="All computed tokens, including holes and recomputes.")
+    approximate: bool = Field(description="Whether any K/V differs from that of a cold prefill.")
     donors: int
     donor_ids: list[str] = Field(description="Opaque names, meaningful to this tenant only.")
     similarity: float | None
@@ -71,7 +71,7 @@ class ErrorReply(BaseModel):
 
 
 class AlternativeLogprob(BaseModel):
-    """One token that could have stood there."""
+    """One alternative token."""
 
     token: str
     logprob: float
@@ -79,7 +79,7 @@ class AlternativeLogprob(BaseModel):
 
 
 class ChatLogprob(AlternativeLogprob):
-    """The token that stands there."""
+    """The chosen token."""
 
     top_logprobs: list[AlternativeLogprob]
 
@@ -105,7 +105,7 @@ class ChatChoice(BaseModel):
     message: ChatReplyMessage
     logprobs: ChatLogprobs | None
     finish_reason: str
-    semblend: ReuseReport | None = Field(None, description="Its own report, of several choices.")
+    semblend: ReuseReport | None = Field(None, description="Set if there are several choices.")
 
 
 class ChatReply(BaseModel):
@@ -136,7 +136,7 @@ class TextChoice(BaseModel):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: str
-    semblend: ReuseReport | None = Field(None, description="Its own report, of several choices.")
+    semblend: ReuseReport | None = Field(None, description="Set if there are several choices.")
 
 
 class TextReply(BaseModel):
@@ -191,9 +191,9 @@ class ModelList(BaseModel):
 
 
 class Health(BaseModel):
-    """Whether the process lives and whether it takes requests."""
+    """Whether the process is alive and accepts requests."""
 
     status: Literal["ok", "draining", "failing"]
     live: bool
     ready: bool
-    reason: str | None = Field(None, description="Why it does not take requests.")
+    reason: str | None = Field(None, description="Why it does not accept requests.")

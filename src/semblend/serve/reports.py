@@ -1,4 +1,4 @@
-"""An engine's report as callers may see it: counts and times, no text, no foreign donor."""
+"""An engine's report as callers may see it: counts and times, no text, no foreign donors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from semblend.serve.replies import PromptTokensDetails, ReuseReport, Times, Usag
 
 
 def hole_tokens(report: RequestReport) -> int:
-    """Tokens computed between reused ones: those of the reuse region that no span covers."""
+    """Tokens in the reuse region that no span covers, computed between reused ones."""
     borrowed = {TokenSource.REUSED, TokenSource.RECOMPUTED}
     end = max((part.end for part in report.strip if part.source in borrowed), default=0)
     return sum(
@@ -21,8 +21,8 @@ def hole_tokens(report: RequestReport) -> int:
 def reuse_report(report: RequestReport, *, tenant: str | None, names: Pseudonyms) -> ReuseReport:
     """The `semblend` object of a response.
 
-    A donor is named by a keyed hash that is the caller's own: it tells the same
-    donor from another and nothing else. The engine's free-text detail stays inside.
+    Donors are named by a keyed hash specific to the caller, which distinguishes donors and
+    reveals nothing else. The engine's free-text detail is not included.
     """
     return ReuseReport(
         outcome=report.outcome.value,
@@ -51,7 +51,7 @@ def reuse_report(report: RequestReport, *, tenant: str | None, names: Pseudonyms
 
 
 def usage(report: RequestReport) -> Usage:
-    """OpenAI's token counts. Approximate reuse is not "cached": only exact hits are."""
+    """OpenAI's token counts. Only exact hits are "cached", approximate reuse is not."""
     return Usage(
         prompt_tokens=report.prompt_tokens,
         completion_tokens=report.output_tokens,
@@ -61,7 +61,7 @@ def usage(report: RequestReport) -> Usage:
 
 
 def reuse_headers(report: ReuseReport, *, final: bool) -> dict[str, str]:
-    """The report as `x-semblend-*` headers; before the end, without what is not known yet."""
+    """The report as `x-semblend-*` headers; before the end, only what is already known."""
     headers = {
         "x-semblend-outcome": report.outcome,
         "x-semblend-exact-tokens": str(report.exact_tokens),

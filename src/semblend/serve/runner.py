@@ -1,4 +1,4 @@
-"""Runs an app under uvicorn; on a signal it drains before the sockets close."""
+"""Runs an app under uvicorn and drains it on a signal before the sockets close."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from semblend.serve.options import ServeOptions
 class DrainingServer(uvicorn.Server):
     """A uvicorn server that stays reachable while it drains.
 
-    New requests are then refused with 503 and Retry-After rather than with a closed
-    port, so that a client or balancer knows to come back or go elsewhere.
+    New requests then get 503 with Retry-After rather than a closed port, so that a client
+    or load balancer knows to retry or go elsewhere.
     """
 
     def __init__(self, config: uvicorn.Config, desk: Desk) -> None:
@@ -24,13 +24,12 @@ class DrainingServer(uvicorn.Server):
         self._desk = desk
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain, then close."""
         await drain(self._desk)
         await super().shutdown(sockets)
 
 
 def make_server(app: FastAPI, options: ServeOptions) -> DrainingServer:
-    """A server for `app`, not started yet."""
+    """Make a server for `app` without starting it."""
     config = uvicorn.Config(
         app,
         host=options.host,

@@ -1,8 +1,8 @@
-"""Request bodies: what of OpenAI's API is taken, what is harmless, what is refused and how.
+"""Request bodies: which fields of OpenAI's API are supported, ignored or refused.
 
-A field OpenAI documents and we cannot honour is refused unless it holds the
-value that means "off"; a field nobody knows is refused with the nearest name. So
-no request is answered as if it had been asked something else.
+A field that OpenAI documents but we cannot honor is refused unless it has the value that
+means "off". An unknown field is refused with the closest known name. So no request is
+answered as if it had asked for something else.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _HARMLESS = frozenset(
         "moderation",
     ]
 )
-"""Fields that change nothing here and may be sent by any client."""
+"""Fields without effect here that any client may send."""
 
 _OFF: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
@@ -58,7 +58,7 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "prediction": (),
     "web_search_options": (),
 }
-"""Fields we cannot honour, with the values that ask for nothing."""
+"""Fields we cannot honor, with the values that request nothing."""
 
 
 class StreamOptions(BaseModel):
@@ -72,7 +72,7 @@ class StreamOptions(BaseModel):
 
 
 class ReuseOptions(BaseModel):
-    """SemBlend's own part of a request."""
+    """SemBlend's own request options."""
 
     model_config = _STRICT
 
@@ -82,12 +82,12 @@ class ReuseOptions(BaseModel):
         None,
         max_length=256,
         pattern=r"^[a-z0-9_=.,()+' -]+$",
-        description="A recompute policy, where the server allows a choice.",
+        description="A recompute policy, if the server allows requests to choose one.",
     )
 
 
 class NamedSchema(BaseModel):
-    """A JSON schema and what it is called."""
+    """A named JSON schema."""
 
     model_config = _STRICT
 
@@ -98,7 +98,7 @@ class NamedSchema(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """What the answer has to be: text, a JSON object, or JSON of a schema."""
+    """The required form of the answer: text, a JSON object, or JSON of a schema."""
 
     model_config = _STRICT
 
@@ -108,7 +108,7 @@ class ResponseFormat(BaseModel):
     @model_validator(mode="after")
     def _schema_where_it_belongs(self) -> ResponseFormat:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise RequestFieldError("json_schema", "goes with type = json_schema, and only with it")
+            raise RequestFieldError("json_schema", "only and always with type = json_schema")
         return self
 
     @property
@@ -126,7 +126,7 @@ class GenerationBody(BaseModel):
 
     model_config = _STRICT
 
-    model: str = Field(min_length=1, max_length=256, description="A name /v1/models lists.")
+    model: str = Field(min_length=1, max_length=256, description="A name listed by /v1/models.")
     max_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
     temperature: float | None = Field(None, ge=0.0, le=2.0)
     top_p: float | None = Field(None, gt=0.0, le=1.0)
@@ -137,7 +137,7 @@ class GenerationBody(BaseModel):
     repetition_penalty: float | None = Field(None, gt=0.0, le=10.0)
     logit_bias: dict[str, float] | None = Field(None, max_length=1024)
     response_format: ResponseFormat | None = None
-    n: int = Field(1, ge=1, le=MAX_CHOICES, description="Answers to every prompt.")
+    n: int = Field(1, ge=1, le=MAX_CHOICES, description="Number of answers per prompt.")
     seed: Seed | None = None
     stop: StopString | list[StopString] | None = None
     stop_token_ids: list[TokenId] | None = Field(None, max_length=64)
@@ -156,7 +156,7 @@ class GenerationBody(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _set_aside(cls, data: Any) -> Any:
-        """Drop nulls and harmless fields; refuse by name what cannot be honoured."""
+        """Drop nulls and harmless fields; refuse by name what cannot be honored."""
         if not isinstance(data, dict):
             return data
         kept: dict[str, Any] = {}
@@ -175,7 +175,7 @@ class GenerationBody(BaseModel):
     @classmethod
     def _few_stops(cls, stop: str | list[str] | None) -> str | list[str] | None:
         if isinstance(stop, list) and len(stop) > 4:
-            raise ValueError(f"at most 4 stop strings expected, got {len(stop)}")
+            raise ValueError(f"expected at most 4 stop strings, got {len(stop)}")
         return stop
 
     @model_validator(mode="after")
@@ -191,14 +191,14 @@ class GenerationBody(BaseModel):
         Raises
         ------
         ValueError
-            If a key is no token id or a bias is out of range.
+            If a key is not a token id or a bias is out of range.
         """
         found: list[tuple[int, float]] = []
         for key, bias in (self.logit_bias or {}).items():
             if not key.isdecimal() or len(key) > 10:
-                raise RequestFieldError("logit_bias", "token ids expected as keys")
+                raise RequestFieldError("logit_bias", "expected token ids as keys")
             if not -100.0 <= bias <= 100.0:
-                raise RequestFieldError("logit_bias", "biases of -100 to 100 expected")
+                raise RequestFieldError("logit_bias", "expected biases from -100 to 100")
             found.append((int(key), bias))
         return tuple(found)
 
@@ -227,7 +227,7 @@ class ChatBody(GenerationBody):
 
     @property
     def offered_tools(self) -> list[Tool]:
-        """The tools the model is told about."""
+        """The tools shown to the model."""
         return [] if self.tool_choice == "none" else list(self.tools or ())
 
     @model_validator(mode="after")
@@ -235,7 +235,7 @@ class ChatBody(GenerationBody):
         both = self.max_tokens is not None and self.max_completion_tokens is not None
         if both and self.max_tokens != self.max_completion_tokens:
             raise RequestFieldError(
-                "max_tokens", "differs from max_completion_tokens; send one of them"
+                "max_tokens", "differs from max_completion_tokens; send only one"
             )
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestFieldError("top_logprobs", "only meaningful with logprobs = true")
@@ -264,7 +264,7 @@ class TokenizeBody(BaseModel):
     @model_validator(mode="after")
     def _one_of_two(self) -> TokenizeBody:
         if (self.prompt is None) == (self.messages is None):
-            raise RequestFieldError("prompt", "this or messages expected, and not both")
+            raise RequestFieldError("prompt", "expected either this or messages")
         return self
 
 
@@ -282,13 +282,13 @@ def _refuse_unless_off(name: str, value: Any) -> None:
     if any(type(value) is type(off) and value == off for off in allowed):
         return
     if not allowed:
-        raise RequestFieldError(name, "not supported by this server; leave it out")
+        raise RequestFieldError(name, "not supported by this server; remove it")
     expected = " or ".join(repr(off) for off in allowed)
-    raise RequestFieldError(name, f"this server supports only {expected}; leave it out otherwise")
+    raise RequestFieldError(name, f"this server supports only {expected}; remove it otherwise")
 
 
 def _unknown(name: str, known: Mapping[str, Any]) -> RequestFieldError:
     shown = printable(name[:64])
     match = process.extractOne(shown, list(known), score_cutoff=60)
     hint = f"; did you mean {match[0]}?" if match else ""
-    return RequestFieldError(shown, f"this server knows no such field{hint}")
+    return RequestFieldError(shown, f"unknown field{hint}")

@@ -1,4 +1,4 @@
-"""From a checked body to a job: sampling, namespace and dialect of one request."""
+"""Turns a checked body into a job: sampling, namespace and dialect of one request."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COMPLETION_TOKENS = 16
 
 
 class Service:
-    """Everything the generation routes need, made once for an app."""
+    """Everything the generation routes need, created once per app."""
 
     def __init__(self, desk: Desk) -> None:
         limits = (desk.engine.max_prompt_tokens, desk.options.max_prompt_tokens)
@@ -161,7 +161,7 @@ class Service:
         if name != served:
             raise ApiError(
                 404,
-                f"model: this server serves '{served}' only",
+                f"model: this server only serves '{served}'",
                 param="model",
                 code="model_not_found",
             )
@@ -170,8 +170,8 @@ class Service:
         if not self.desk.options.allow_policy_override:
             raise ApiError(
                 403,
-                "semblend.policy: this server chooses the policy itself; leave it out, or start "
-                "it with --allow-policy-override",
+                "semblend.policy: this server sets the policy; remove the field, or start it "
+                "with --allow-policy-override",
                 param="semblend.policy",
                 code="policy_override_not_allowed",
             )
@@ -192,7 +192,7 @@ class Service:
         if max_tokens > limit:
             raise ApiError(
                 400,
-                f"max_tokens: at most {limit} expected, got {max_tokens}",
+                f"max_tokens: expected at most {limit}, got {max_tokens}",
                 param="max_tokens",
                 code="invalid_value",
             )
@@ -217,7 +217,7 @@ class Service:
                 stop=body.stops,
                 stop_token_ids=tuple(body.stop_token_ids or ()),
                 ignore_eos=body.ignore_eos,
-                # The engine gives log probabilities only where alternatives are asked for.
+                # The engine returns log probabilities only if alternatives are requested.
                 top_logprobs=0 if top_logprobs is None else max(1, top_logprobs),
             )
         except RequestFieldError as error:
@@ -225,7 +225,7 @@ class Service:
 
 
 def _nth(sampling: SamplingParams, number: int) -> SamplingParams:
-    """The sampling of answer `number` to a prompt: its own seed, where one was given."""
+    """The sampling of answer `number` to a prompt, with its own seed if one was given."""
     if not number or sampling.seed is None:
         return sampling
     return replace(sampling, seed=(sampling.seed + number) % 2**63)

@@ -1,4 +1,4 @@
-"""Routes about text and about the server itself, as vLLM's server names them."""
+"""Routes for text and server information, named as in vLLM's server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def text_router(service: Service, app: FastAPI) -> APIRouter:
 
     @router.get("/version", responses=refusals(400, 401, 403, 421))
     async def version() -> Version:
-        """Which version answers."""
+        """The server's version."""
         return Version(version=__version__)
 
     @router.get("/docs", response_class=HTMLResponse, include_in_schema=False)

@@ -1,4 +1,4 @@
-"""Routes for those who watch: health, metrics, the page and the metadata it draws."""
+"""Monitoring routes: health, metrics, the page and its data."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
 
     @router.get("/health", responses={**refusals(421), 503: {"model": Health}})
     async def health(response: Response) -> Health:
-        """Whether the process lives and takes requests."""
+        """Whether the process is alive and accepts requests."""
         state = await asyncio.to_thread(_health, service)
         response.status_code = 200 if state.ready else 503
         return state
 
     @router.get("/health/live", responses={**refusals(421), 503: {"model": Health}})
     async def live(response: Response) -> Health:
-        """Whether the process can answer at all: restart it when not."""
+        """Whether the process responds at all; restart it if not."""
         state = await asyncio.to_thread(_health, service)
         response.status_code = 200 if state.live else 503
         return state
@@ -59,7 +59,7 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
         responses={**refusals(400, 401, 403, 421), 200: {"content": {"text/plain": {}}}},
     )
     async def metrics(request: Request) -> Response:
-        """Prometheus metrics. They add up all tenants, so with API keys they need an admin's."""
+        """Prometheus metrics. They cover all tenants, so with API keys they need an admin key."""
         require_admin(getattr(request.state, "caller", None))
         body, content_type = await asyncio.to_thread(desk.metrics.render)
         return Response(body, headers={"content-type": content_type})
@@ -73,7 +73,7 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
         if len(request.query_params.getlist("since")) > 1:
             raise ApiError(
                 400,
-                "since: sent more than once; one value expected",
+                "since: sent more than once; expected one value",
                 param="since",
                 code="repeated_parameter",
             )
@@ -109,7 +109,7 @@ def watch_router(service: Service, *, needs_key: bool) -> APIRouter:
         "/semblend/reuse/resume", responses=refusals(400, 401, 403, 408, 413, 415, 421, 503)
     )
     async def resume(request: Request) -> JSONResponse:
-        """Turn reuse on again wherever shadow samples turned it off. An admin's decision."""
+        """Turn reuse back on wherever shadow samples turned it off. Admins only."""
         require_admin(request.state.caller)
         resumed = await asyncio.to_thread(desk.engine.resume_reuse)
         return JSONResponse({"resumed_namespaces": resumed})
@@ -122,13 +122,13 @@ def _health(service: Service) -> Health:
     if desk.admission.draining:
         return Health(status="draining", live=True, ready=False, reason="the server is stopping")
     if failure := desk.engine.failure:
-        # Nothing but a new process helps, so it is not live either.
+        # Only a new process helps, so it is not live either.
         return Health(status="failing", live=False, ready=False, reason=failure)
     try:
         desk.engine.stats()
     except Exception as error:
         log("engine_unhealthy", error=error)
-        reason = "the engine gives no account of itself"
+        reason = "the engine does not report its state"
         return Health(status="failing", live=True, ready=False, reason=reason)
     return Health(status="ok", live=True, ready=True)
 
@@ -148,7 +148,7 @@ def _store(stats: EngineStats) -> dict[str, Any]:
 
 
 def _shadow(stats: EngineStats) -> dict[str, Any] | None:
-    """What reused requests looked like computed cold; None while none was."""
+    """How reused requests compare with computing them cold; None if none was sampled."""
     if not stats.shadow_samples:
         return None
     return {

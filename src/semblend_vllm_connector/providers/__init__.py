@@ -1,4 +1,4 @@
-"""Older name of what finds donors: one pipeline for every provider."""
+"""Old name of donor discovery: one pipeline for every provider."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Older name of the pipeline that finds donors."""
+"""Old name of the pipeline that finds donors."""
 
 from __future__ import annotations
 

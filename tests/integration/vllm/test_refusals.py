@@ -271,7 +271,7 @@ def test_an_engine_that_would_serve_without_the_connector_does_not_start(
         kv_connector_extra_config={"mode": "segmented_experimental"},
     )
     options = {"kv_offloading_size": 1.0, "kv_transfer_config": by_name}
-    with pytest.raises(UnsupportedEngineError, match=r"--kv-offloading-size.*SemBlend is never"):
+    with pytest.raises(UnsupportedEngineError, match=r"--kv-offloading-size.*never asks SemBlend"):
         Engine("llama", engine=options)
     with pytest.raises(AttributeError, match="OffloadingConnector not found"):
         Engine("llama", engine={"kv_offloading_size": 1.0})

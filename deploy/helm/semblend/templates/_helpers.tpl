@@ -22,7 +22,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
-{{/* The settings every member of the fleet shares. */}}
+{{/* Settings that all members of the fleet share. */}}
 {{- define "semblend.fleetEnv" -}}
 - name: SEMBLEND_NATS_URL
   value: {{ .Values.nats.url | quote }}
@@ -50,7 +50,7 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
-{{/* Where model and certificates are, for every pod that looks a certificate up. */}}
+{{/* Model and certificate volumes, for every pod that looks up a certificate. */}}
 {{- define "semblend.modelMounts" -}}
 {{- if .Values.model.existingClaim }}
 - name: models
@@ -89,7 +89,7 @@ capabilities:
 {{- end }}
 {{- end -}}
 
-{{/* A setting of the worker's own wins: two variables of one name would be an error. */}}
+{{/* A worker's own setting wins, because a duplicate variable would be an error. */}}
 {{- define "semblend.certificateEnv" -}}
 {{- if and (include "semblend.certificateVolume" .) (not (hasKey .Values.worker.settings "SEMBLEND_CERTIFICATE_DIR")) }}
 - name: SEMBLEND_CERTIFICATE_DIR

@@ -1,1 +1,1 @@
-"""A replica's own copy of who holds which donor, fed by events and asked in-process."""
+"""A replica's own copy of who holds which donor, fed by events and queried in-process."""

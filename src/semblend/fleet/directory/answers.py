@@ -1,4 +1,4 @@
-"""What a directory answers."""
+"""A directory's answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Found:
     """What a directory knows of a prompt."""
 
     holdings: tuple[WorkerHolding, ...] = ()
-    """What ranks hold themselves, most covered first."""
+    """What the ranks hold themselves, largest coverage first."""
     shared: SharedDonor | None = None
     """The donor in a shared store that covers most."""
 

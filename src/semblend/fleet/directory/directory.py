@@ -1,8 +1,8 @@
-"""The directory: events in, "who holds what of this prompt" out, and never a stale donor.
+"""The directory: consumes events and answers which rank holds what of a prompt.
 
-What it says is never more than the ranks have said: a missing event id, another
-generation or a silent worker takes donors away, and only the rank's own events bring
-them back. It may know less than there is; it then asks for the rank to start anew.
+It never claims more than the ranks have said. A missing event id, a new generation or a
+silent worker removes donors, and only the rank's own events bring them back. It may know
+less than there is, and then asks the rank to resend everything.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Directory:
     Parameters
     ----------
     lease_s
-        A rank is spoken of while its last heartbeat is younger than this; its donors are
-        dropped after ten times as long. None asks for no heartbeats.
+        A rank is visible while its last heartbeat is younger than this; its donors are
+        dropped after ten times as long. None requires no heartbeats.
     clock
-        Seconds that never run backwards.
+        Monotonic seconds.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Directory:
         self.ranks = RankBook()
         self._namespaces: dict[str, int] = {}
         self._kinds = NamespaceKinds()
-        # Gathered while a batch is read, so that the index is written in one step.
+        # Collected while a batch is read, so that the index is updated in one step.
         self._new: dict[int, NewDonor] = {}
         self._gone: list[int] = []
         self._lock = threading.RLock()
@@ -77,21 +77,21 @@ class Directory:
         self.gaps = 0
 
     def on_doubt(self, listener: Callable[[RankName], None]) -> None:
-        """Have `listener` told of every rank that should start anew."""
+        """Call `listener` with every rank that should resend everything."""
         self._resync_listeners.append(listener)
 
     @contextmanager
     def as_one(self) -> Iterator[None]:
-        """Lookups see everything that is said meanwhile on this thread, or nothing."""
+        """Make lookups see everything applied inside on this thread, or nothing."""
         with self._lock:
             yield
 
-    # -- hearing -------------------------------------------------------------------
+    # -- input ---------------------------------------------------------------------
 
     def apply(self, events: Iterable[Event]) -> list[Event]:
-        """Take events in the order they were received; returns those not seen before.
+        """Apply events in the order received; return those not seen before.
 
-        The others change nothing.
+        The others have no effect.
         """
         doubted: list[RankName] = []
         taken: list[Event] = []
@@ -111,7 +111,7 @@ class Directory:
         return taken
 
     def hear(self, beat: Heartbeat) -> None:
-        """Take a heartbeat: the rank lives. While we are behind it, it stays hidden."""
+        """Process a heartbeat: the rank is alive. It stays hidden while we lag behind it."""
         with self._lock:
             now = self._clock()
             rank = self._rank((beat.worker_id, beat.dp_rank), now)
@@ -119,7 +119,7 @@ class Directory:
                 return
             rank.heard_at = now
             if beat.generation > rank.generation:
-                # Its reset is on its way, or was missed: what we know is of another life.
+                # Its reset is on its way or was missed: what we know belongs to an earlier life.
                 self._forget(rank)
                 rank.in_doubt = True
             elif rank.waits_too_long(beat.last_event_id, now, self.lease_s or DEFAULT_LEASE_S):
@@ -134,9 +134,9 @@ class Directory:
             self._tell([(beat.worker_id, beat.dp_rank)])
 
     def expire(self) -> list[RankName]:
-        """Hide ranks that have been silent; drop those silent for long. Returns the newly hidden.
+        """Hide silent ranks and drop long-silent ones; return the newly hidden ones.
 
-        Call it every second or so.
+        Call it about every second.
         """
         hidden: list[RankName] = []
         if self.lease_s is None:
@@ -154,7 +154,7 @@ class Directory:
         return hidden
 
     def doubt(self, name: RankName) -> None:
-        """Drop a rank's donors and ask it to tell everything anew."""
+        """Drop a rank's donors and ask it to resend everything."""
         with self._lock:
             rank = self.ranks.get(name)
             if rank is None:
@@ -164,23 +164,23 @@ class Directory:
         self._tell([name])
 
     def generation(self, name: RankName) -> int:
-        """The generation a rank's events are read in; -1 if it was never heard of."""
+        """The generation of a rank's current events; -1 if it is unknown."""
         with self._lock:
             rank = self.ranks.get(name)
             return -1 if rank is None else rank.generation
 
     def hide_donor(self, name: RankName, donor_id: str, *, hidden: bool = True) -> None:
-        """Do not speak of a donor for now (its blocks have not been seen), or do again."""
+        """Hide a donor (its blocks have not been seen), or show it again."""
         with self._lock:
             self._flush()
             places = self._index.rows.places
             rows = self._index.rows_of(np.array([donor_key(*name, donor_id)], dtype=np.uint64))
             places[rows] = (places[rows] & ~np.uint8(HIDDEN)) | (HIDDEN if hidden else 0)
 
-    # -- answering -----------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------
 
     def lookup(self, sketch: Sketch, namespace_id: str) -> Found:
-        """What each living rank holds of a prompt, most covered first."""
+        """What each live rank holds of a prompt, largest coverage first."""
         with self._lock:
             namespace = self._namespaces.get(namespace_id)
             if namespace is None:
@@ -195,7 +195,7 @@ class Directory:
         return np.array(silent, dtype=np.int64)
 
     def donor_keys(self) -> dict[RankName, frozenset[int]]:
-        """Every donor that may be spoken of, by rank: what tests compare with the truth."""
+        """All visible donors by rank; tests compare this with the truth."""
         with self._lock:
             rows = self._index.rows
             live = rows.live_rows()
@@ -207,7 +207,7 @@ class Directory:
             }
 
     def owners(self, keys: Sequence[int]) -> dict[int, RankName]:
-        """Whose donors these are, of those that may be spoken of."""
+        """The owners of these donors, if visible."""
         with self._lock:
             rows = self._index.rows
             found = self._index.rows_of(np.array(keys, dtype=np.uint64))
@@ -219,7 +219,7 @@ class Directory:
         return {k: rank.name for k, rank in owned.items() if rank.standing is Standing.ALIVE}
 
     def namespace_kinds(self) -> list[dict[str, Any]]:
-        """Every different namespace that ranks published when they started, newest last."""
+        """Every distinct namespace that ranks published at start, newest last."""
         with self._lock:
             return self._kinds.listed()
 
@@ -241,7 +241,7 @@ class Directory:
     # -- snapshots -------------------------------------------------------------------
 
     def save(self, path: Path, *, position: int = 0) -> int:
-        """Write a snapshot; returns its bytes. `position` is how far the log was read."""
+        """Write a snapshot and return its size. `position` is how far the log was read."""
         with self._lock:
             self._flush()
             meta = {
@@ -254,14 +254,14 @@ class Directory:
             return write_snapshot(path, meta, self._index.arrays())
 
     def load(self, path: Path) -> int:
-        """Take a snapshot over; returns the position in the log to read on from.
+        """Load a snapshot; return the log position to continue from.
 
-        Ranks stay hidden until they are heard.
+        Ranks stay hidden until they send a heartbeat.
 
         Raises
         ------
         SerialisationError
-            If it is damaged, or of an index of another size. The directory is as before.
+            If it is damaged or from an index of another size. The directory is unchanged.
         StorageError
             If it cannot be read.
         """
@@ -271,22 +271,22 @@ class Directory:
             theirs = (meta.get("max_donors"), meta.get("buckets"))
             if mine != theirs:
                 raise SerialisationError(
-                    f"snapshot {path.name}: of an index of another size ({theirs}, here {mine})"
+                    f"snapshot {path.name}: from an index of another size ({theirs}, here {mine})"
                 )
             if len(self.ranks):
-                raise SerialisationError("snapshot: only an empty directory takes one over")
+                raise SerialisationError("snapshot: only an empty directory can load one")
             ranks, names, position = snapshot_meta(meta)
             book = RankBook()
             book.restore(ranks, self._clock())
             self._index.restore(arrays, ranks=len(book))
-            self._index.rows.places &= ~np.uint8(HIDDEN)  # Engines are asked, not files.
+            self._index.rows.places &= ~np.uint8(HIDDEN)  # Only engines know this, not files.
             self.ranks = book
             for rank in book:
                 self._kinds.add(rank.namespace)
             self._namespaces = {name: number for number, name in enumerate(names)}
         return position
 
-    # -- the inside ------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------
 
     def _rank(self, name: RankName, now: float) -> Rank:
         rank = self.ranks.of(name, now)
@@ -306,8 +306,8 @@ class Directory:
             return
         missed = rank.last_event_id >= 0 and event.event_id != rank.last_event_id + 1
         if missed or data.generation > rank.generation:
-            # What was missed may have been evictions, so nothing known before is sure. What
-            # comes after is: this event and those behind it are taken.
+            # The missed events may have been evictions, so nothing known before is certain. This
+            # event and later ones are, so they are applied.
             self.gaps += missed
             self._forget(rank)
             rank.in_doubt = True
@@ -370,7 +370,7 @@ class Directory:
         return self._index.drop_rank(rank.number)
 
     def _flush(self) -> None:
-        """Bring the index up to what was gathered: evictions first, then registrations."""
+        """Apply what was collected to the index: evictions first, then registrations."""
         if self._gone:
             gone, self._gone = self._gone, []
             self._index.remove(np.array(gone, dtype=np.uint64))

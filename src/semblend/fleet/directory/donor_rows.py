@@ -1,6 +1,6 @@
-"""One row of numbers per donor, and when a row means something.
+"""One row of numbers per donor, and the rule for when a row is valid.
 
-A donor is live while its epoch is its rank's epoch. Dropping all donors of a rank is
+A donor is live while its epoch equals its rank's. Dropping all donors of a rank is
 therefore one addition, however many there are.
 """
 
@@ -16,15 +16,14 @@ from semblend.discovery.fingerprints import HashArray, IndexArray
 from semblend.fleet.events.model import Location
 
 LOCAL, SHARED, HIDDEN = 1, 2, 4
-"""Where a donor's K/V is, as bits: with its rank, in a shared store; and whether it is not to
-be spoken of although it is registered."""
+"""Where a donor's K/V is, as bits: with its rank, in a shared store; and whether it is
+hidden although it is registered."""
 DEAD = 0
-"""The epoch no rank ever has."""
+"""An epoch that no rank has."""
 ROW_BYTES = 8 + 4 + 4 + 4 + 4 + 1
 
 
 def places_of(location: Location) -> int:
-    """Whether K/V is with its worker, in a shared store, or both."""
     local = LOCAL if location.kind == "worker" else 0
     return local | (SHARED if location.locator else 0)
 
@@ -57,17 +56,17 @@ class DonorRows:
 
     @property
     def free_count(self) -> int:
-        """Rows below the high mark that may be given away."""
+        """Free rows below the high-water mark."""
         return sum(len(part) for part in self._free)
 
     @property
     def used(self) -> int:
-        """Rows ever used: the high mark."""
+        """Rows ever used: the high-water mark."""
         return self._used
 
     @property
     def room(self) -> int:
-        """Rows that can be taken now."""
+        """Rows available now."""
         return self.free_count + self.capacity - self._used
 
     def is_live(self, rows: IndexArray) -> npt.NDArray[np.bool_]:
@@ -76,22 +75,22 @@ class DonorRows:
         return live
 
     def owner(self, rows: IndexArray) -> IndexArray:
-        """Ranks of rows, -1 where dead."""
+        """Ranks of rows; -1 for dead ones."""
         return np.where(self.is_live(rows), self.rank[rows], np.int64(-1)).astype(np.int64)
 
     def live_rows(self) -> IndexArray:
         return np.flatnonzero(self.is_live(np.arange(self._used)))
 
     def take(self, count: int) -> IndexArray:
-        """Rows to write to.
+        """Reserve rows to write to.
 
         Raises
         ------
         CapacityError
-            If there are not that many; nothing is taken then.
+            If there are not enough; then none is taken.
         """
         if count > self.room:
-            raise CapacityError(f"{count} donor rows asked of a directory, {self.room} free")
+            raise CapacityError(f"directory: {count} donor rows needed, {self.room} free")
         parts: list[IndexArray] = []
         while count and self._free:
             part = self._free.pop()
@@ -114,7 +113,7 @@ class DonorRows:
         tokens: IndexArray,
         places: IndexArray,
     ) -> None:
-        """Fill rows; they are live from now on."""
+        """Fill rows, which makes them live."""
         self.key[rows] = keys
         self.rank[rows] = ranks
         self.namespace[rows] = namespaces
@@ -124,34 +123,34 @@ class DonorRows:
         np.add.at(self.rank_live, ranks, 1)
 
     def kill(self, rows: IndexArray) -> int:
-        """Make rows dead; those that are so already are passed over. Returns how many died."""
+        """Mark rows dead, skipping dead ones; return how many died."""
         rows = np.unique(rows[self.is_live(rows)])
         np.subtract.at(self.rank_live, self.rank[rows], 1)
         self.epoch[rows] = DEAD
         return int(rows.size)
 
     def drop_rank(self, rank: int) -> int:
-        """Make all donors of a rank dead; returns how many died."""
+        """Mark all donors of a rank dead; return how many died."""
         died = int(self.rank_live[rank])
         self.rank_epoch[rank] += 1
         self.rank_live[rank] = 0
         return died
 
     def dead_rows(self) -> IndexArray:
-        """Rows that are dead now and not yet free."""
+        """Rows that are dead and not yet free."""
         dead = ~self.is_live(np.arange(self._used))
         for part in self._free:
             dead[part] = False
         return np.flatnonzero(dead)
 
     def give_back(self, rows: IndexArray) -> None:
-        """Rows nothing refers to any more."""
+        """Free rows that nothing refers to any more."""
         if rows.size:
             self.epoch[rows] = DEAD
             self._free.append(rows)
 
     def grow_ranks(self, count: int) -> None:
-        """Have room for at least `count` ranks."""
+        """Make room for at least `count` ranks."""
         missing = count - self.rank_epoch.size
         if missing > 0:
             more = max(missing, self.rank_epoch.size)
@@ -161,7 +160,7 @@ class DonorRows:
     # -- snapshots ---------------------------------------------------------------
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Everything that has to be kept, by name; dead rows are kept as dead."""
+        """Everything a snapshot keeps, by name; dead rows stay dead."""
         used = self._used
         return {
             "donor_key": self.key[:used],
@@ -175,7 +174,7 @@ class DonorRows:
         }
 
     def restore(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
-        """Take over what :meth:`arrays` gave. Free rows come back as dead ones."""
+        """Restore what :meth:`arrays` returned. Free rows come back as dead ones."""
         used = int(arrays["donor_key"].size)
         for name in ("key", "rank", "epoch", "namespace", "tokens", "places"):
             getattr(self, name)[:used] = arrays[f"donor_{name}"]

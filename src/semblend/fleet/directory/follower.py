@@ -1,8 +1,8 @@
-"""Keeps a directory at the end of the log, whatever happens to the connection.
+"""Keeps a directory up to date with the log, whatever happens to the connection.
 
-Reads with a pull consumer from the first message not yet applied, so that a slow
-replica is late, never wrong. A new consumer is made after every failure, and whenever the
-client has lost a message on its last yard; the position is ours, not the server's.
+It reads with a pull consumer from the first message not yet applied, so a slow replica is
+late but never wrong. It makes a new consumer after every failure, and whenever the client
+lost a message. The position is ours, not the server's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BATCH = 512
 
 
 class LogFollower:
-    """Applies the fleet's log to one directory, on a thread of its own, until closed."""
+    """Applies the fleet's log to one directory, on its own thread, until closed."""
 
     def __init__(
         self,
@@ -39,19 +39,19 @@ class LogFollower:
         retry_s: float = 0.2,
     ) -> None:
         self._directory = directory
-        # What stands between the log and the directory, where something does.
+        # An optional stage between the log and the directory.
         self._take = apply or directory.apply
         self._options = options
         self._idle_s = idle_s
         self._retry_s = retry_s
         self.position = position
-        """Sequence of the last message applied."""
+        """Sequence number of the last message applied."""
         self.malformed = 0
         self.reconnections = -1
         self._delivered = 0
-        """Number of the last message that arrived, as this consumer counts."""
+        """Number of the last message received, as this consumer counts."""
         self._unseen = 0
-        """Number of the last message the server had delivered when there was silence before."""
+        """Number of the last message the server had delivered at the previous silence."""
         self._caught_up = False
         self._hears = False
         self._link = NatsLink(options)
@@ -61,7 +61,7 @@ class LogFollower:
 
     @property
     def caught_up(self) -> bool:
-        """Whether everything that was in the log when last looked has been applied."""
+        """Whether everything that was in the log at the last check has been applied."""
         return self._caught_up
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class LogFollower:
             except asyncio.CancelledError:
                 raise
             except Exception as error:
-                # Anything the client raises: try again from where we are.
+                # Whatever the client raises: retry from the current position.
                 logger.debug("following the log: %s", error)
             self._caught_up = self._hears = False
             self._directory.expire()
@@ -97,7 +97,7 @@ class LogFollower:
                 try:
                     messages = await subscription.fetch(_BATCH, timeout=self._idle_s)
                 except NatsTimeoutError:
-                    # Silence is an answer only if somebody is there to be silent.
+                    # Silence means something only if the server is reachable.
                     self._check_silence(await subscription.consumer_info())
                     self._caught_up = self._hears = True
                 else:
@@ -114,7 +114,7 @@ class LogFollower:
         jetstream = await self._link.jetstream()
         info = await jetstream.stream_info(self._options.stream)
         if info.state.last_seq < self.position:
-            # Another log under the same name: the ranks' own ids tell what of ours still holds.
+            # A different log under the same name: the ranks' own ids show what is still valid.
             self.position = 0
         return await jetstream.pull_subscribe(
             f"{self._options.subject}.>",
@@ -128,14 +128,14 @@ class LogFollower:
         )
 
     def _check_silence(self, info: Any) -> None:
-        """Whether what the server says it delivered has arrived.
+        """Check that everything the server delivered has arrived.
 
-        A fetch that ends just when a message comes can lose it in the client, and nothing is
+        A fetch that ends just as a message arrives can lose it in the client, and nothing is
         delivered twice. What is still missing after a second silence is lost.
         """
         sent = info.delivered.consumer_seq
         if sent > self._delivered and sent == self._unseen:
-            raise StorageError(f"{sent - self._delivered} messages were delivered and lost")
+            raise StorageError(f"{sent - self._delivered} messages were delivered but lost")
         self._unseen = sent
 
     def _apply(self, messages: list[Any]) -> None:
@@ -154,23 +154,23 @@ class LogFollower:
             try:
                 events.append(decode(message.data))
             except SerialisationError as error:
-                # Its id is missing now: the rank's next event makes it start anew.
+                # Its id is missing now, so the rank's next event makes it resend everything.
                 self.malformed += 1
-                logger.warning("an event was not understood: %s", error)
+                logger.warning("cannot decode an event: %s", error)
         self._take(events)
         if lost:
-            raise StorageError("a message was delivered and lost; reading on from before it")
+            raise StorageError("a message was delivered but lost; reading again from before it")
         self._caught_up = messages[-1].metadata.num_pending == 0
         self._hears = self._hears or self._caught_up
 
     async def _on_beat(self, message: Any) -> None:
         if not self._hears:
-            return  # Still replaying: every beat would only tell that we are behind.
+            return  # Still replaying: every heartbeat would only show that we lag behind.
         try:
             self._directory.hear(decode_heartbeat(message.data))
         except SerialisationError as error:
             self.malformed += 1
-            logger.warning("a heartbeat was not understood: %s", error)
+            logger.warning("cannot decode a heartbeat: %s", error)
 
     async def _ask(self) -> None:
         doubted, self._doubted = self._doubted, set()

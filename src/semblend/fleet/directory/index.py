@@ -1,4 +1,4 @@
-"""The index over all donors' sketches: array-backed, bounded, and never slower for more donors."""
+"""The index over all donors' sketches: array-backed, bounded, equally fast for any number."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from semblend.fleet.directory.snapshot import require_whole
 from semblend.fleet.sketch import MARK_TOKENS, Sketch
 
 _SWEEP_SHARE = 0.02
-"""Share of the posting table swept with every batch while dead donors wait."""
+"""Share of the posting table swept per batch while dead donors wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NewDonor:
-    """What the index keeps of a donor."""
+    """What the index stores about a donor."""
 
     key: int
     rank: int
@@ -32,7 +32,7 @@ class NewDonor:
     places: int
     """LOCAL, SHARED or both."""
     hashes: HashArray
-    """Fingerprints and prefix marks alike."""
+    """Both fingerprints and prefix marks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,9 @@ class Holding:
 
     rank: int
     covered_tokens: int
-    """Tokens, estimated, that some live donor of the rank shares with the prompt."""
+    """Estimated tokens that some live donor of the rank shares with the prompt."""
     prefix_tokens: int
-    """Tokens at the front that one donor shares exactly."""
+    """Leading tokens that one donor shares exactly."""
     donor_key: int
     """The donor that covers most."""
     donor_covered_tokens: int
@@ -60,11 +60,11 @@ class SharedDonor:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Votes:
-    """Hits, added up by donor."""
+    """Hits summed by donor."""
 
     donors: IndexArray
     covered: IndexArray
-    """Tokens, estimated, that the donor shares with the prompt."""
+    """Estimated tokens that the donor shares with the prompt."""
     prefix: IndexArray
 
     @classmethod
@@ -86,17 +86,17 @@ class SketchIndex:
 
     def __init__(self, *, max_donors: int, max_postings: int, ranks: int = 64) -> None:
         if max_donors < 1 or max_postings < 1:
-            raise SettingsError("directory index: room for at least one donor expected")
+            raise SettingsError("directory index: expected room for at least one donor")
         self.rows = DonorRows(max_donors, ranks)
         self.postings = PostingTable(max_postings, self.rows.owner)
         self._by_key = FingerprintTable(max_donors)
         self._sweeping: IndexArray | None = None
         self.refused = 0
-        """Donors there was no room for."""
+        """Donors refused for lack of room."""
 
     @classmethod
     def within(cls, max_bytes: int, *, postings_per_donor: int) -> SketchIndex:
-        """An index of at most `max_bytes` for donors of about that many postings."""
+        """An index of at most `max_bytes` for donors with about that many postings."""
         per_key = SLOT_BYTES / FingerprintTable.LOAD
         per_donor = ROW_BYTES + per_key + postings_per_donor * SLOT_BYTES / LOAD
         donors = max(1, int(max_bytes / per_donor))
@@ -104,13 +104,13 @@ class SketchIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes when every page has been touched."""
+        """Size in bytes once every page has been touched."""
         return self.rows.capacity * ROW_BYTES + self.postings.nbytes + self._by_key.nbytes
 
     # -- writing -------------------------------------------------------------------
 
     def add(self, donors: Sequence[NewDonor]) -> None:
-        """Register donors; one that is here already is replaced. Those without room are not."""
+        """Register donors, replacing known ones. Those without room are refused."""
         newest = {donor.key: donor for donor in donors}
         self.remove(np.fromiter(newest, dtype=np.uint64, count=len(newest)))
         batch = list(newest.values())
@@ -136,11 +136,11 @@ class SketchIndex:
         self.sweep_some()
 
     def remove(self, keys: HashArray) -> int:
-        """Forget donors by key; returns how many were live."""
+        """Remove donors by key; return how many were live."""
         return self.rows.kill(self.rows_of(keys))
 
     def drop_rank(self, rank: int) -> int:
-        """Forget all donors of a rank; returns how many were live."""
+        """Remove all donors of a rank; return how many were live."""
         return self.rows.drop_rank(rank)
 
     def rows_of(self, keys: HashArray) -> IndexArray:
@@ -155,14 +155,14 @@ class SketchIndex:
     def holdings(
         self, sketch: Sketch, namespace: int, *, hidden: IndexArray
     ) -> tuple[list[Holding], SharedDonor | None]:
-        """What each rank holds of a prompt, and the best donor of the shared store.
+        """What each rank holds of a prompt, and the best donor in the shared store.
 
         Parameters
         ----------
         namespace
-            Number of the prompt's namespace; donors of others are not even counted.
+            Number of the prompt's namespace; donors of other namespaces are not even counted.
         hidden
-            Ranks not to speak of.
+            Ranks to leave out.
         """
         probes = np.concatenate((sketch.hashes, sketch.marks))
         index, rows = self.postings.find(probes)
@@ -184,7 +184,7 @@ class SketchIndex:
         holdings = []
         for rank in np.unique(ranks):
             mine = local[ranks == rank]
-            # A fingerprint that several donors hold counts once for the rank.
+            # A fingerprint that several donors hold counts once per rank.
             covered = int(weights[np.unique(index[hit_rank == rank])].sum())
             best = mine[np.argmax(votes.covered[mine])]
             longest = int(votes.prefix[mine].max())
@@ -213,7 +213,7 @@ class SketchIndex:
     # -- cleaning ------------------------------------------------------------------
 
     def sweep_some(self) -> None:
-        """Clear a strip of dead donors' slots; the rows become free when a pass is over."""
+        """Clear some dead donors' slots; the rows become free when a pass is complete."""
         if self._sweeping is None:
             if self.rows.dead_count <= max(64, self.rows.used // 8):
                 return
@@ -243,12 +243,12 @@ class SketchIndex:
         return {**self.rows.arrays(), **self.postings.arrays()}
 
     def restore(self, arrays: dict[str, npt.NDArray[Any]], *, ranks: int) -> None:
-        """Take a snapshot's arrays over, of an index of the same size and so many ranks.
+        """Load a snapshot's arrays, from an index of the same size with this many ranks.
 
         Raises
         ------
         SerialisationError
-            If they cannot be one index's; nothing has changed then.
+            If they are inconsistent; nothing has changed then.
         """
         require_whole(arrays, self.arrays(), capacity=self.rows.capacity, ranks=ranks)
         self.rows.restore(arrays)

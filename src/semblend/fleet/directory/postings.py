@@ -1,9 +1,8 @@
-"""From fingerprints to the donors that hold them: one fixed array, cleaned as it is used.
+"""Maps fingerprints to the donors that hold them: one fixed array, cleaned as it is used.
 
-A fingerprint lives in one of two buckets of eight slots; a slot is 32 bits of the
-fingerprint and the number of a donor. A donor that dies is not searched for: its slots
-count as empty from then on, and a sweep clears them strip by strip before its number
-is given to another donor.
+A fingerprint lives in one of two buckets of eight slots. A slot holds 32 bits of the
+fingerprint and a donor number. The slots of a dead donor count as empty at once; a sweep
+clears them step by step before the number is reused.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ SLOTS = 8
 SLOT_BYTES = 8
 LOAD = 0.75
 MAX_OWNERS = 8
-"""Owners remembered per fingerprint: content that more of them hold is easy to find anyway."""
+"""Owners kept per fingerprint; content that more of them hold is easy to find anyway."""
 
 _SECOND = np.uint64(0xC2B2AE3D27D4EB4F)
 _HALF = np.uint64(32)
@@ -32,14 +31,14 @@ _CLAIM_MASK = (1 << 20) - 1
 
 
 class PostingTable:
-    """Owns the rule of one live slot per fingerprint and owner, the newest donor's.
+    """Keeps one live slot per fingerprint and owner, the newest donor's.
 
     Parameters
     ----------
     capacity
-        Postings it should hold; memory is taken by the operating system as it is written.
+        Postings it should hold; the operating system allocates memory as it is written.
     owner_of
-        Donor numbers to owner numbers, -1 for a donor that is dead.
+        Maps donor numbers to owner numbers, -1 for a dead donor.
     """
 
     def __init__(self, capacity: int, owner_of: Callable[[IndexArray], IndexArray]) -> None:
@@ -48,19 +47,19 @@ class PostingTable:
         shape = (int(self._buckets), SLOTS)
         self.tags: Words = np.zeros(shape, dtype=np.uint32)
         self.donors: Words = np.zeros(shape, dtype=np.uint32)
-        """Donor numbers plus one: zero is an empty slot."""
+        """Donor numbers plus one; zero is an empty slot."""
         self.dropped = 0
-        """Postings not kept: their two buckets were full of live donors."""
+        """Postings dropped because both buckets were full of live donors."""
         self._swept = 0
         self._claims: npt.NDArray[np.int32] = np.zeros(_CLAIM_MASK + 1, dtype=np.int32)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the table when every page of it has been touched."""
+        """Size in bytes once every page has been touched."""
         return self.tags.nbytes + self.donors.nbytes
 
     def find(self, hashes: HashArray) -> tuple[IndexArray, IndexArray]:
-        """Donors under `hashes`: (index into hashes, donor number), dead ones included."""
+        """Donors under `hashes`: (index into hashes, donor number), including dead ones."""
         tags, first, second = self._address(hashes)
         buckets = np.stack((first, second), axis=1)
         hit = self.tags[buckets] == tags[:, None, None]
@@ -71,7 +70,7 @@ class PostingTable:
         return row[filled], donors[filled]
 
     def add(self, hashes: HashArray, donors: IndexArray) -> None:
-        """Store a donor for each hash, in place of an older donor of the same owner."""
+        """Store a donor for each hash, replacing an older donor of the same owner."""
         kept = _newest(hashes, self._owner_of(donors))
         hashes, donors = hashes[kept], donors[kept]
         tags, first, second = self._address(hashes)
@@ -83,11 +82,11 @@ class PostingTable:
             waiting = waiting[~won]
 
     def _alone(self, first: IndexArray, second: IndexArray) -> BoolArray:
-        """Rows no two of which share a bucket; at least one.
+        """Select rows that share no bucket with each other; at least one.
 
-        Every row writes its number where its buckets point; who finds its own in both
-        places has them to itself. The places are fewer than the buckets, so some rows wait
-        for nothing; there are no sorts.
+        Every row writes its number where its buckets point. A row that finds its own number in
+        both places has them to itself. There are fewer places than buckets, so some rows wait
+        needlessly, but nothing needs sorting.
         """
         one, two = first & _CLAIM_MASK, second & _CLAIM_MASK
         rows = np.arange(first.size, dtype=np.int32)
@@ -101,7 +100,7 @@ class PostingTable:
     def _place(
         self, tags: Words, first: IndexArray, second: IndexArray, donors: IndexArray
     ) -> None:
-        """Insert one posting a row; no two rows share a bucket."""
+        """Insert one posting per row; no two rows share a bucket."""
         buckets = np.stack((first, second), axis=1)
         held = self.donors[buckets].astype(np.int64) - 1  # [n, 2, 8]
         owners = np.full(held.shape, -1, dtype=np.int64)
@@ -112,7 +111,7 @@ class PostingTable:
         mine = equal & (owners == self._owner_of(donors)[:, None, None])
         same_bucket = first == second
         copies = equal.sum((1, 2)) // np.where(same_bucket, 2, 1)
-        # Preference: replace this owner's older posting, else the emptier bucket's free slot.
+        # Preference: replace this owner's older posting, otherwise use the emptier bucket.
         fill = live.sum(2)
         emptier = np.argmin(fill, axis=1)
         rows = np.arange(donors.size)
@@ -128,7 +127,7 @@ class PostingTable:
         self.donors[bucket, slot] = (donors[rows] + 1).astype(np.uint32)
 
     def sweep(self, buckets: int) -> bool:
-        """Clear dead donors' slots in the next `buckets` buckets; True when a pass is over."""
+        """Clear dead donors' slots in the next `buckets` buckets; True when a pass is complete."""
         end = min(self._swept + buckets, int(self._buckets))
         strip = self.donors[self._swept : end]
         row, slot = np.nonzero(strip)
@@ -145,12 +144,12 @@ class PostingTable:
     # -- snapshots ---------------------------------------------------------------
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Everything that has to be kept, by name."""
+        """Everything a snapshot keeps, by name."""
         return {"posting_tags": self.tags, "posting_donors": self.donors}
 
 
 def _newest(hashes: HashArray, owners: IndexArray) -> IndexArray:
-    """Of a batch, the last posting of each (hash, owner), and of each hash a few owners."""
+    """The last posting of each (hash, owner) in a batch, and a few owners per hash."""
     order = np.lexsort((owners, hashes))  # stable: later postings come later
     hashes, owners = hashes[order], owners[order]
     last = np.ones(order.size, dtype=bool)

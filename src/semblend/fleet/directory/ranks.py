@@ -1,4 +1,4 @@
-"""What a directory knows of each rank of each worker: how far it has read, and whether it lives."""
+"""What a directory knows about each worker rank: how far it has read, and whether it lives."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ RankName: TypeAlias = tuple[str, int]
 
 
 class Standing(StrEnum):
-    """Whether a rank's donors may be spoken of."""
+    """Whether a rank's donors are visible."""
 
     ALIVE = "alive"
     SUSPENDED = "suspended"
-    """Silent for too long: its donors are hidden until it is heard again."""
+    """Silent for too long: its donors are hidden until it sends a heartbeat again."""
 
 
 @dataclass(slots=True)
@@ -31,19 +31,19 @@ class Rank:
     generation: int = -1
     last_event_id: int = -1
     standing: Standing = Standing.SUSPENDED
-    """Hidden until its first heartbeat: a log tells of the dead, too."""
+    """Hidden until its first heartbeat, because a log also lists dead ranks."""
     heard_at: float = 0.0
     in_doubt: bool = False
-    """Something was missed; until the rank starts anew, it holds more than is known."""
+    """Something was missed; until the rank resends everything, it holds more than is known."""
     namespace: Mapping[str, Any] = field(default_factory=dict)
     awaited_id: int = -1
-    """An id the rank said it had reached before we had."""
+    """An id that the rank reported before we had read that far."""
     awaited_since: float = 0.0
 
     def waits_too_long(self, announced_id: int, now: float, patience_s: float) -> bool:
-        """Whether an announced event has not come for longer than it may take.
+        """Whether an announced event is overdue.
 
-        The log may have lost it (limits, a restored backup); nobody will send it again.
+        The log may have lost it (limits, a restored backup), and nobody will send it again.
         """
         if announced_id <= self.last_event_id:
             self.awaited_id = -1
@@ -66,7 +66,7 @@ class Rank:
 
 
 class NamespaceKinds:
-    """The different namespaces ranks published, few whatever the number of ranks."""
+    """The distinct namespaces that ranks published; few, whatever the number of ranks."""
 
     LIMIT = 64
 
@@ -74,7 +74,7 @@ class NamespaceKinds:
         self._kinds: dict[str, dict[str, Any]] = {}
 
     def add(self, namespace: Mapping[str, Any]) -> None:
-        """Note a rank's namespace; the one heard of longest ago is forgotten past the limit."""
+        """Record a rank's namespace; above the limit, drop the one not seen for longest."""
         if not namespace:
             return
         kind = json.dumps(namespace, sort_keys=True)
@@ -84,12 +84,11 @@ class NamespaceKinds:
             del self._kinds[next(iter(self._kinds))]
 
     def listed(self) -> list[dict[str, Any]]:
-        """All of them, newest last."""
         return list(self._kinds.values())
 
 
 class RankBook:
-    """Ranks by name; numbers are given once and never change."""
+    """Ranks by name; a rank's number never changes."""
 
     def __init__(self) -> None:
         self._ranks: dict[RankName, Rank] = {}
@@ -102,15 +101,14 @@ class RankBook:
         return len(self._by_number)
 
     def get(self, name: RankName) -> Rank | None:
-        """The rank, if it was ever heard of."""
+        """The rank, if known."""
         return self._ranks.get(name)
 
     def by_number(self, number: int) -> Rank:
-        """The rank of a number that was given."""
         return self._by_number[number]
 
     def of(self, name: RankName, now: float) -> Rank:
-        """The rank, made now if need be."""
+        """The rank, created if necessary."""
         rank = self._ranks.get(name)
         if rank is None:
             rank = Rank(name=name, number=len(self._by_number), heard_at=now)
@@ -119,7 +117,7 @@ class RankBook:
         return rank
 
     def restore(self, records: list[Any], now: float) -> None:
-        """Take ranks over from a snapshot.
+        """Load ranks from a snapshot.
 
         Raises
         ------

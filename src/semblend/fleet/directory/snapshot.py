@@ -1,8 +1,8 @@
-"""A directory in one file, so that a new replica need not read the log from its beginning.
+"""A directory in one file, so that a new replica need not read the log from the start.
 
 Layout, little-endian: 8 bytes magic, version, length of the JSON head, xxh3 of the head,
 the head, then the arrays it names, each with its own xxh3 in the head. Written under
-another name, synced and renamed: complete or not there. Never pickle.
+another name, synced and renamed, so it is either complete or absent. Never pickle.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _DTYPES = {"|u1", "<u4", "<u8", "<i8"}
 
 
 def write_snapshot(path: Path, meta: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> int:
-    """Write a snapshot; returns its size in bytes.
+    """Write a snapshot; return its size in bytes.
 
     Raises
     ------
     StorageError
-        If the disk is full or fails; an older file stays as it was.
+        If the disk is full or fails; an older file is unchanged.
     """
     contents = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     head = json.dumps(
@@ -76,7 +76,7 @@ def read_snapshot(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any
     Raises
     ------
     SerialisationError
-        If any byte is not what was written, or it is of another version.
+        If any byte changed since it was written, or the version differs.
     StorageError
         If it cannot be read.
     """
@@ -88,7 +88,7 @@ def read_snapshot(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any
                 _read_array(record, file.read, path.name, most=size) for record in head["arrays"]
             )
             if file.read(1):
-                raise SerialisationError(f"snapshot {path.name}: longer than it says")
+                raise SerialisationError(f"snapshot {path.name}: longer than its header says")
     except OSError as error:
         raise StorageError(f"snapshot {path.name}: {error.strerror or error}") from error
     return head["meta"], arrays
@@ -96,7 +96,7 @@ def read_snapshot(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any
 
 def _read_head(fixed: bytes, read: Any, name: str) -> dict[str, Any]:
     if len(fixed) != _FIXED.size:
-        raise SerialisationError(f"snapshot {name}: ends early")
+        raise SerialisationError(f"snapshot {name}: truncated")
     magic, version, size, checksum = _FIXED.unpack(fixed)
     if magic != _MAGIC or version != VERSION:
         raise SerialisationError(f"snapshot {name}: not a directory of version {VERSION}")
@@ -116,7 +116,7 @@ def _read_head(fixed: bytes, read: Any, name: str) -> dict[str, Any]:
 
 
 def _read_array(record: Any, read: Any, name: str, *, most: int) -> tuple[str, npt.NDArray[Any]]:
-    """One array and its name; `most` is the file's size, more than which nothing can follow."""
+    """Read one array and its name; `most` is the file size, which bounds any array."""
     try:
         title, dtype, seal = (str(record[field]) for field in ("name", "dtype", "xxh3"))
         shape = [int(size) for size in record["shape"]]
@@ -131,7 +131,7 @@ def _read_array(record: Any, read: Any, name: str, *, most: int) -> tuple[str, n
     while at < len(view):
         part = read(min(_CHUNK_BYTES, len(view) - at))
         if not part:
-            raise SerialisationError(f"snapshot {name}: {title[:64]} ends early")
+            raise SerialisationError(f"snapshot {name}: {title[:64]} is truncated")
         view[at : at + len(part)] = part
         at += len(part)
     if xxhash.xxh3_64_hexdigest(view) != seal:
@@ -140,12 +140,12 @@ def _read_array(record: Any, read: Any, name: str, *, most: int) -> tuple[str, n
 
 
 def snapshot_meta(meta: dict[str, Any]) -> tuple[list[Any], list[str], int]:
-    """A directory's own part of the head: ranks, namespaces, position in the log.
+    """The directory's part of the head: ranks, namespaces, position in the log.
 
     Raises
     ------
     SerialisationError
-        If one of them is not what it should be.
+        If one of them is malformed.
     """
     ranks, names, position = (meta.get(name) for name in ("ranks", "namespaces", "position"))
     if (
@@ -154,7 +154,7 @@ def snapshot_meta(meta: dict[str, Any]) -> tuple[list[Any], list[str], int]:
         or not all(isinstance(name, str) for name in names)
         or not isinstance(position, int)
     ):
-        raise SerialisationError("snapshot: its ranks, namespaces or position are wrong")
+        raise SerialisationError("snapshot: its ranks, namespaces or position are malformed")
     return ranks, names, position
 
 
@@ -165,19 +165,19 @@ def require_whole(
     capacity: int,
     ranks: int,
 ) -> None:
-    """Check that a snapshot's arrays fit together and point nowhere outside themselves.
+    """Check that a snapshot's arrays are consistent and point nowhere outside themselves.
 
     Raises
     ------
     SerialisationError
-        If they do not: a checksum shows that they were written so, not that they are right.
+        If they are not: a checksum proves how they were written, not that they are right.
     """
     for name, mine in like.items():
         given = arrays.get(name)
         if given is None or given.dtype != mine.dtype or given.ndim != mine.ndim:
-            raise SerialisationError(f"snapshot: {name} is missing or of another kind")
+            raise SerialisationError(f"snapshot: {name} is missing or has another type")
         if name.startswith("posting_") and given.shape != mine.shape:
-            raise SerialisationError(f"snapshot: {name} is of another size")
+            raise SerialisationError(f"snapshot: {name} has another size")
     used = arrays["donor_key"].size
     known = arrays["rank_epoch"].size
     donors = [given for name, given in arrays.items() if name.startswith("donor_")]
@@ -191,7 +191,7 @@ def require_whole(
         or int(arrays["rank_live"].min(initial=0)) < 0
         or int(arrays["rank_live"].max(initial=0)) > used
     ):
-        raise SerialisationError("snapshot: its arrays do not fit together")
+        raise SerialisationError("snapshot: its arrays are inconsistent")
 
 
 def _bytes(array: npt.NDArray[Any]) -> memoryview:

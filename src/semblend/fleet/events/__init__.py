@@ -1,1 +1,1 @@
-"""Events about donors: what workers say and directories hear."""
+"""Events about donors: published by workers, read by directories."""

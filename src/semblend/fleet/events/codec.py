@@ -1,10 +1,10 @@
-"""Events as JSON, in the shape other routers already read; nothing is trusted on the way in.
+"""Events as JSON in the format other routers already read; no input is trusted.
 
-What is ours alone (fingerprints, the namespace's published name) stands in fields of
-its own that other readers pass over.
+Our own additions (fingerprints, the namespace's published name) are in separate fields
+that other readers ignore.
 
-The version rises when a reader of the old one would misread an event. Fields that may be absent
-and may be passed over (`blocks`) do not raise it: events without them are read as ever.
+The version increases when a reader of the old version would misread an event. Optional
+fields that a reader may ignore (`blocks`) do not increase it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,11 @@ from semblend.fleet.events.seal import require_seal, sealed
 from semblend.fleet.sketch import SCHEME
 
 MAX_EVENT_BYTES = 1 << 20
-"""JetStream's usual limit of a message; larger ones are refused unread."""
+"""JetStream's usual message limit; larger messages are refused unread."""
 _MAX_ID = 2**63 - 1
 
 
 def encode(event: Event) -> bytes:
-    """The event as one line of JSON."""
     return _json(
         {
             "schema_version": SCHEMA_VERSION,
@@ -60,17 +59,17 @@ def decode(payload: bytes) -> Event:
     Raises
     ------
     SerialisationError
-        Naming the field that is not what it should be.
+        Naming the malformed field.
     """
     record = _record(payload)
     version = record.get("schema_version")
     if version != SCHEMA_VERSION:
-        raise SerialisationError(f"event schema_version {version!r}: {SCHEMA_VERSION} expected")
+        raise SerialisationError(f"event schema_version {version!r}: expected {SCHEMA_VERSION}")
     data = _mapping(record, "data")
     kind = data.get("kind")
     reader = _READERS.get(kind) if isinstance(kind, str) else None
     if reader is None:
-        raise SerialisationError(f"event data.kind {kind!r}: one of {', '.join(_READERS)} expected")
+        raise SerialisationError(f"event data.kind {kind!r}: expected one of {', '.join(_READERS)}")
     return Event(
         event_id=_integer(record, "event_id"),
         worker_id=_text(record, "worker_id"),
@@ -102,7 +101,7 @@ def decode_heartbeat(payload: bytes) -> Heartbeat:
     )
 
 
-# -- out -------------------------------------------------------------------------
+# -- encoding --------------------------------------------------------------------
 
 
 def _data(data: EventData) -> dict[str, Any]:
@@ -157,7 +156,7 @@ def _registered(data: DonorRegistered) -> dict[str, Any]:
                 "token_range": [segment.start, segment.end],
                 "digest": segment.digest,
                 "block_hashes": list(segment.block_hashes),
-                # The whole prompt's vector rides on its first segment.
+                # The whole prompt's vector goes with its first segment.
                 "provider_metadata": list(vector) if index == 0 else [],
             }
             for index, segment in enumerate(data.segments)
@@ -202,22 +201,22 @@ def _json(value: Mapping[str, Any]) -> bytes:
     return sealed(json.dumps(value, separators=(",", ":")).encode())
 
 
-# -- in --------------------------------------------------------------------------
+# -- decoding --------------------------------------------------------------------
 
 
 def _read_registered(data: Mapping[str, Any]) -> DonorRegistered:
     namespace = _mapping(data, "namespace")
     extra = namespace.get("extra", {})
     if not isinstance(extra, dict):
-        raise SerialisationError("event namespace.extra: a mapping expected")
+        raise SerialisationError("event namespace.extra: expected a mapping")
     sketch = _mapping(data, "fingerprints")
     if sketch.get("scheme") != SCHEME:
         raise SerialisationError(
-            f"event fingerprints.scheme {sketch.get('scheme')!r}: {SCHEME!r} expected"
+            f"event fingerprints.scheme {sketch.get('scheme')!r}: expected {SCHEME!r}"
         )
     listed = data.get("segments", [])
     if not isinstance(listed, list):
-        raise SerialisationError("event segments: a list expected")
+        raise SerialisationError("event segments: expected a list")
     return DonorRegistered(
         donor_id=_text(data, "donor_id"),
         namespace_id=_text(extra, "semblend_namespace"),
@@ -244,7 +243,7 @@ def _read_blocks(data: Mapping[str, Any]) -> SealedBlocks:
 
 def _read_segment(item: object) -> EventSegment:
     if not isinstance(item, dict):
-        raise SerialisationError("event segments[]: a mapping expected")
+        raise SerialisationError("event segments[]: expected a mapping")
     bounds = item.get("token_range")
     if (
         type(bounds) is not list
@@ -253,15 +252,15 @@ def _read_segment(item: object) -> EventSegment:
         or type(bounds[1]) is not int
         or not 0 <= bounds[0] < bounds[1]
     ):
-        raise SerialisationError(f"event segments[].token_range {bounds!r}: [start, end)")
+        raise SerialisationError(f"event segments[].token_range {bounds!r}: expected [start, end)")
     blocks = item.get("block_hashes") or ()
     if blocks and (
         not isinstance(blocks, list) or not all(isinstance(b, (int, str)) for b in blocks)
     ):
-        raise SerialisationError("event segments[].block_hashes: integers or strings expected")
+        raise SerialisationError("event segments[].block_hashes: expected integers or strings")
     digest = item.get("digest")
     if not isinstance(digest, int) or not 0 <= digest < 2**64:
-        raise SerialisationError(f"event segments[].digest {digest!r}: 64 bits expected")
+        raise SerialisationError(f"event segments[].digest {digest!r}: expected 64 bits")
     return EventSegment(start=bounds[0], end=bounds[1], digest=digest, block_hashes=tuple(blocks))
 
 
@@ -274,7 +273,7 @@ def _read_location(data: Mapping[str, Any]) -> Location:
             locator=_text(data, "locator"),
         )
     if data.get("kind") != "worker":
-        raise SerialisationError(f"event location.kind {data.get('kind')!r}: worker or shared")
+        raise SerialisationError(f"event location.kind {data.get('kind')!r}: not worker or shared")
     return Location(
         tier=_text(data, "tier"),
         worker_id=_text(data, "worker_id"),
@@ -293,7 +292,7 @@ def _read_evicted(data: Mapping[str, Any]) -> DonorEvicted:
 def _read_purged(data: Mapping[str, Any]) -> DonorsPurged:
     scope = _mapping(data, "scope")
     if not scope.get("all") and "namespace" not in scope:
-        # A scope we do not understand may be anything: purging all is the safe reading.
+        # An unknown scope may mean anything, so purging everything is the safe reading.
         scope = {"all": True}
     return DonorsPurged(
         generation=_integer(data, "provider_generation"),
@@ -329,38 +328,38 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], EventData]] = {
 def _record(payload: bytes) -> dict[str, Any]:
     if len(payload) > MAX_EVENT_BYTES:
         raise SerialisationError(
-            f"event of {len(payload)} bytes: at most {MAX_EVENT_BYTES} expected"
+            f"event of {len(payload)} bytes: expected at most {MAX_EVENT_BYTES}"
         )
     require_seal(payload)
     try:
-        # The parser pydantic brings: three times as fast as the standard library's, and it
-        # refuses deep nesting instead of running out of stack.
+        # pydantic's parser: three times as fast as the standard library's, and it refuses
+        # deep nesting instead of overflowing the stack.
         record = from_json(payload)
     except ValueError as error:
         raise SerialisationError(f"event is not JSON: {error}") from error
     if not isinstance(record, dict):
-        raise SerialisationError("event: a JSON object expected")
+        raise SerialisationError("event: expected a JSON object")
     return record
 
 
 def _mapping(record: Mapping[str, Any], name: str) -> dict[str, Any]:
     value = record.get(name)
     if not isinstance(value, dict):
-        raise SerialisationError(f"event {name}: a mapping expected")
+        raise SerialisationError(f"event {name}: expected a mapping")
     return value
 
 
 def _text(record: Mapping[str, Any], name: str) -> str:
     value = record.get(name)
     if not isinstance(value, str) or not 0 < len(value) <= 512:
-        raise SerialisationError(f"event {name}: a string of 1 to 512 characters expected")
+        raise SerialisationError(f"event {name}: expected a string of 1 to 512 characters")
     return value
 
 
 def _integer(record: Mapping[str, Any], name: str) -> int:
     value = record.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_ID:
-        raise SerialisationError(f"event {name}: a whole number from 0 to 2**63 - 1 expected")
+        raise SerialisationError(f"event {name}: expected a whole number from 0 to 2**63 - 1")
     return value
 
 
@@ -383,13 +382,13 @@ def _vector(segments: list[Any]) -> tuple[float, ...]:
     if not raw:
         return ()
     if not isinstance(raw, list):  # bytes(n) of a number would be n zeros
-        raise SerialisationError("event segments[0].provider_metadata: a list of bytes expected")
+        raise SerialisationError("event segments[0].provider_metadata: expected a list of bytes")
     try:
         vector = np.frombuffer(bytes(raw), dtype="<f4")
     except (TypeError, ValueError) as error:
         raise SerialisationError(
-            "event segments[0].provider_metadata: little-endian float32 bytes expected"
+            "event segments[0].provider_metadata: expected little-endian float32 bytes"
         ) from error
     if not np.isfinite(vector).all():
-        raise SerialisationError("event segments[0].provider_metadata: finite numbers expected")
+        raise SerialisationError("event segments[0].provider_metadata: expected finite numbers")
     return tuple(vector.tolist())

@@ -1,7 +1,7 @@
 """The events a worker publishes, as values.
 
-Every event of a worker's rank has an id one above the last one's. A directory that
-has seen all ids knows the rank's donors exactly; a missing id means it does not.
+Each event of a worker's rank has the previous id plus one. A directory that has seen all
+ids knows the rank's donors exactly; a missing id means it does not.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ class Location:
     worker_id: str = ""
     dp_rank: int = 0
     backend: str = ""
-    """The transport's name, where a copy is in a shared store."""
+    """The transport's name, if a copy is in a shared store."""
     locator: str = ""
-    """The name of the donor's manifest there; a worker's donor may have one, too."""
+    """The name of the donor's manifest there; a worker's donor may have one too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSegment:
-    """Tokens [start, end) of a donor behind everything before them."""
+    """Tokens [start, end) of a donor, following everything before them."""
 
     start: int
     end: int
     digest: int
     """Keyed digest of the prompt up to `end`; 64 bits."""
     block_hashes: tuple[int | str, ...] = ()
-    """The engine's own names of the blocks that hold it; empty where it holds none."""
+    """The engine's own names of the blocks that hold it; empty if it holds none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedBlocks:
-    """The engine's names of all blocks of a donor, for whoever has the fleet's secret."""
+    """The engine's names of all of a donor's blocks, readable with the fleet's secret."""
 
     scheme: str
     nonce: bytes
@@ -73,9 +73,9 @@ class DonorRegistered:
     hashes: HashArray = field(default_factory=_no_hashes)
     """Sampled keyed fingerprints, shape [kept]."""
     embedding: tuple[float, ...] = ()
-    """A vector of the prompt's meaning, where the worker was told to publish one."""
+    """A vector of the prompt's meaning, if the worker publishes one."""
     blocks: SealedBlocks | None = None
-    """Where the donor is the engine's own cache: the blocks it consists of."""
+    """If the donor lives in the engine's own cache: the blocks it consists of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class DonorEvicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DonorsPurged:
-    """The rank no longer holds any donor of a namespace, or any at all."""
+    """The rank no longer holds any donor of a namespace, or none at all."""
 
     generation: int
     namespace_id: str | None = None
@@ -97,7 +97,7 @@ class DonorsPurged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationReset:
-    """The rank starts anew: nothing said before holds."""
+    """The rank starts over: nothing it said before is valid."""
 
     generation: int
     namespace: Mapping[str, Any] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class GenerationReset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DonorRelocated:
-    """The donor's K/V is somewhere else now."""
+    """The donor's K/V has moved."""
 
     donor_id: str
     generation: int
@@ -120,7 +120,7 @@ EventData: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One statement of one rank of one worker."""
+    """One statement by one rank of one worker."""
 
     event_id: int
     worker_id: str
@@ -130,7 +130,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """A rank is alive, and this is how far it has come. Not part of the log."""
+    """A rank is alive and has come this far. Not part of the log."""
 
     worker_id: str
     dp_rank: int

@@ -1,8 +1,8 @@
-"""A checksum on every message: what arrives is what was said, or it is refused.
+"""A checksum on every message: it arrives as it was sent, or it is refused.
 
-The last field of a message's JSON object is the xxh3 of every byte before it. Other
-readers pass over the field; ours takes no message without it, so that a flipped bit in a
-donor's fingerprints is a lost event (which the rank's next event number tells) and never a
+The last field of a message's JSON object is the xxh3 of every byte before it. Other readers
+ignore the field; ours accepts no message without it. A flipped bit in a donor's
+fingerprints is therefore a lost event (noticed by the rank's next event number) and never a
 wrong entry in a directory.
 """
 
@@ -18,7 +18,7 @@ _DIGITS = 16
 
 
 def sealed(body: bytes) -> bytes:
-    """A JSON object's bytes, `{"…": …}`, with its checksum as one field more."""
+    """Append the checksum field to a JSON object's bytes, `{"…": …}`."""
     said = body[:-1]
     return said + _FIELD + xxhash.xxh3_64_hexdigest(said).encode() + _END
 
@@ -29,7 +29,7 @@ def require_seal(payload: bytes) -> None:
     Raises
     ------
     SerialisationError
-        If there is none, or any byte is not what was written.
+        If it is missing, or any byte changed since it was written.
     """
     at = len(payload) - len(_FIELD) - _DIGITS - len(_END)
     said = payload[: max(0, at)]

@@ -1,1 +1,1 @@
-"""Where to send a request: compare what waiting, computing and moving K/V would take."""
+"""Decides where to send a request by comparing the cost of waiting, computing and moving K/V."""

@@ -1,9 +1,9 @@
-"""The choice of a worker, with the reasons for it.
+"""Chooses a worker and explains why.
 
-Compared are, for every healthy worker: its queue and a prefill of everything but an
-exact prefix it holds; the same with its donors; and the same with a donor brought from
-a shared store. The best is taken if it beats what the engine's own router would do by
-enough; otherwise the request is left to that router.
+For every healthy worker this compares: its queue plus a prefill of everything except an
+exact prefix it holds; the same with its donors; and the same with a donor fetched from a
+shared store. The best option is taken if it beats the engine's own router by enough.
+Otherwise the request is left to that router.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from semblend.fleet.placement.cost import FleetCost
 
 
 class Choice(StrEnum):
-    """Who decided, and by what."""
+    """What decided the placement."""
 
     EXACT_PREFIX = "exact_prefix"
     DONOR = "donor"
@@ -27,31 +27,31 @@ class Choice(StrEnum):
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome a router may claim. Never materialised: only an engine confirms that."""
+        """The outcome a router may claim. Never materialized: only an engine confirms that."""
         return Outcome.PLACEMENT if self in (Choice.DONOR, Choice.TRANSFER) else Outcome.COLD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
-    """What is known of a worker's rank now."""
+    """What is known about a worker's rank now."""
 
     worker_id: str
     dp_rank: int = 0
     queued_tokens: int = 0
-    """Prompt tokens that wait or run before a new request."""
+    """Prompt tokens queued or running ahead of a new request."""
     healthy: bool = True
     prefix_tokens: int = 0
-    """Exact prefix the engine's own router knows of."""
+    """Exact prefix known to the engine's own router."""
     resident_tokens: int | None = None
-    """Exact prefix in the engine's own cache, by its K/V events; None where nobody follows them,
-    and the worker's donors are the best there is to go by."""
+    """Exact prefix in the engine's own cache, by its K/V events. None if nobody follows them;
+    the worker's donors are then the best evidence."""
     speed: float = 1.0
-    """Against the fleet's usual worker."""
+    """Relative to a typical worker of the fleet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One thing that could be done."""
+    """One possible placement."""
 
     choice: Choice
     worker_id: str
@@ -82,11 +82,11 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A choice and everything it was chosen from."""
+    """The choice and everything it was chosen from."""
 
     choice: Choice
     option: Option | None
-    """What was chosen; None where there is no healthy worker."""
+    """What was chosen; None if there is no healthy worker."""
     router: Option | None
     """What the engine's own router is expected to do."""
     options: tuple[Option, ...]
@@ -98,7 +98,7 @@ class Placement:
         return None if self.choice is Choice.ROUTER else self.option
 
     def explain(self) -> str:
-        """Why, for people: the decision first, then every option from best to worst."""
+        """The reasons, for people: the decision first, then every option from best to worst."""
         ranked = sorted(self.options, key=lambda option: option.expected_s)
         return "\n".join([self.reason, *(option.explain() for option in ranked)])
 
@@ -118,11 +118,11 @@ def choose(
     Parameters
     ----------
     can_reuse
-        Whether the workers materialise donors at all; without it only exact prefixes count.
+        Whether the workers load donors at all; otherwise only exact prefixes count.
     can_transfer
         Whether they load donors from a shared store.
     router_worker
-        Whom the engine's router would take; the one with the least expected time if None.
+        The worker the engine's router would take; if None, the one with the least expected time.
     """
     healthy = [worker for worker in workers if worker.healthy]
     holdings = {(held.worker_id, held.dp_rank): held for held in found.holdings}
@@ -143,7 +143,7 @@ def choose(
     needed = max(cost.min_gain_s, cost.min_gain_share * router.expected_s)
     if best is router or gain < needed:
         reason = "left to the router: " + (
-            "nobody holds enough of the prompt"
+            "no worker holds enough of the prompt"
             if best is router
             else f"{best.choice.value} would gain {gain * 1e3:.1f} ms, {needed * 1e3:.1f} needed"
         )
@@ -171,9 +171,9 @@ def _worth_a_look(
     holdings: dict[tuple[str, int], WorkerHolding],
     router_worker: tuple[str, int] | None,
 ) -> list[WorkerLoad]:
-    """Workers that hold something, the router's, and of all others the idlest.
+    """Workers that hold something, the router's choice, and the least busy of the others.
 
-    Those that hold nothing differ by their queues alone, so a thousand of them are one option.
+    Workers that hold nothing differ only by their queues, so a thousand of them are one option.
     """
     special: list[WorkerLoad] = []
     others: list[WorkerLoad] = []
@@ -183,13 +183,13 @@ def _worth_a_look(
         notable = name in holdings or resident or name == router_worker
         (special if notable else others).append(worker)
     if others:
-        # By queue, then by speed: of two idle ones the faster.
+        # By queue, then by speed: of two idle ones, the faster.
         special.append(min(others, key=lambda w: (w.queued_tokens / w.speed, -w.speed)))
     return special
 
 
 def _plain(prompt_tokens: int, worker: WorkerLoad, cost: FleetCost) -> Option:
-    """What an ordinary router gets: the queue and a prefill behind the prefix it knows of."""
+    """What an ordinary router gets: the queue plus a prefill after the prefix it knows."""
     prefix = min(worker.prefix_tokens, prompt_tokens - 1)
     return Option(
         choice=Choice.ROUTER,

@@ -12,48 +12,48 @@ from semblend.planning.cost import CostModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetCost:
-    """What a second is spent on. The defaults suit a 7B model on one GPU."""
+    """The cost model. The defaults suit a 7B model on one GPU."""
 
     compute: CostModel = field(default_factory=CostModel)
     seconds_per_token: Annotated[
         float,
         Flag(
-            help="Microseconds of a worker's prefill, a token.",
+            help="Prefill time per token of a worker, in microseconds.",
             name="prefill_us_per_token",
             unit=1e-6,
         ),
     ] = 28e-6
     """Time of one token's matrix products."""
-    kv_bytes_per_token: Annotated[int, Flag(help="Bytes of K/V of a token, all layers.")] = 57_344
+    kv_bytes_per_token: Annotated[int, Flag(help="Bytes of K/V per token, all layers.")] = 57_344
     transfer_bytes_per_s: float = 2e9
     transfer_fixed_s: float = 2e-3
     reuse_share: float = 0.85
-    """Share of covered tokens that is really reused: policies recompute some, sketches err."""
+    """Share of covered tokens really reused: policies recompute some, sketches err."""
     min_gain_s: float = 2e-3
     min_gain_share: float = 0.05
-    """Placement must beat the engine's router by this much, or it is left alone."""
+    """Minimum gain over the engine's router; below it the router decides."""
 
     def __post_init__(self) -> None:
         for name in ("seconds_per_token", "transfer_bytes_per_s"):
             if getattr(self, name) <= 0:
                 raise SettingsError(f"fleet cost: {name} must be positive")
         if not 0.0 <= self.reuse_share <= 1.0:
-            raise SettingsError(f"fleet cost: reuse_share 0 to 1 expected, got {self.reuse_share}")
+            raise SettingsError(f"fleet cost: reuse_share: expected 0 to 1, got {self.reuse_share}")
 
     def prefill_s(self, prompt_tokens: int, prefix_tokens: int, covered_tokens: int) -> float:
-        """Time to compute a prompt of which a prefix is there and some more can be reused."""
+        """Time to compute a prompt with a cached prefix and some reusable tokens."""
         cold = self.compute.compute(prefix_tokens, prompt_tokens)
         rest = prompt_tokens - prefix_tokens
         reused = self.reuse_share * max(0, min(covered_tokens, prompt_tokens - 1) - prefix_tokens)
         share = reused / rest if rest else 0.0
-        # Where in the prompt the covered tokens stand is not known: take them as spread evenly.
+        # The positions of the covered tokens are unknown, so assume they are spread evenly.
         saved = cold * share - self.compute.load * reused
         return max(0.0, cold - max(0.0, saved)) * self.seconds_per_token
 
     def queue_s(self, queued_tokens: int) -> float:
-        """Time until the prompts before this one are computed."""
+        """Time to compute the prompts ahead of this one."""
         return queued_tokens * self.seconds_per_token
 
     def transfer_s(self, tokens: int) -> float:
-        """Time to bring that many tokens' K/V from a shared store."""
+        """Time to fetch the K/V of that many tokens from a shared store."""
         return self.transfer_fixed_s + tokens * self.kv_bytes_per_token / self.transfer_bytes_per_s

@@ -1,1 +1,1 @@
-"""How a worker's events leave it: one publisher, to a bus in the process or to JetStream."""
+"""How a worker's events leave it: one publisher, to an in-process bus or to JetStream."""

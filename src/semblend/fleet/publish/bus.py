@@ -1,4 +1,4 @@
-"""One machine, one process: events straight to directories, in the same order as from a log."""
+"""One machine, one process: events go straight to directories, in log order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from semblend.fleet.events.model import Event, GenerationReset, Heartbeat
 
 
 class InProcessBus:
-    """Keeps each rank's events since its last reset, so that late directories hear them, too."""
+    """Keeps each rank's events since its last reset, so that late directories get them too."""
 
     def __init__(self) -> None:
         self._logs: dict[RankName, list[Event]] = {}
@@ -20,7 +20,7 @@ class InProcessBus:
         self._lock = threading.RLock()
 
     def attach(self, directory: Directory) -> None:
-        """Tell a directory everything that holds, and everything from now on."""
+        """Send a directory everything valid now, and everything from now on."""
         with self._lock:
             for log in self._logs.values():
                 directory.apply(log)
@@ -28,16 +28,16 @@ class InProcessBus:
             self._directories.append(directory)
 
     def ask(self, name: RankName) -> None:
-        """Ask a rank to start anew."""
+        """Ask a rank to resend everything."""
         with self._lock:
             self._wanted.add(name)
 
     def sink(self, worker_id: str, dp_rank: int = 0) -> BusSink:
-        """Where the publisher of one rank sends its events."""
+        """The sink for one rank's publisher."""
         return BusSink(self, (worker_id, dp_rank))
 
     def add(self, events: Sequence[Event]) -> None:
-        """Take events of one rank."""
+        """Add events of one rank."""
         with self._lock:
             for event in events:
                 name = (event.worker_id, event.dp_rank)
@@ -53,7 +53,7 @@ class InProcessBus:
                 directory.hear(heartbeat)
 
     def take_request(self, name: RankName) -> bool:
-        """Whether the rank was asked to start anew since the last call."""
+        """Whether the rank was asked to resend everything since the last call."""
         with self._lock:
             wanted = name in self._wanted
             self._wanted.discard(name)
@@ -61,14 +61,14 @@ class InProcessBus:
 
 
 class BusSink:
-    """One rank's way onto the bus."""
+    """One rank's sink on the bus."""
 
     def __init__(self, bus: InProcessBus, name: RankName) -> None:
         self._bus = bus
         self._name = name
 
     def last_position(self, worker_id: str, dp_rank: int) -> tuple[int, int]:
-        """A bus forgets with its process."""
+        """A bus forgets everything with its process."""
         return 0, 0
 
     def send(self, events: Sequence[Event]) -> None:
@@ -78,11 +78,11 @@ class BusSink:
         self._bus.beat(heartbeat)
 
     def compact(self, reset: Event) -> None:
-        """The bus drops what a reset makes void by itself."""
+        """Nothing: the bus drops what a reset invalidates."""
 
     def asked_to_resync(self) -> bool:
-        """Whether a directory asked for a new start."""
+        """Whether a directory asked for everything again."""
         return self._bus.take_request(self._name)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to close."""

@@ -1,4 +1,4 @@
-"""Events onto a JetStream stream: acknowledged, in order, one subject a rank."""
+"""Publishes events to a JetStream stream: acknowledged, in order, one subject per rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from semblend.fleet.publish.nats_link import LogOptions, NatsLink
 
 
 class JetStreamSink:
-    """One rank's way onto the log."""
+    """One rank's sink on the log."""
 
     def __init__(self, options: LogOptions, *, worker_id: str, dp_rank: int = 0) -> None:
         self._options = options
@@ -25,7 +25,7 @@ class JetStreamSink:
         self._asked = False
 
     def last_position(self, worker_id: str, dp_rank: int) -> tuple[int, int]:
-        """Where the rank's former life ended."""
+        """Where the rank's previous life ended."""
         return self._link.call(self._last_position())
 
     def send(self, events: Sequence[Event]) -> None:
@@ -34,7 +34,7 @@ class JetStreamSink:
         self._link.call(self._send(payloads), self._options.timeout_s * 2)
 
     def beat(self, heartbeat: Heartbeat) -> None:
-        """Publish a heartbeat that nobody keeps."""
+        """Publish a heartbeat, which is not stored."""
         self._link.call(self._beat(encode_heartbeat(heartbeat)))
 
     def compact(self, reset: Event) -> None:
@@ -42,7 +42,7 @@ class JetStreamSink:
         self._link.call(self._compact(reset.event_id))
 
     def asked_to_resync(self) -> bool:
-        """Whether a directory asked since the last call."""
+        """Whether a directory asked for everything again since the last call."""
         asked, self._asked = self._asked, False
         return asked
 
@@ -67,8 +67,8 @@ class JetStreamSink:
         jetstream = await self._link.jetstream()
         await self._listen()
         try:
-            # JetStream keeps the order in which one connection publishes, and drops what it
-            # has under the same id: a batch sent twice is in the log once.
+            # JetStream keeps the order in which one connection publishes, and drops duplicates by
+            # id, so a batch sent twice is in the log once.
             await asyncio.gather(
                 *(
                     jetstream.publish(
@@ -93,8 +93,8 @@ class JetStreamSink:
         jetstream = await self._link.jetstream()
         message = await jetstream.get_last_msg(self._options.stream, self._subject)
         event = decode(message.data or b"")
-        # Only a subject that ends with this very reset is cut: nothing else may be lost. Nothing
-        # precedes the first message of a log, and a purge up to that one is a purge of all.
+        # Cut only a subject that ends with this very reset, so that nothing else is lost. Nothing
+        # precedes the first message of a log, and a purge up to that one would purge everything.
         ends = isinstance(event.data, GenerationReset) and event.event_id == event_id
         if ends and (message.seq or 0) > 1:
             await jetstream.purge_stream(
@@ -102,7 +102,7 @@ class JetStreamSink:
             )
 
     async def _listen(self) -> None:
-        """Hear requests to start anew; the client subscribes again after reconnecting."""
+        """Receive resync requests; the client subscribes again after reconnecting."""
         if self._subscription is None:
             connection = await self._link.connection()
             self._subscription = await connection.subscribe(self._resyncs, cb=self._on_request)

@@ -1,4 +1,4 @@
-"""A connection to NATS on a thread of its own, spoken to from ordinary code."""
+"""A connection to NATS on its own thread, with a blocking interface."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ class LogOptions:
     subject: str = "semantic-kv-events"
     replicas: int = 1
     max_age_s: float = 7 * 86_400.0
-    """Events older than this are dropped; a worker compacts its log long before."""
+    """Older events are dropped; a worker compacts its log long before that."""
     max_bytes: int = -1
-    """Cap of the log; -1 leaves it to the server. Workers keep it to a few times what they hold."""
+    """Size limit of the log; -1: the server's. Workers keep it to a few times what they hold."""
     timeout_s: float = 5.0
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("nats://", "tls://", "ws://", "wss://")):
             raise SettingsError(
-                f"SEMBLEND_NATS_URL {self.url!r}: an address such as nats://127.0.0.1:4222 expected"
+                f"SEMBLEND_NATS_URL {self.url!r}: expected an address such as nats://127.0.0.1:4222"
             )
         if not self.subject or re.search(r"[\s*>]", self.subject):
             raise SettingsError(
-                f"SEMBLEND_NATS_SUBJECT {self.subject!r}: a subject without spaces and wildcards "
-                "expected"
+                f"SEMBLEND_NATS_SUBJECT {self.subject!r}: expected a subject without spaces or "
+                "wildcards"
             )
 
     @property
     def stream(self) -> str:
-        """JetStream's name of the log; streams have no dots in theirs."""
+        """JetStream's name for the log; stream names cannot have dots."""
         return _TOKEN.sub("_", self.subject)
 
     def of_rank(self, worker_id: str, dp_rank: int) -> str:
@@ -62,12 +62,12 @@ class LogOptions:
         return f"{self.subject}-heartbeats.{token(worker_id)}.{dp_rank}"
 
     def resyncs(self, worker_id: str, dp_rank: int) -> str:
-        """The subject on which one rank is asked to start anew."""
+        """The subject on which a rank is asked to resend everything."""
         return f"{self.subject}-resyncs.{token(worker_id)}.{dp_rank}"
 
 
 def token(worker_id: str) -> str:
-    """A worker's name as one token of a subject. Names that differ only elsewhere stay apart."""
+    """A worker's name as one subject token. Names that differ stay different."""
     clean = _TOKEN.sub("_", worker_id)
     if clean == worker_id:
         return clean
@@ -75,7 +75,7 @@ def token(worker_id: str) -> str:
 
 
 class NatsLink:
-    """Owns one connection, its loop and its thread. Reconnects for as long as it is open."""
+    """Owns one connection, its loop and its thread. Reconnects while it is open."""
 
     def __init__(self, options: LogOptions) -> None:
         try:
@@ -110,14 +110,14 @@ class NatsLink:
             raise StorageError(f"no answer from {self.options.url} in time") from None
 
     async def connection(self) -> Any:
-        """The connection, made now if there is none."""
+        """The connection, made if there is none."""
         if self._connection is None or self._connection.is_closed:
             self._connection = await self._nats.connect(
                 self.options.url.split(","),
                 connect_timeout=2,
                 reconnect_time_wait=0.2,
                 max_reconnect_attempts=-1,
-                # Nothing is buffered while disconnected: the publisher's queue is the one buffer.
+                # No buffering while disconnected: the publisher's queue is the only buffer.
                 pending_size=0,
                 error_cb=_quietly,
             )
@@ -126,7 +126,7 @@ class NatsLink:
         return self._connection
 
     async def jetstream(self) -> Any:
-        """JetStream, with the log's stream made if need be."""
+        """JetStream, with the log's stream created if necessary."""
         stream = (await self.connection()).jetstream(timeout=self.options.timeout_s)
         if not self._stream_made:
             await self._make_stream(stream)
@@ -134,7 +134,7 @@ class NatsLink:
         return stream
 
     def stream_is_gone(self) -> None:
-        """Make the stream again with the next use."""
+        """Create the stream again on the next use."""
         self._stream_made = False
 
     async def _make_stream(self, jetstream: Any) -> None:

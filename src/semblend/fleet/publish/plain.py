@@ -1,4 +1,4 @@
-"""Events on one plain subject of core NATS: whoever listens hears them, and nobody keeps them."""
+"""Publishes events on one plain subject of core NATS; listeners get them, nobody stores them."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from semblend.fleet.publish.nats_link import LogOptions, NatsLink
 
 
 class PlainSink:
-    """A worker's way to listeners of the subject itself. Needs neither JetStream nor a secret."""
+    """Sends a worker's events to listeners of the subject. Needs no JetStream and no secret."""
 
     def __init__(self, options: LogOptions) -> None:
         self._options = options
         self._link = NatsLink(options)
 
     def last_position(self, worker_id: str, dp_rank: int) -> tuple[int, int]:
-        """Nothing is kept, so every life is the first."""
+        """Nothing is stored, so every life is the first."""
         return 0, 0
 
     def send(self, events: Sequence[Event]) -> None:
-        """Publish; returns once the server has them."""
+        """Publish; return once the server has the events."""
         payloads = [encode(event) for event in events]
         self._link.call(self._send(payloads), self._options.timeout_s * 2)
 
     def beat(self, heartbeat: Heartbeat) -> None:
-        """Nobody who listens here knows heartbeats."""
+        """Nothing: listeners of this subject do not know heartbeats."""
 
     def compact(self, reset: Event) -> None:
-        """There is no log."""
+        """Nothing: there is no log."""
 
     def asked_to_resync(self) -> bool:
-        """Nobody can ask."""
+        """Never: nobody can ask."""
         return False
 
     def close(self) -> None:

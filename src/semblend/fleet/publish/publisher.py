@@ -1,9 +1,9 @@
-"""The publisher: a worker's donors, told to the fleet, off the path of any request.
+"""The publisher: tells the fleet about a worker's donors, off the path of any request.
 
-`say` puts an event into a bounded queue and returns. A thread of its own numbers the
-events and sends them; while the log cannot be reached it keeps trying. If the queue
-overflows meanwhile, it is thrown away, and once the log is back the rank starts anew: a
-generation reset followed by everything the worker holds by then.
+`say` puts an event into a bounded queue and returns. A separate thread numbers the events
+and sends them, and keeps trying while the log cannot be reached. If the queue overflows
+meanwhile, it is discarded, and once the log is back the rank starts over: a generation
+reset, then everything the worker holds by then.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from semblend.fleet.publish.sink import EventSink
 logger = logging.getLogger("semblend.fleet")
 
 Sayable: TypeAlias = EventData | Callable[[], EventData | None]
-"""An event, or what makes one when its turn comes."""
+"""An event, or a function that makes one when its turn comes."""
 
 _BATCH_EVENTS = 256
 _COMPACT_FACTOR = 4
@@ -42,20 +42,20 @@ _MIN_COMPACT_EVENTS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherOptions:
-    """Bounds of one publisher."""
+    """Limits of one publisher."""
 
     queue_events: int = 65_536
-    """Events that may wait; more, and the rank starts anew when it can."""
+    """Events that may wait; above this, the rank starts over as soon as it can."""
     heartbeat_s: float = 2.0
     min_resync_s: float = 5.0
-    """Directories may ask for a new start; they are granted one this often."""
+    """How often directories that ask for everything again are granted it."""
     first_retry_s: float = 0.05
     last_retry_s: float = 2.0
 
 
 @dataclass(slots=True)
 class PublisherStats:
-    """Counts since the start; written by the publisher's thread alone."""
+    """Counts since the start; written only by the publisher's thread."""
 
     sent: int = 0
     failures: int = 0
@@ -65,7 +65,7 @@ class PublisherStats:
 
 
 class Publisher:
-    """Owns a rank's event ids and generation; never blocks and never raises into its caller.
+    """Owns a rank's event ids and generation; never blocks and never raises to its caller.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class Publisher:
         Everything the worker holds now, as registrations. Called on the publisher's
         thread, after everything said before has happened.
     holding
-        How many donors the worker holds now: a log several times as long is compacted.
+        How many donors the worker holds now; a log several times as long is compacted.
     """
 
     def __init__(
@@ -116,9 +116,9 @@ class Publisher:
     # -- any thread ----------------------------------------------------------------
 
     def say(self, data: Sayable) -> None:
-        """Publish, soon. The generation of `data` is set when it is sent.
+        """Publish soon. The generation of `data` is set when it is sent.
 
-        A function is called on the publisher's thread and may return None to say nothing.
+        A function is called on the publisher's thread and may return None to publish nothing.
         """
         with self._lock:
             if len(self._queue) >= self._options.queue_events:
@@ -131,25 +131,25 @@ class Publisher:
         self._wake.set()
 
     def resync(self) -> None:
-        """Start anew: reset the generation and tell everything once more."""
+        """Start over: reset the generation and resend everything."""
         with self._lock:
             self._start_anew = True
         self._wake.set()
 
     def wait(self, timeout_s: float = 30.0) -> bool:
-        """Wait until everything said so far is in the log. For tests and orderly ends."""
+        """Wait until everything said so far is in the log. For tests and clean shutdowns."""
         self._wake.set()
         with self._idle:
             return self._idle.wait_for(self._is_idle, timeout_s)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Say that all donors are gone, if that can be said in time, and stop."""
+        """Announce that all donors are gone, if there is time, and stop."""
         self.say(DonorsPurged(generation=0))
         self.wait(timeout_s)
         self.abandon()
 
     def abandon(self) -> None:
-        """Stop without a word, as a crash would."""
+        """Stop without announcing anything, as a crash would."""
         self._stop.set()
         self._wake.set()
         self._thread.join()
@@ -166,7 +166,7 @@ class Publisher:
             try:
                 self._step()
             except BaseException as error:
-                # Whatever the log's client raises: inference must not notice.
+                # Whatever the log's client raises, inference must not notice.
                 self.stats.failures += 1
                 level = logging.WARNING if retry_s == self._options.first_retry_s else logging.DEBUG
                 logger.log(level, "events cannot be published: %s", error)
@@ -212,12 +212,12 @@ class Publisher:
 
     def _begin_anew(self) -> None:
         with self._lock:
-            # What was said so far has happened, so the inventory knows it.
+            # Everything said so far has happened, so the inventory includes it.
             self._queue.clear()
             self._start_anew = False
             self._sending = True
         self._unsent = []
-        # Later than any life before, also of a process whose log was lost.
+        # Newer than any earlier life, even of a process whose log was lost.
         self.generation = max(self.generation + 1, _now_us())
         self._next_id = max(self._next_id, self.generation)
         reset = GenerationReset(generation=self.generation, namespace=self._namespace)
@@ -241,7 +241,7 @@ class Publisher:
                 self._idle.notify_all()
         said = map(_made, batch)
         numbered = [self._numbered(data) for data in said if data is not None]
-        # A batch of nothing to say is not the end of what waits.
+        # An empty batch does not mean that the queue is empty.
         return numbered or (self._number_next() if batch else [])
 
     def _numbered(self, data: EventData) -> Event:
@@ -263,15 +263,15 @@ class Publisher:
         elif self._holding is not None and self._since_reset > max(
             _MIN_COMPACT_EVENTS, _COMPACT_FACTOR * self._holding()
         ):
-            # The log has grown to several times what it says: say it anew and drop the past.
+            # The log is several times as long as its content: resend everything and drop the past.
             self._start_anew = True
 
 
 def _made(data: Sayable) -> EventData | None:
-    """What is to be said; None where it could not be made.
+    """Make the event to publish; None if that failed.
 
-    Only what a worker holds is made late. One donor less is known then; an exception here would
-    take the evictions of its batch along, which must not be lost.
+    Only registrations are made late, so a failure loses one donor. An exception here would
+    also lose the evictions of its batch, which must not happen.
     """
     if not callable(data):
         return data

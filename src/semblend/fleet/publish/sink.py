@@ -9,9 +9,9 @@ from semblend.fleet.events.model import Event, Heartbeat
 
 
 class EventSink(Protocol):
-    """A log that events can be added to. Called from the publisher's own thread only.
+    """A log that events can be added to. Called only from the publisher's own thread.
 
-    Every method may raise: the publisher tries again later.
+    Every method may raise; the publisher retries later.
     """
 
     def last_position(self, worker_id: str, dp_rank: int) -> tuple[int, int]:
@@ -19,21 +19,19 @@ class EventSink(Protocol):
         ...
 
     def send(self, events: Sequence[Event]) -> None:
-        """Add events in order; returns once the log holds them."""
+        """Add events in order; return once the log holds them."""
         ...
 
     def beat(self, heartbeat: Heartbeat) -> None:
-        """Say that the rank lives; nobody keeps it."""
+        """Publish that the rank is alive; this is not stored."""
         ...
 
     def compact(self, reset: Event) -> None:
-        """Drop the rank's events before `reset`: nothing said before it holds."""
+        """Drop the rank's events before `reset`, which it invalidates."""
         ...
 
     def asked_to_resync(self) -> bool:
-        """Whether some directory has asked this rank to start anew since the last call."""
+        """Whether a directory has asked this rank to resend everything since the last call."""
         ...
 
-    def close(self) -> None:
-        """Let go of the connection."""
-        ...
+    def close(self) -> None: ...

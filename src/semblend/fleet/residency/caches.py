@@ -1,4 +1,4 @@
-"""The engines' caches a gateway follows, as one thing to start, ask and stop."""
+"""The engine caches a gateway follows, started, queried and stopped together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from semblend.fleet.residency.live_donors import LiveDonors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheCounts:
-    """What was heard of one worker's cache."""
+    """What one worker's cache has reported."""
 
     worker_id: str
     resident_blocks: int
@@ -22,7 +22,7 @@ class CacheCounts:
 
 
 class FollowedCaches:
-    """A follower for every feed, and what they tell."""
+    """One follower per feed, and what they report."""
 
     def __init__(self, directory: Directory, feeds: Iterable[CacheFeed], *, secret: bytes) -> None:
         listed = tuple(feeds)
@@ -38,7 +38,7 @@ class FollowedCaches:
         )
 
     def counts(self) -> Iterator[CacheCounts]:
-        """By feed, now."""
+        """Current counts by feed."""
         for follower in self.followers:
             yield CacheCounts(
                 worker_id=follower.feed.worker_id,

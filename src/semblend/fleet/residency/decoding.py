@@ -1,4 +1,4 @@
-"""Engines' K/V cache events: two encodings of vLLM, and SGLang's, as one set of values.
+"""Decodes engines' K/V cache events: two encodings of vLLM, and SGLang's.
 
 A batch is a MessagePack array [time, events, rank]. An event is a map with a "type"
 (vLLM from 0.32 on) or an array that begins with it (earlier vLLM, SGLang).
@@ -14,29 +14,29 @@ from typing import Any, TypeAlias
 from semblend.core.errors import MissingExtraError, SerialisationError
 
 BlockHash: TypeAlias = int | bytes
-"""An engine's name of a block: 64 bits without a sign, or whole digests."""
+"""An engine's name for a block: an unsigned 64-bit number, or a whole digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTokens:
-    """What stored blocks are made of, where the engine says all of it.
+    """What stored blocks consist of, if the engine reports it completely.
 
-    An engine that does not say under which keys (salt, adapter, images) it stored a block has
-    not said what the block can be used for.
+    If an engine does not say under which keys (salt, adapter, images) it stored a block, it is
+    unknown what the block can be used for.
     """
 
     parent: BlockHash | None
-    """The block before the first; None at a prompt's beginning."""
+    """The block before the first; None at the start of a prompt."""
     token_ids: list[int] = field(repr=False)
     block_size: int
     keys: tuple[str, ...]
-    """By block, what else its hash is made of: a canonical text, empty for nothing."""
+    """Per block, the other inputs of its hash as canonical text; empty if there are none."""
     adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlocksStored:
-    """Blocks are in a medium of the engine's cache now."""
+    """Blocks are now in a medium of the engine's cache."""
 
     hashes: tuple[BlockHash, ...]
     medium: str = "GPU"
@@ -50,13 +50,13 @@ class BlocksRemoved:
 
     hashes: tuple[BlockHash, ...]
     medium: str | None = None
-    """None where the engine does not say: gone from wherever they were."""
+    """None if the engine does not say: gone from wherever they were."""
     group: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheCleared:
-    """Nothing is held any more."""
+    """The cache is empty."""
 
 
 CacheEvent: TypeAlias = BlocksStored | BlocksRemoved | CacheCleared
@@ -93,7 +93,7 @@ def decode_batch(payload: bytes) -> CacheBatch:
     Raises
     ------
     SerialisationError
-        If it is not one. Unknown kinds of events are passed over: they move no blocks.
+        If it is malformed. Unknown kinds of events are skipped: they move no blocks.
     """
     try:
         msgpack = importlib.import_module("msgpack")
@@ -106,25 +106,25 @@ def decode_batch(payload: bytes) -> CacheBatch:
     except Exception as error:
         raise SerialisationError(f"K/V events are not MessagePack: {error}") from error
     if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
-        raise SerialisationError("K/V events: an array [time, events, rank] expected")
+        raise SerialisationError("K/V events: expected an array [time, events, rank]")
     rank = batch[2] if len(batch) > 2 else None
     if rank is not None and not isinstance(rank, int):
-        raise SerialisationError(f"K/V events: rank {rank!r}, a whole number expected")
+        raise SerialisationError(f"K/V events: expected a whole number as rank, got {rank!r}")
     time = batch[0]
     if not isinstance(time, (int, float)):
-        raise SerialisationError(f"K/V events: time {time!r}, a number expected")
+        raise SerialisationError(f"K/V events: expected a number as time, got {time!r}")
     decoded = (_event(item) for item in batch[1])
     events = tuple(event for event in decoded if event)
     return CacheBatch(events=events, dp_rank=rank, time=float(time))
 
 
 def keys_text(*keys: object) -> str:
-    """What a block's hash is made of besides its tokens, as :class:`StoredTokens` has it."""
+    """What a block's hash depends on besides its tokens, as in :class:`StoredTokens`."""
     return repr(keys) if keys else ""
 
 
 def block_name(value: int | str | bytes) -> BlockHash:
-    """A block's name in one form: engines differ in signs, and bytes travel as hex in JSON."""
+    """A block's name in one form: engines differ in signedness, and JSON carries bytes as hex."""
     if isinstance(value, str):
         return bytes.fromhex(value)
     return value & 0xFFFF_FFFF_FFFF_FFFF if isinstance(value, int) else value
@@ -138,7 +138,7 @@ def _event(item: object) -> CacheEvent | None:
         names = _STORED_FIELDS if kind == "BlockStored" else _REMOVED_FIELDS
         fields = dict(zip(names, item[1:], strict=False))
     else:
-        raise SerialisationError("K/V events: each event is a map or an array")
+        raise SerialisationError("K/V events: expected each event to be a map or an array")
     match kind:
         case "BlockStored":
             return BlocksStored(
@@ -156,15 +156,15 @@ def _event(item: object) -> CacheEvent | None:
         case str():
             return None
         case _:
-            raise SerialisationError(f"K/V events: type {kind!r}, a name expected")
+            raise SerialisationError(f"K/V events: expected a name as type, got {kind!r}")
 
 
 def _hashes(fields: dict[str, Any]) -> tuple[BlockHash, ...]:
     hashes = fields.get("block_hashes")
     if not isinstance(hashes, Sequence) or isinstance(hashes, (str, bytes)):
-        raise SerialisationError("K/V events: block_hashes, an array expected")
+        raise SerialisationError("K/V events: expected an array as block_hashes")
     if not all(isinstance(value, (int, bytes)) for value in hashes):
-        raise SerialisationError("K/V events: block_hashes of integers or bytes expected")
+        raise SerialisationError("K/V events: expected integers or bytes in block_hashes")
     return tuple(block_name(value) for value in hashes)
 
 
@@ -175,7 +175,7 @@ def _content(fields: dict[str, Any], blocks: int) -> StoredTokens | None:
     if not isinstance(tokens, list) or not isinstance(keys, list) or not isinstance(size, int):
         return None
     if size < 1 or len(tokens) != size * blocks or len(keys) != blocks:
-        return None  # Blocks were left out: which tokens are whose cannot be told.
+        return None  # Blocks are missing, so tokens cannot be assigned to blocks.
     if not all(isinstance(token, int) and 0 <= token < 2**31 for token in tokens):
         return None
     return StoredTokens(
@@ -190,7 +190,7 @@ def _content(fields: dict[str, Any], blocks: int) -> StoredTokens | None:
 def _group(fields: dict[str, Any]) -> int | None:
     group = fields.get("group_idx")
     if group is not None and not isinstance(group, int):
-        raise SerialisationError(f"K/V events: group_idx {group!r}, a whole number expected")
+        raise SerialisationError(f"K/V events: expected a whole number as group_idx, got {group!r}")
     return group
 
 

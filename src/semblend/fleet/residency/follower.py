@@ -1,9 +1,9 @@
 """Subscribes to an engine's K/V events over ZeroMQ and fetches what it missed.
 
-Batches are numbered by the engine. A number that is missing is asked for at the engine's replay
-socket; if it has forgotten them, nothing is certain and the rank's blocks are dropped. While
-there is silence the replay socket is asked now and then whether that is all: a last batch that
-was lost, or an engine that has started again, is noticed by that and by nothing else.
+The engine numbers its batches. A missing number is requested from the engine's replay
+socket; if the engine no longer has it, nothing is certain and the rank's blocks are dropped.
+During silence the replay socket is asked now and then whether that is all: only this
+reveals that the last batch was lost or that the engine restarted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CacheFeed:
     bind: bool = False
     replay_timeout_s: float = 5.0
     check_s: float = 1.0
-    """Seconds of silence after which the replay socket is asked."""
+    """Seconds of silence before the replay socket is asked."""
 
     @property
     def name(self) -> RankName:
@@ -46,16 +46,16 @@ class CacheFeed:
 
 
 class CacheFollower:
-    """Hands every batch of one feed on, in order and without gaps, until closed.
+    """Passes on every batch of one feed, in order and without gaps, until closed.
 
     Parameters
     ----------
     apply
-        Takes a batch.
+        Receives a batch.
     started
-        Told before the engine's very first batch is handed on: its cache was empty.
+        Called before the engine's very first batch: its cache was empty.
     missed
-        Told when batches are lost for good; what came before no longer counts.
+        Called when batches are lost for good; what came before no longer counts.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class CacheFollower:
         self._missed = missed
         self._started = started
         self.position = -1
-        """Number of the last batch handed on."""
+        """Number of the last batch passed on."""
         self.replayed = 0
         self.gaps = 0
         self.unanswered = 0
@@ -113,14 +113,14 @@ class CacheFollower:
                 elif time.monotonic() - self._asked_at > self.feed.check_s:
                     self._check()
             except Exception as error:
-                # Not a batch, or whatever a socket raises: what was in it is not known.
+                # Not a batch, or a socket error: its content is unknown.
                 logger.warning("following K/V events of %s: %s", self.feed.worker_id, error)
                 self._lose()
 
     def _take(self, number: int, payload: bytes) -> None:
         if number <= self.position:
-            # Replayed already, unless it is newer than all we have: then the engine has started
-            # again, and counts from 0.
+            # Already replayed, unless it is newer than all we have. Then the engine restarted and
+            # counts from 0.
             if decode_batch(payload).time <= self._last[0]:
                 return
             self._lose(forget_position=True)
@@ -129,7 +129,7 @@ class CacheFollower:
         self._hand_on(number, payload)
 
     def _check(self) -> None:
-        """Ask for the last batch we have: whether it still is the engine's last one."""
+        """Request the last batch we have, to see whether it is still the engine's last."""
         self._asked_at = time.monotonic()
         if self.position >= 0:
             batches = self._ask(self.position)
@@ -142,12 +142,12 @@ class CacheFollower:
             if first is None and not self._answered:
                 return
             for _ in batches:
-                pass  # To the end: the next question is asked of a quiet socket.
+                pass  # Drain the socket, so that the next request starts clean.
             self._lose(forget_position=True)
         self._replay(0)
 
     def _replay(self, start: int, *, before: int | None = None) -> None:
-        """Hand on what the engine kept of batches [start, before)."""
+        """Pass on what the engine kept of batches [start, before)."""
         for number, payload in self._ask(start):
             if number > self.position and (before is None or number < before):
                 self.replayed += 1
@@ -156,7 +156,7 @@ class CacheFollower:
     def _hand_on(self, number: int, payload: bytes) -> None:
         if number > self.position + 1:
             self._lose()
-        # Also if it cannot be read: it would not be better the next time.
+        # Even if it cannot be read: it would not be readable next time either.
         self.position, self._last = number, (self._last[0], payload)
         batch = decode_batch(payload)
         self._last = (batch.time, payload)
@@ -180,7 +180,7 @@ class CacheFollower:
             socket.connect(self.feed.replay_endpoint)
             socket.send_multipart([b"", start.to_bytes(8, "big")])
             while self._has_come(socket):
-                # With a topic or without one: number and payload are the last two.
+                # With or without a topic, number and payload come last.
                 frames = socket.recv_multipart()
                 self._answered = True
                 number = int.from_bytes(frames[-2], "big", signed=True)
@@ -192,7 +192,7 @@ class CacheFollower:
             socket.close(linger=0)
 
     def _has_come(self, socket: Any) -> bool:
-        """Wait for an answer, as long as one may take and nobody wants us to stop."""
+        """Wait for an answer until the timeout or until closed."""
         deadline = time.monotonic() + self.feed.replay_timeout_s
         while not socket.poll(100):
             if self._stop.is_set() or time.monotonic() > deadline:

@@ -1,12 +1,13 @@
-"""Ties engines' caches to a directory: what workers say counts while their engines' blocks do.
+"""Connects engines' caches to a directory: a donor is visible while its blocks are resident.
 
-Of a rank whose K/V events are followed, a donor that names blocks is spoken of exactly while the
-worker says it holds it and all its blocks are resident. Donors that name none are copies outside
-the engine's cache and not its business; ranks nobody follows are taken at their word.
+For a rank whose K/V events are followed, a donor that names blocks is visible exactly while
+the worker says that it holds it and all its blocks are resident. Donors that name no blocks
+are copies outside the engine's cache and are not affected. Ranks that nobody follows are
+trusted.
 
-When we have not heard all a cache said, because we came late or events were lost for good, the
-rank is asked to tell everything anew, and what it names then counts as resident: it has looked
-after the loss, which nobody else can. What is removed after that is heard.
+If we missed cache events, because we started late or events were lost for good, the rank is
+asked to resend everything, and the blocks it then names count as resident: it has checked
+after the loss, which nobody else can. Later removals are received as events.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from semblend.fleet.residency.prefixes import PrefixResidency
 from semblend.fleet.residency.tracker import ResidencyTracker
 
 _COMPLETE = -2
-"""In place of a generation: everything the cache said was heard, nobody's word is needed."""
+"""In place of a generation: all cache events were received, so no confirmation is needed."""
 
 
 class LiveDonors:
-    """Stands between the log and a directory, and hears followed ranks' caches. Thread-safe.
+    """Sits between the log and a directory and receives followed ranks' cache events.
 
     Parameters
     ----------
     followed
-        Ranks whose K/V events will be handed to :meth:`blocks`.
+        Ranks whose K/V events will be passed to :meth:`blocks`.
     secret
-        The fleet's: block names are read with it.
+        The fleet's secret, which decrypts block names.
     """
 
     def __init__(
@@ -53,14 +54,14 @@ class LiveDonors:
         self._prefixes = PrefixResidency()
         self.tracker = ResidencyTracker(changed=self._changed, gone=self._prefixes.gone)
         self._believed: dict[RankName, int] = {}
-        """By followed rank: registrations of generations above this one count as a look."""
+        """Per followed rank: registrations of later generations count as a check."""
         for name in followed:
             self._believed[name] = -1
-            # A snapshot knows donors but not their blocks.
+            # A snapshot contains donors but not their blocks.
             directory.doubt(name)
 
     def apply(self, events: Iterable[Event]) -> None:
-        """Take events of the log."""
+        """Apply events of the log."""
         with self._lock, self._directory.as_one():
             for event in self._directory.apply(events):
                 name = (event.worker_id, event.dp_rank)
@@ -85,7 +86,7 @@ class LiveDonors:
             readable = open_blocks(data.blocks, self._secret)
             names.update(readable or ())
         if readable is None:
-            # Blocks of a kind we cannot follow: that they are there is not known.
+            # Blocks of a kind we cannot follow: whether they are resident is unknown.
             self._directory.hide_donor(name, data.donor_id)
         elif names:
             believed = self._believed[name]
@@ -93,10 +94,10 @@ class LiveDonors:
             whole = self.tracker.track(name, data.donor_id, names, vouched=vouched)
             self._directory.hide_donor(name, data.donor_id, hidden=not whole)
 
-    # -- what caches say -----------------------------------------------------------------
+    # -- cache events --------------------------------------------------------------------
 
     def blocks(self, name: RankName, batch: CacheBatch) -> None:
-        """Take a batch of a rank's cache events."""
+        """Apply a batch of a rank's cache events."""
         with self._lock:
             for event in batch.events:
                 self.tracker.apply(name, event)
@@ -104,7 +105,7 @@ class LiveDonors:
                     self._prefixes.stored(name, event)
 
     def started(self, name: RankName) -> None:
-        """A rank's cache begins empty, and every batch of it comes."""
+        """A rank's cache starts empty, and all of its batches will follow."""
         with self._lock:
             self._believed[name] = _COMPLETE
             self.tracker.reset(name)
@@ -117,7 +118,7 @@ class LiveDonors:
             if self.tracker.follows(name):
                 self._directory.doubt(name)
 
-    # -- answering -------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------
 
     def resident(
         self, tokens: TokenArray, *, salt: str | None = None, model: str = ""

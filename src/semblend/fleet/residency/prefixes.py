@@ -1,12 +1,12 @@
-"""Exact prefixes that engines' own caches hold, found by a prompt's tokens.
+"""Finds exact prefixes in engines' own caches by a prompt's tokens.
 
-Engines name blocks by hashes nobody else can compute, but say which tokens a block they store
-has and which block is before it. From that each block gets a name of ours, a keyed hash of all
-tokens up to its end; a prompt's names are computed once, and each rank's resident prefix is the
-run of its blocks from the beginning.
+Engines name blocks by hashes nobody else can compute, but report which tokens a stored block
+has and which block precedes it. From that each block gets a name of ours: a keyed hash of all
+tokens up to its end. A prompt's names are computed once, and a rank's resident prefix is the
+run of its blocks from the start.
 
-Blocks under SemBlend's private hashes, and what is chained to them, hold approximate K/V that no
-other request can use: they are nobody's prefix.
+Blocks under SemBlend's private hashes, and blocks chained to them, hold approximate K/V that
+no other request can use, so they are no prefix.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class _Names:
     """One rank's blocks under our names."""
 
     bit: int
-    """The rank, in sets of ranks."""
+    """The rank's bit in sets of ranks."""
     of: dict[BlockHash, bytes] = field(default_factory=dict)
     private: set[BlockHash] = field(default_factory=set)
     block_size: int = 0
 
 
 class PrefixResidency:
-    """Which rank's cache holds how much of a prompt's beginning. Thread-safe.
+    """How much of a prompt's start each rank's cache holds. Thread-safe.
 
-    Only ranks whose engine says everything about its blocks are spoken of; for models with
-    several groups of layers the first group stands for all.
+    Covers only ranks whose engine reports everything about its blocks. For models with
+    several layer groups, the first group represents all.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class PrefixResidency:
         self._lock = threading.Lock()
 
     def stored(self, name: RankName, event: BlocksStored) -> None:
-        """Blocks of a rank are resident."""
+        """Blocks of a rank became resident."""
         content = event.content
         if content is None or event.group:
             return
@@ -62,13 +62,13 @@ class PrefixResidency:
                 names = self._ranks[name] = _Names(bit=1 << len(self._ranks))
             names.block_size = names.block_size or content.block_size
             if content.block_size != names.block_size:
-                return  # Part of a block: its whole is told, too.
+                return  # Part of a block; the whole block is reported too.
             if content.adapter:
                 self._adapters.add(content.adapter)
             before = b"" if content.parent is None else names.of.get(content.parent)
             private = content.parent in names.private
             if before is None and not private:
-                return  # Stored behind a block we have not heard of: of an unknown beginning.
+                return  # It follows a block we have not seen, so its start is unknown.
             for block, named in zip(event.hashes, self._chain(before or b"", content), strict=True):
                 private = private or is_private(block)
                 if private:
@@ -78,7 +78,7 @@ class PrefixResidency:
                 self._holders[named] = self._holders.get(named, 0) | names.bit
 
     def gone(self, name: RankName, block: BlockHash) -> None:
-        """A block of a rank is resident no more."""
+        """A block of a rank is no longer resident."""
         with self._lock:
             names = self._ranks.get(name)
             if names is None:
@@ -94,14 +94,14 @@ class PrefixResidency:
     def resident(
         self, tokens: TokenArray, *, salt: str | None = None, model: str = ""
     ) -> dict[RankName, int]:
-        """Tokens at a prompt's beginning that each followed rank's cache holds, 0 included.
+        """Tokens at a prompt's start that each followed rank's cache holds, including 0.
 
         Parameters
         ----------
         salt
-            The request's `cache_salt`: blocks stored under another are others' blocks.
+            The request's `cache_salt`: blocks stored under another salt do not count.
         model
-            The name the request asks for, where that may be an adapter's.
+            The model name in the request, which may be an adapter's.
         """
         with self._lock:
             found = dict.fromkeys(self._ranks, 0)
@@ -145,7 +145,7 @@ class PrefixResidency:
 
 
 def _note(found: dict[RankName, int], ranks: dict[int, RankName], bits: int, held: int) -> None:
-    """The ranks of `bits` hold so many tokens and no more."""
+    """Record that the ranks of `bits` hold exactly this many tokens."""
     while held and bits:
         bit = bits & -bits
         found[ranks[bit]] = held

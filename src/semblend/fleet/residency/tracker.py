@@ -1,8 +1,8 @@
-"""A donor that lives in an engine's own cache lives only while all its blocks do.
+"""Tracks donors in an engine's own cache: a donor is complete while all its blocks are resident.
 
-Followed per rank. A block counts while some medium of some cache group holds it. A donor
-that lost a block is whole again when the engine stores that block again: the same hash is the
-same tokens behind the same tokens. Whether the donor still is one is the worker's to say.
+Tracked per rank. A block counts while some medium of some cache group holds it. A donor that
+lost a block is complete again when the engine stores that block again: the same hash means
+the same tokens after the same tokens. Whether it is still a donor is for the worker to say.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from semblend.fleet.residency.decoding import (
 )
 
 _VOUCHED = 1
-"""The place of a block that the worker says it has, although nobody heard it being stored."""
+"""The place of a block that the worker reports although we saw no store event."""
 
 
 @dataclass(slots=True)
@@ -33,18 +33,18 @@ class _Followed:
 @dataclass(slots=True)
 class _Cache:
     blocks: dict[BlockHash, int] = field(default_factory=dict)
-    """Resident blocks, and where they are, as bits."""
+    """Resident blocks and their places, as bits."""
     donors: dict[str, _Followed] = field(default_factory=dict)
     users: dict[BlockHash, set[str]] = field(default_factory=dict)
 
 
 class ResidencyTracker:
-    """Knows which blocks are resident, and which followed donors are whole. Thread-safe.
+    """Knows which blocks are resident and which tracked donors are complete. Thread-safe.
 
     Parameters
     ----------
     changed
-        Called with the rank, the donor, and whether it is whole now, whenever that changes
+        Called with the rank, the donor, and whether it is now complete, on every change
         after :meth:`track`.
     gone
         Called with the rank and a block that no medium holds any more.
@@ -70,9 +70,9 @@ class ResidencyTracker:
         *,
         vouched: bool = False,
     ) -> bool:
-        """Follow a donor from now on; returns whether all its blocks are there.
+        """Track a donor; return whether all its blocks are resident.
 
-        `vouched`: what was stored before we listened counts as there, on the worker's word.
+        `vouched`: trust the worker about blocks stored before we listened.
         """
         with self._lock:
             self.forget(name, donor_id)
@@ -88,7 +88,6 @@ class ResidencyTracker:
             return not missing
 
     def forget(self, name: RankName, donor_id: str) -> None:
-        """Stop following a donor."""
         with self._lock:
             cache = self._cache(name)
             followed = cache.donors.pop(donor_id, None)
@@ -99,19 +98,19 @@ class ResidencyTracker:
                     del cache.users[block]
 
     def forget_donors(self, name: RankName) -> None:
-        """Stop following all donors of a rank; its blocks stay known."""
+        """Stop tracking all donors of a rank; its blocks stay known."""
         with self._lock:
             cache = self._cache(name)
             cache.donors.clear()
             cache.users.clear()
 
     def follows(self, name: RankName) -> bool:
-        """Whether any donor of a rank is followed."""
+        """Whether any donor of a rank is tracked."""
         with self._lock:
             return bool(self._cache(name).donors)
 
     def is_whole(self, name: RankName, donor_id: str) -> bool:
-        """Whether a followed donor has all its blocks."""
+        """Whether a tracked donor has all its blocks."""
         with self._lock:
             followed = self._cache(name).donors.get(donor_id)
             return followed is not None and not followed.missing
@@ -127,7 +126,7 @@ class ResidencyTracker:
             return len(self._cache(name).blocks)
 
     def apply(self, name: RankName, event: CacheEvent) -> None:
-        """Take one of a rank's cache events; they come in order."""
+        """Apply one of a rank's cache events, in order."""
         with self._lock:
             cache = self._cache(name)
             match event:
@@ -143,7 +142,7 @@ class ResidencyTracker:
                     self.reset(name)
 
     def reset(self, name: RankName) -> None:
-        """Nothing is known of the rank's cache: cleared, or events were missed for good."""
+        """Nothing is known about the rank's cache: it was cleared, or events were lost for good."""
         with self._lock:
             cache = self._cache(name)
             for block in tuple(cache.blocks):
@@ -182,7 +181,7 @@ class ResidencyTracker:
         return self._bits.setdefault((medium, group), _VOUCHED << (len(self._bits) + 1))
 
     def _matching(self, event: BlocksRemoved) -> int:
-        """Places the event may mean; what it does not say is any."""
+        """The places the event may refer to; what it omits means any."""
         bits = 0
         for (medium, group), bit in self._bits.items():
             if event.medium in (None, medium) and event.group in (None, group):

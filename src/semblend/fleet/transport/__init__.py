@@ -1,1 +1,1 @@
-"""Donor K/V between machines: existing stores behind one small interface."""
+"""Moves donor K/V between machines: existing stores behind one small interface."""

@@ -1,4 +1,4 @@
-"""Donors into the shared store, off the path of any request."""
+"""Copies donors into the shared store, off the path of any request."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ logger = logging.getLogger("semblend.fleet")
 
 _TICK_S = 1.0
 ADOPTED_PREFIX = "fleet."
-"""Ids of donors that came from a shared store begin so; they are not sent back there."""
+"""Prefix of the ids of donors from a shared store; they are not sent back there."""
 
 
 class LeasingLibrary(Protocol):
     """A library whose donors' K/V can be read."""
 
     def add_listener(self, listener: Any) -> None:
-        """Have `donor_kept` and `donor_lost` called."""
+        """Register for `donor_kept` and `donor_lost`."""
         ...
 
     def lease(self, donor_id: str, start: int, end: int) -> AbstractContextManager[Any]:
@@ -39,7 +39,7 @@ class LeasingLibrary(Protocol):
 
 
 class DonorExporter:
-    """Shares every donor a library keeps, as far as the quota goes. Never blocks the library."""
+    """Shares every donor a library keeps, within the quota. Never blocks the library."""
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class DonorExporter:
         self._local: set[str] = set()
         self.exported = 0
         self.skipped = 0
-        """Donors not shared: the queue was full, or they did not fit."""
+        """Donors not shared because the queue was full or they did not fit."""
         library.add_listener(self)
         self._thread = threading.Thread(target=self._run, name="semblend-share", daemon=True)
         self._thread.start()
 
     def donor_kept(self, donor_id: str, tokens: TokenArray, namespace: Namespace) -> None:
-        """Share a donor, soon; one too many is not shared."""
+        """Share a donor soon; if the queue is full it is not shared."""
         self._local.add(donor_id)
         if donor_id.startswith(ADOPTED_PREFIX):
             return
@@ -77,11 +77,11 @@ class DonorExporter:
             self.skipped += 1
 
     def donor_lost(self, donor_id: str) -> None:
-        """The shared copy outlives the local one."""
+        """Nothing: the shared copy outlives the local one."""
         self._local.discard(donor_id)
 
     def withdrawn(self, donor_id: str) -> None:
-        """The shelf let go of a donor."""
+        """The shelf dropped a donor."""
         self._announcer.withdrawn(donor_id, local=donor_id in self._local)
 
     def wait(self) -> None:
@@ -106,7 +106,7 @@ class DonorExporter:
                     return
                 self._export(held)
             except BaseException as error:
-                # A donor that is not shared is no harm to any request, and the next one shall be.
+                # An unshared donor harms no request, so continue with the next one.
                 self.skipped += 1
                 logger.warning("a donor was not shared: %s", error)
             finally:
@@ -116,7 +116,7 @@ class DonorExporter:
         reach(FaultPoint.KILLED_WORKER)
         donor_id, tokens, namespace = held
         if not isinstance(namespace, Namespace):
-            raise DonorError(f"donor {donor_id!r}: its namespace is not known in full")
+            raise DonorError(f"donor {donor_id!r}: its namespace is incomplete")
         keys = FleetKeys.of(namespace, self._secret)
         manifest = manifest_name(donor_key(*self._rank, donor_id), keys)
         try:

@@ -1,4 +1,4 @@
-"""A folder that workers share: for development, and for fleets with a fast network file system."""
+"""A folder that workers share, for development or for fleets with a fast network file system."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME = re.compile(r"^[0-9a-f]{64}$")
 
 
 class FolderStore:
-    """One file an object, visible only when complete."""
+    """One file per object, visible only once complete."""
 
     backend = "folder"
 
@@ -29,7 +29,7 @@ class FolderStore:
 
     @fault_point(FaultPoint.TRANSPORT_WRITE)
     def put(self, name: str, parts: Sequence[Buffer]) -> None:
-        """Write under another name and rename."""
+        """Write under another name, then rename."""
         final = self._path(name)
         partial = final.with_name(f"{name}.{uuid.uuid4().hex}.partial")
         try:
@@ -66,5 +66,5 @@ class FolderStore:
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
-            raise StorageError("shared folder: names are 64 hex digits")
+            raise StorageError("shared folder: expected a name of 64 hex digits")
         return self._folder / name

@@ -1,4 +1,4 @@
-"""Donors from the shared store: only where fetching is expected to beat computing."""
+"""Fetches donors from the shared store if that is expected to be faster than computing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger("semblend.fleet")
 
 
 class AdoptingLibrary(Protocol):
-    """A library that takes donors computed elsewhere."""
+    """A library that accepts donors computed elsewhere."""
 
     def adopt(
         self,
@@ -40,13 +40,13 @@ class AdoptingLibrary(Protocol):
         namespace: Namespace,
         read: Callable[[SegmentKey], Segment],
     ) -> bool:
-        """Keep a donor whose segments `read` brings."""
+        """Keep a donor whose segments `read` returns."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """What came of looking for a donor elsewhere."""
+    """The result of looking for a donor elsewhere."""
 
     fetched: bool
     reason: str
@@ -55,9 +55,9 @@ class Fetch:
 
 
 class DonorImporter:
-    """Brings the best shared donor of a prompt here before the prompt is planned.
+    """Fetches the best shared donor of a prompt before the prompt is planned.
 
-    Never raises: whatever goes wrong, the prompt is computed as if there were no fleet.
+    Never raises: if anything fails, the prompt is computed as if there were no fleet.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class DonorImporter:
         self.failed = 0
 
     def prepare(self, tokens: TokenArray, namespace: Namespace) -> Fetch:
-        """Fetch a donor for this prompt if that pays. Blocks while it does."""
+        """Fetch a donor for this prompt if that pays. Blocks meanwhile."""
         started = time.perf_counter()
         try:
             keys = FleetKeys.of(namespace, self._secret)
@@ -105,7 +105,7 @@ class DonorImporter:
         return Fetch(fetched=True, reason="fetched", tokens=shared.token_count, seconds=seconds)
 
     def _wanted(self, tokens: TokenArray, keys: FleetKeys) -> SharedDonor | str:
-        """The donor to fetch, or why none is."""
+        """The donor to fetch, or the reason for fetching none."""
         found = self._directory.lookup(
             sketch(tokens, keys, sampling=self._sampling), keys.namespace_id
         )
@@ -139,10 +139,10 @@ class DonorImporter:
 
         donor_id = f"{ADOPTED_PREFIX}{shared.donor_key:016x}.{time.monotonic_ns():x}"
         if not self._library.adopt(donor_id, donor_tokens, namespace, read):
-            raise SemBlendError("there was no room for the donor")
+            raise SemBlendError("no room for the donor")
 
     def _only_one(self, key: int) -> threading.Lock:
-        """One fetch of a donor at a time; who waited finds it here."""
+        """Allow one fetch of a donor at a time; whoever waited then finds it here."""
         with self._lock:
             if len(self._locks) > 4096:
                 self._locks = {k: lock for k, lock in self._locks.items() if lock.locked()}

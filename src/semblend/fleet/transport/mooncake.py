@@ -1,4 +1,4 @@
-"""Mooncake Store as the shared store, over TCP; memory is offered by every worker."""
+"""Mooncake Store as the shared store, over TCP; every worker contributes memory."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _BUFFER_BYTES = 128 * 2**20
 
 
 class MooncakeStore:
-    """A client of one Mooncake master. Peers are found by handshake: no metadata server.
+    """A client of one Mooncake master. Peers find each other by handshake, without metadata server.
 
     Parameters
     ----------
     master
         host:port of the master.
     hostname
-        This machine's address, as the others reach it; by default the one the master sees.
+        This machine's address as others reach it; default: the one the master sees.
     segment_bytes
-        Memory this worker offers to the store.
+        Memory this worker contributes to the store.
     """
 
     backend = "mooncake"
@@ -61,7 +61,7 @@ class MooncakeStore:
 
     @fault_point(FaultPoint.TRANSPORT_WRITE)
     def put(self, name: str, parts: Sequence[Buffer]) -> None:
-        """Store an object; an older one of the name is replaced."""
+        """Store an object, replacing any with the same name."""
         data = b"".join(parts)
         code = self._store.put(name, data)
         if code:
@@ -75,20 +75,20 @@ class MooncakeStore:
         return data or None
 
     def remove(self, name: str) -> None:
-        """Forget an object. The master may keep it a few seconds longer for its readers."""
+        """Remove an object. The master may keep it a few seconds longer for its readers."""
         self._store.remove(name)
 
     def close(self) -> None:
-        """Leave the store; the memory this worker offered goes with it."""
+        """Leave the store; this worker's memory leaves with it."""
         self._store.close()
 
 
 def _address_towards(master: str) -> str:
-    """This machine's address on the way to the master; no packet is sent to find out."""
+    """This machine's address towards the master; finding it sends no packet."""
     host, _, port = master.rpartition(":")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, int(port)))
             return str(probe.getsockname()[0])
     except (OSError, ValueError) as error:
-        raise StorageError(f"mooncake master {master!r}: host:port expected ({error})") from error
+        raise StorageError(f"mooncake master {master!r}: expected host:port ({error})") from error

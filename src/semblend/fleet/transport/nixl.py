@@ -1,7 +1,7 @@
-"""NIXL: K/V is read straight from the memory of the worker that shares it.
+"""NIXL: reads K/V straight from the memory of the worker that shares it.
 
-A shared folder holds only descriptors (who, where, how long); bytes go from worker to
-worker by whatever NIXL finds between them. What a worker shares goes with its process.
+A shared folder holds only descriptors (who, where, how long). The bytes go from worker to
+worker over whatever link NIXL finds. What a worker shares disappears with its process.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _DONE, _BUSY = "DONE", "PROC"
 
 
 class NixlStore:
-    """One NIXL agent and the descriptors of everybody's objects. Thread-safe.
+    """One NIXL agent and the descriptors of all workers' objects. Thread-safe.
 
     Parameters
     ----------
     folder
         Where descriptors are; shared by the fleet.
     timeout_s
-        How long a read may take; the tokens are computed then.
+        How long a read may take; after that the tokens are computed.
     """
 
     backend = "nixl"
@@ -73,7 +73,7 @@ class NixlStore:
 
     @fault_point(FaultPoint.TRANSPORT_READ)
     def get(self, name: str) -> Buffer | None:
-        """Read an object from whoever shares it."""
+        """Read an object from the worker that shares it."""
         with self._lock:
             mine = self._shared.get(name)
         if mine is not None:
@@ -96,7 +96,6 @@ class NixlStore:
             self._drop(name)
 
     def close(self) -> None:
-        """Stop sharing everything."""
         for name in list(self._shared):
             self.remove(name)
 
@@ -133,7 +132,7 @@ class NixlStore:
             state = self._agent.check_xfer_state(handle)
         self._agent.release_xfer_handle(handle)
         if state != _DONE:
-            raise StorageError(f"nixl: the transfer ended as {state}")
+            raise StorageError(f"nixl: the transfer ended in state {state}")
 
 
 def _api() -> Any:

@@ -1,4 +1,4 @@
-"""Segments and manifests as bytes: every byte is covered by a checksum, and a name by its key."""
+"""Segments and manifests as bytes: a checksum covers every byte, and a key every name."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MAGIC = b"SBMANIF1"
 
 
 def segment_name(key: SegmentKey, keys: FleetKeys) -> str:
-    """What a segment is called in a shared store: its content's digest, under the fleet's key."""
+    """A segment's name in a shared store: its content digest, keyed with the fleet's key."""
     return keys.object_name(key.digest)
 
 
 def manifest_name(donor_key: int, keys: FleetKeys) -> str:
-    """What a donor's manifest is called there."""
+    """The name of a donor's manifest there."""
     return keys.object_name(b"manifest" + donor_key.to_bytes(8, "little"))
 
 
@@ -46,20 +46,20 @@ def encode_segment(segment: Segment) -> list[Buffer]:
 
 
 def decode_segment(data: Buffer, key: SegmentKey) -> Segment:
-    """Read a segment that must be the one of `key`.
+    """Decode a segment and check that it is the one of `key`.
 
     Raises
     ------
     CorruptSegmentError
-        If any byte is not what was written, or it is another segment.
+        If any byte changed since it was written, or it is another segment.
     """
     view = memoryview(data).cast("B")
     name = key.name[:16]
     header = Header.decode(bytes(view[:HEADER_BYTES]), name=name)
     if header.key != key:
-        raise CorruptSegmentError(f"shared segment {name}: another segment is stored there")
+        raise CorruptSegmentError(f"shared segment {name}: it holds another segment")
     if len(view) != HEADER_BYTES + header.payload_bytes:
-        raise CorruptSegmentError(f"shared segment {name}: not of the length it should have")
+        raise CorruptSegmentError(f"shared segment {name}: wrong length")
     kv = torch.empty(header.shape, dtype=header.dtype)
     kv_bytes(kv)[:] = view[HEADER_BYTES:]
     if kv_checksum(kv) != header.checksum:
@@ -68,7 +68,7 @@ def decode_segment(data: Buffer, key: SegmentKey) -> Segment:
 
 
 def encode_manifest(tokens: TokenArray) -> list[Buffer]:
-    """A donor's tokens. All else about it follows from them and its namespace."""
+    """A donor's tokens. Everything else follows from them and its namespace."""
     body = np.ascontiguousarray(tokens, dtype="<i4").tobytes()
     return [_MANIFEST.pack(_MAGIC, xxhash.xxh3_64_intdigest(body)), body]
 
@@ -79,11 +79,11 @@ def decode_manifest(data: Buffer) -> TokenArray:
     Raises
     ------
     SerialisationError
-        If any byte is not what was written.
+        If any byte changed since it was written.
     """
     view = memoryview(data).cast("B")
     if len(view) < _MANIFEST.size or (len(view) - _MANIFEST.size) % 4:
-        raise SerialisationError("donor manifest: not of a length it could have")
+        raise SerialisationError("donor manifest: wrong length")
     magic, checksum = _MANIFEST.unpack_from(view)
     body = view[_MANIFEST.size :]
     if magic != _MAGIC or xxhash.xxh3_64_intdigest(body) != checksum:

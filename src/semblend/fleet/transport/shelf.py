@@ -1,8 +1,9 @@
 """What one worker keeps in the shared store: within a byte quota, for a time, with leases.
 
-A donor is withdrawn in two steps: its manifest goes at once, so that nobody new finds it;
-its segments follow a lease later, so that whoever has just read the manifest can still
-read them. Segments that several donors share are stored once and go with the last.
+A donor is withdrawn in two steps. Its manifest is removed at once, so that no new reader
+finds it. Its segments follow one lease later, so that a reader who has just read the manifest
+can still read them. Segments shared by several donors are stored once and removed with the
+last one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ logger = logging.getLogger("semblend.fleet")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """A donor of ours in the shared store."""
+    """One of our donors in the shared store."""
 
     manifest: str
     segments: tuple[str, ...]
@@ -33,14 +34,14 @@ class Shared:
 
 
 class SharedShelf:
-    """Owns the quota: bytes put and not yet removed never exceed it. Thread-safe.
+    """Enforces the quota: bytes put and not yet removed never exceed it. Thread-safe.
 
     Parameters
     ----------
     lease_s
         How long segments outlive their manifest.
     gone
-        Called with the id of every donor that is withdrawn, outside the lock.
+        Called with the id of every withdrawn donor, outside the lock.
     """
 
     def __init__(
@@ -70,7 +71,6 @@ class SharedShelf:
         return len(self._donors)
 
     def get(self, donor_id: str) -> Shared | None:
-        """What is shared of a donor."""
         with self._lock:
             return self._donors.get(donor_id)
 
@@ -82,12 +82,12 @@ class SharedShelf:
         tokens: TokenArray,
         segments: Iterable[tuple[str, Segment]],
     ) -> None:
-        """Share a donor: segments first, its manifest last, so that what is found is whole.
+        """Share a donor: segments first, manifest last, so that every visible donor is complete.
 
         Raises
         ------
         CapacityError
-            If it does not fit even when everything else has left.
+            If it does not fit even with everything else removed.
         StorageError
             If the store fails. Nothing of the donor stays visible.
         """
@@ -120,7 +120,7 @@ class SharedShelf:
         return True
 
     def expire(self) -> None:
-        """Withdraw what is too old, and remove segments whose lease is over."""
+        """Withdraw what is too old, and remove segments whose lease has ended."""
         now = self._clock()
         with self._lock:
             old = [d for d, shared in self._donors.items() if shared.expires_at <= now]
@@ -131,7 +131,7 @@ class SharedShelf:
                 self._drop(self._leaving.popleft()[1])
 
     def close(self) -> None:
-        """Withdraw everything, leases notwithstanding: the worker leaves."""
+        """Withdraw everything, regardless of leases, because the worker is leaving."""
         for donor_id in list(self._donors):
             self.withdraw(donor_id)
         with self._lock:
@@ -143,7 +143,7 @@ class SharedShelf:
         parts = encode_segment(segment)
         size = sum(len(memoryview(part).cast("B")) for part in parts)
         if size > self.max_bytes:
-            raise CapacityError(f"a segment of {size} bytes in a quota of {self.max_bytes}")
+            raise CapacityError(f"a segment of {size} bytes exceeds the quota of {self.max_bytes}")
         with self._lock:
             self._users[name] = self._users.get(name, 0) + 1
             if name in self._sizes:
@@ -160,7 +160,7 @@ class SharedShelf:
             raise
 
     def _make_room(self, size: int) -> None:
-        """Withdraw the oldest donors until `size` fits; their leases end with that."""
+        """Withdraw the oldest donors until `size` fits, ending their leases early."""
         while True:
             with self._lock:
                 while self._leaving and self.used_bytes + size > self.max_bytes:

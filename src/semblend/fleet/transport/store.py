@@ -1,4 +1,4 @@
-"""What SemBlend asks of a store that workers share, and how one is named."""
+"""The interface of a shared store, and how to open one by address."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 class ObjectStore(Protocol):
     """Named byte strings. Names are 64 hex digits that say nothing about the content.
 
-    Every method may raise StorageError; to a reader that is a miss.
+    Every method may raise StorageError, which a reader treats as a miss.
     """
 
     backend: str
-    """The kind of store, as events name it."""
+    """The kind of store, as named in events."""
 
     def put(self, name: str, parts: Sequence[Buffer]) -> None:
-        """Store the parts, one behind the other, under a name; replaces what was there."""
+        """Store the concatenated parts under a name, replacing what was there."""
         ...
 
     def get(self, name: str) -> Buffer | None:
@@ -29,16 +29,16 @@ class ObjectStore(Protocol):
         ...
 
     def remove(self, name: str) -> None:
-        """Forget a name; nothing happens if it is not there."""
+        """Remove a name; do nothing if it does not exist."""
         ...
 
     def close(self) -> None:
-        """Let go of connections; what this process served itself is gone with it."""
+        """Close connections; what this process served itself disappears."""
         ...
 
 
 def open_store(address: str) -> ObjectStore:
-    """The store of an address: folder:/path, mooncake:master:port or nixl:/path.
+    """Open a store by address: folder:/path, mooncake:master:port or nixl:/path.
 
     Raises
     ------
@@ -61,5 +61,5 @@ def open_store(address: str) -> ObjectStore:
 
         return NixlStore(Path(place))
     raise SettingsError(
-        f"SEMBLEND_TRANSPORT {address!r}: folder:/path, mooncake:master:port or nixl:/path expected"
+        f"SEMBLEND_TRANSPORT {address!r}: expected folder:/path, mooncake:master:port or nixl:/path"
     )

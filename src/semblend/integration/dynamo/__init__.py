@@ -1,6 +1,6 @@
-"""NVIDIA Dynamo: its selection service asked in process, its workers pinned by header or body.
+"""NVIDIA Dynamo: queries its selection service in process and pins workers by header or body.
 
-Dynamo stays the router. SemBlend asks whom it would take and what that worker would have to
+Dynamo stays the router. SemBlend asks which worker it would take and what that worker would
 compute (`selection`), compares that with a donor's owner (`semblend.fleet.placement`), and
-pins the request only where the owner is expected to be faster (`pinning`).
+pins the request only if the owner is expected to be faster (`pinning`).
 """

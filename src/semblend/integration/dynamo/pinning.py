@@ -1,4 +1,4 @@
-"""How a request is told to go to one worker: Dynamo's header, others' affinity."""
+"""Sends a request to one worker: by Dynamo's header, or by other routers' session affinity."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ SESSION_HEADERS: Mapping[str, str] = {
 
 
 class RouterAffinity:
-    """Session keys for routers that cannot be told a worker, only a key they keep together.
+    """Session keys for routers that cannot be given a worker, only a key to keep together.
 
-    Which worker a key leads to is the router's secret; it is learned from answers. A worker
-    no key is known for is not asked for. Bounded: the keys used longest ago are forgotten.
+    Only the router knows which worker a key leads to, so this learns it from answers. A worker
+    without a known key cannot be addressed. Bounded: the least recently used keys are dropped.
     """
 
     def __init__(self, router: str, *, limit: int = 4096, own_keys: int = 64) -> None:
-        """Know nothing yet.
+        """Start without any knowledge.
 
         Parameters
         ----------
         own_keys
-            Keys for requests that bring none: enough that each worker is led to by some.
+            Keys for requests that bring none; enough that some lead to each worker.
 
         Raises
         ------
         SettingsError
-            If it is a router nobody knows the header of.
+            If the router's header is not known.
         """
         if router not in SESSION_HEADERS:
             known = ", ".join(SESSION_HEADERS)
-            raise SettingsError(f"router {router!r}: one of {known} expected")
+            raise SettingsError(f"router {router!r}: expected one of {known}")
         self.header = SESSION_HEADERS[router]
         self._own = itertools.cycle([f"semblend-{number}" for number in range(own_keys)])
         self._limit = limit
@@ -47,7 +47,7 @@ class RouterAffinity:
         self._keys: dict[str, OrderedDict[str, None]] = {}
 
     def learn(self, key: str, worker_id: str) -> None:
-        """A request with this key was answered by that worker."""
+        """That worker answered a request with this key."""
         self._forget(key)
         self._workers[key] = worker_id
         self._keys.setdefault(worker_id, OrderedDict())[key] = None
@@ -55,12 +55,12 @@ class RouterAffinity:
             self._forget(next(iter(self._workers)))
 
     def headers(self, worker_id: str) -> dict[str, str]:
-        """Headers that lead to a worker, or none where no key of its is known."""
+        """Headers that lead to a worker; empty if no key of it is known."""
         keys = self._keys.get(worker_id)
         return {self.header: next(reversed(keys))} if keys else {}
 
     def next_key(self) -> str:
-        """A key for a request that goes anywhere: the next of our own, one after the other."""
+        """A key for a request that may go anywhere: our own keys in turn."""
         return next(self._own)
 
     def _forget(self, key: str) -> None:

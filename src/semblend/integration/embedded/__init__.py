@@ -1,1 +1,1 @@
-"""The embedded engine as other engines' adapters are to theirs: `fleet`, its part in a fleet."""
+"""The embedded engine's adapter: `fleet` is its part in a fleet."""

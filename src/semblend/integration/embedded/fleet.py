@@ -1,4 +1,4 @@
-"""The embedded engine as a member of a fleet: its donors are announced, others' can be fetched."""
+"""The embedded engine as a fleet member: announces its donors and can fetch others'."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _WARM_UP_TOKENS = 512
 
 
 class FleetMember:
-    """An engine that other workers hear of. Serves like the engine itself.
+    """An engine that other workers know about. Serves like the engine itself.
 
-    Without SEMBLEND_TRANSPORT it only announces; with it, its donors are shared and, before
-    a prompt is submitted, a donor of another worker is fetched where that pays.
+    Without SEMBLEND_TRANSPORT it only announces. With it, its donors are shared, and before a
+    prompt is submitted, another worker's donor is fetched if that pays.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class FleetMember:
         publisher: PublisherOptions | None = None,
         cost: FleetCost | None = None,
     ) -> None:
-        """Join.
+        """Join the fleet.
 
         Raises
         ------
         SettingsError
-            If the fleet's secret or an address is not what it should be.
+            If the fleet's secret or an address is malformed.
         """
         self.engine = engine
         self.worker_id = worker_name(settings)
@@ -104,21 +104,18 @@ class FleetMember:
 
     @property
     def tokenizer(self) -> Any:
-        """The engine's tokenizer."""
         return self.engine.tokenizer
 
     @property
     def max_prompt_tokens(self) -> int:
-        """The engine's limit."""
         return self.engine.max_prompt_tokens
 
     @property
     def failure(self) -> str | None:
-        """The engine's."""
         return self.engine.failure
 
     def submit(self, request: GenerationRequest) -> RequestHandle:
-        """Fetch a donor where that pays, then queue the request."""
+        """Fetch a donor if that pays, then queue the request."""
         if self.importer is not None and request.reuse:
             fetch: Fetch = self.importer.prepare(request.tokens, request.namespace)
             if fetch.fetched:
@@ -126,11 +123,10 @@ class FleetMember:
         return self.engine.submit(request)
 
     def stats(self) -> EngineStats:
-        """The engine's."""
         return self.engine.stats()
 
     def resume_reuse(self) -> int:
-        """The engine's: a watch is kept where the K/V is."""
+        """Passed to the engine, which holds the K/V and watches it."""
         return self.engine.resume_reuse()
 
     def namespace(
@@ -140,11 +136,10 @@ class FleetMember:
         template: str | None = None,
         cache_salt: str | None = None,
     ) -> Namespace:
-        """The engine's."""
         return self.engine.namespace(tenant=tenant, template=template, cache_salt=cache_salt)
 
     def close(self) -> None:
-        """Withdraw what is shared, say goodbye and stop. The engine stays the caller's."""
+        """Withdraw what is shared, leave the fleet and stop. The caller still closes the engine."""
         self._leaving.close()
 
 
@@ -153,14 +148,14 @@ def _log(event: str, **fields: object) -> None:
 
 
 def measured_cost(engine: EmbeddedEngine, settings: Settings) -> FleetCost:
-    """What this engine's prefill takes, from one prompt computed now."""
+    """Measure this engine's prefill cost with one prompt."""
     size = min(_WARM_UP_TOKENS, engine.max_prompt_tokens)
     tokens = (np.arange(size) % engine.model.vocab_size).astype(np.int32)
     seconds = []
     for attempt in range(2):
         request = GenerationRequest(
             request_id=f"fleet-warm-up-{attempt}",
-            # Not the same prompt twice: the second would come from the prefix cache.
+            # A new prompt each time: a repeated one would come from the prefix cache.
             tokens=np.roll(tokens, attempt + 1),
             namespace=engine.namespace(cache_salt="fleet-warm-up"),
             sampling=SamplingParams(max_tokens=1),

@@ -1,11 +1,11 @@
-"""Keeping approximate K/V out of the exact prefix cache, with prefix caching on.
+"""Keeps approximate K/V out of the exact prefix cache, with prefix caching on.
 
-vLLM publishes a claimed block under `request.block_hashes[i]` when its load has ended.
-The private chain is put in place before that, when the blocks are allocated: from the
-first approximate block on, random hashes that no other request can ever compute. Blocks
-before it are exact and stay public; later blocks (tail and decode) chain off the last hash
-and so are private by themselves. Published as K/V events they carry a mark, so that nobody who
-follows those takes them for an exact prefix.
+vLLM publishes a claimed block under `request.block_hashes[i]` when its load has ended. Before
+that, when the blocks are allocated, we install a private chain: from the first approximate
+block on, random hashes that no other request can compute. Blocks before it are exact and stay
+public. Later blocks (tail and decode) chain off the last hash and are therefore private too.
+Published as K/V events they carry a mark, so that no follower mistakes them for an exact
+prefix.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from semblend.core.private_hashes import private_hashes
 
 
 class PrivateChain:
-    """One request's block hashes, made private from some block on; can be undone.
+    """One request's block hashes, private from some block on; can be undone.
 
-    Owns one invariant: until :meth:`keep`, :meth:`undo` leaves the request as it was.
+    Invariant: until :meth:`keep`, :meth:`undo` restores the request exactly.
     """
 
     __slots__ = ("_original", "_request", "first_private")
@@ -31,13 +31,13 @@ class PrivateChain:
         hashes[self.first_private :] = private_hashes(len(hashes) - self.first_private)
 
     def keep(self) -> None:
-        """The load ended well: the chain stays for the request's whole life."""
+        """The load succeeded: keep the chain for the request's whole life."""
         self._original = None
 
     def undo(self) -> None:
-        """The load failed: put the hashes back that were replaced."""
+        """The load failed: restore the replaced hashes."""
         if self._original is None:
             return
-        # In place: vLLM's block hasher appends to this very list.
+        # In place, because vLLM's block hasher appends to this very list.
         self._request.block_hashes[: len(self._original)] = self._original
         self._original = None

@@ -1,12 +1,12 @@
-"""`SemBlendConnectorV1`: the class vLLM loads, and nothing but its interface.
+"""`SemBlendConnectorV1`: the class vLLM loads. It holds the interface and nothing else.
 
-vLLM makes one for the scheduler and one for each worker; they share no state. Calls in
-a step, in vLLM's order (0.30 to 0.32):
+vLLM creates one for the scheduler and one per worker; they share no state. Calls in a step,
+in vLLM's order (0.30 to 0.32):
 
 scheduler: on_new_request, get_num_new_matched_tokens, update_state_after_alloc,
            get_external_cache_hit_sources, build_connector_meta
 worker:    handle_preemptions, bind_connector_metadata, the forward, start_load_kv (before
-           the forward only where a load is synchronous, which none of ours is),
+           the forward only for synchronous loads, which we never use),
            wait_for_save, get_finished, get_block_ids_with_load_errors,
            build_connector_worker_meta
 scheduler: request_finished_all_groups, update_connector_output, get_kv_connector_stats
@@ -59,7 +59,7 @@ logger = logging.getLogger("vllm.semblend")
 
 
 class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
-    """Reuses K/V of donors in stock vLLM; see the module's docstring for the order of calls."""
+    """Reuses donor K/V in stock vLLM; the module docstring lists the order of calls."""
 
     _start: Start
     _setup: VllmSetup | None
@@ -74,13 +74,13 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         ForeignDistributionError
             If another project's `semblend` was installed over this one.
         SettingsError
-            If `kv_connector_extra_config` has a key or value it cannot take.
+            If `kv_connector_extra_config` has an unknown key or invalid value.
         UnsupportedEngineError
             With SEMBLEND_STRICT_START, naming every feature in use that this adapter was not
             proven with.
         """
         for beside in require_this_distribution("vllm").beside:
-            logger.warning("SemBlend runs from %s, and %s is installed beside it", PACKAGE, beside)
+            logger.warning("SemBlend runs from %s, but %s is also installed", PACKAGE, beside)
         speak_through(logger)
         asked = ConnectorOptions.from_extra_config(
             vllm_config.kv_transfer_config.kv_connector_extra_config
@@ -138,23 +138,23 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
             )
 
     rewrite_plan: PlanRewriter | None = None
-    """A last look at every plan, for experiments and tests that make a class of this one."""
+    """A last look at every plan, for experiments and tests that subclass this."""
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """False: a donor that is not kept is a later miss, nothing more."""
+        """False: a donor that is not kept only causes a later miss."""
         return False
 
     @property
     def _scheduler(self) -> SchedulerSide[VllmRequest]:
         if self.scheduler_side is None:
-            raise RuntimeError("a scheduler's call on a worker's connector")
+            raise RuntimeError("a scheduler call on a worker's connector")
         return self.scheduler_side
 
     @property
     def _worker(self) -> AnyWorker:
         if self.worker_side is None:
-            raise RuntimeError("a worker's call on a scheduler's connector")
+            raise RuntimeError("a worker call on a scheduler's connector")
         return self.worker_side
 
     # -- worker ----------------------------------------------------------------------
@@ -190,11 +190,11 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         )
 
     def weights_changed(self, how: str) -> None:
-        """Called by our worker class: donors of the old weights must not survive."""
+        """Called by our worker class: donors of the old weights must be dropped."""
         self._worker.weights_changed(how)
 
     def before_unmapping(self) -> None:
-        """Called by our worker class before the K/V cache's memory goes away."""
+        """Called by our worker class before the K/V cache's memory is unmapped."""
         self._worker.before_unmapping()
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
@@ -215,52 +215,50 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         """Nothing: prompts are captured whole, after the forward."""
 
     def wait_for_save(self) -> None:
-        """Queue captures, whose blocks stay until they are done, and carry out loads."""
+        """Queue captures, whose blocks are held until they are done, and carry out loads."""
         self._worker.after_forward(self._meta())
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Requests whose blocks may be freed now, and those whose loads have ended."""
+        """Requests whose blocks may be freed now, and requests whose loads have ended."""
         return self._worker.take_freed() or None, self._worker.take_received() or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Blocks to compute exactly."""
+        """Blocks that must be computed exactly."""
         return self._worker.take_bad_blocks()
 
     def build_connector_worker_meta(self) -> RankReports | None:
-        """What this rank did."""
+        """What this rank did in the step."""
         report = self._worker.take_report()
         return None if report is None else RankReports(report)
 
     def _meta(self) -> ConnectorMeta:
         meta = self._get_connector_metadata()
         if not isinstance(meta, ConnectorMeta):
-            raise RuntimeError(f"metadata of another connector: {type(meta).__name__}")
+            raise RuntimeError(f"metadata from another connector: {type(meta).__name__}")
         return meta
 
     # -- scheduler -------------------------------------------------------------------
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
-        """The scheduler's cache manager exists now."""
+        """The scheduler's cache manager now exists."""
         super().bind_kv_cache_manager(kv_cache_manager)
         self._port.manager = kv_cache_manager
         if self.options.mode.loads:  # discovery holds no blocks
             _let_go_before_resets(kv_cache_manager, self._scheduler)
 
     def on_new_request(self, request: Any) -> None:
-        """A request arrived."""
         self._scheduler.arrived(request)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Tokens that can be supplied beyond the engine's own prefix hit."""
+        """Tokens we can supply beyond the engine's own prefix hit."""
         tokens = self._scheduler.matched_tokens(request, num_computed_tokens)
-        # Asynchronous: one that fails is never rewound, which answers garbage under the V2
-        # runner and under asynchronous scheduling (0.32).
+        # Asynchronous, because a failed synchronous load is never rewound: the V2 runner and
+        # asynchronous scheduling then answer garbage (0.32).
         return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Slots are allocated."""
         self._scheduler.allocated(
             str(request.request_id), lambda: _only(blocks.get_block_ids()), num_external_tokens
         )
@@ -268,7 +266,7 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
     def get_external_cache_hit_sources(
         self, request: Any, num_external_tokens: int
     ) -> dict[Any, int]:
-        """Donors' tokens come from host memory; hole tokens are nobody's cache hit."""
+        """Donor tokens come from host memory; hole tokens are no cache hit."""
         from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
         reused, holes = self._scheduler.hit_sources(request.request_id, num_external_tokens)
@@ -276,13 +274,12 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         return {source: tokens for source, tokens in sources.items() if tokens}
 
     def build_connector_meta(self, scheduler_output: Any) -> ConnectorMeta:
-        """This step's orders."""
         meta = ConnectorMeta()
         self._scheduler.fill(meta, step_of(scheduler_output))
         return meta
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """The workers' answer."""
+        """Process the workers' reports."""
         said = connector_output.kv_connector_worker_meta
         self._scheduler.update(
             said.report if isinstance(said, RankReports) else None,
@@ -292,25 +289,25 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """A request ends; the response says what was reused."""
+        """A request ended; the response reports what was reused."""
         return self._scheduler.ended(request, block_ids)
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """The same, for engines with the hybrid cache manager on."""
+        """The same, for engines with the hybrid cache manager."""
         return self._scheduler.ended(request, _only(block_ids))
 
     def has_pending_block_frees(self) -> bool:
-        """Whether waiting a step frees blocks, so that nobody need be preempted."""
+        """Whether waiting one step frees blocks, so that no request need be preempted."""
         return self._scheduler.has_held_blocks
 
     def has_pending_push_work(self) -> bool:
-        """Whether donors are on their way between machines, or samples to be computed."""
+        """Whether donors are being moved between machines, or samples are to be computed."""
         return self._scheduler.has_pending_work
 
     def reset_cache(self) -> bool:
-        """Forget all donors (weights changed, or an operator asked)."""
+        """Drop all donors (weights changed, or an operator asked)."""
         self._scheduler.reset()
         return True
 
@@ -342,7 +339,7 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
             return None
 
     def shutdown(self) -> None:
-        """Withdraw what is shared and stop the threads, then say goodbye to the fleet."""
+        """Withdraw what is shared, stop the threads and leave the fleet."""
         for side in (self.scheduler_side, self.worker_side):
             if side is not None:
                 side.close()
@@ -355,10 +352,10 @@ def _only(groups: tuple[list[int], ...]) -> list[int]:
 
 
 def _let_go_before_resets(manager: Any, side: SchedulerSide[VllmRequest]) -> None:
-    """Have a reset of the prefix cache ask us for the blocks we hold.
+    """Make a prefix cache reset ask us for the blocks we hold.
 
-    vLLM resets only a cache of which no block is in use, raises where it must succeed (pause,
-    sleep, `reset_running_requests`), and asks connectors afterwards.
+    vLLM resets only a cache with no block in use, raises if the reset must succeed (pause,
+    sleep, `reset_running_requests`), and asks connectors only afterwards.
     """
     reset = manager.reset_prefix_cache
 

@@ -1,4 +1,4 @@
-"""What this installation of vLLM would do with the connector, and why; nothing is started."""
+"""What this vLLM installation would do with the connector, and why; starts nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from semblend.integration.vllm.versions import SUPPORTED, VersionVerdict, judge
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is to be judged: a model and how vLLM would be started with it."""
+    """What to check: a model and how vLLM would be started with it."""
 
     model: str | None
     transfer_config: Mapping[str, Any]
@@ -36,7 +36,7 @@ class Question:
 
 
 def diagnose(question: Question) -> list[Finding]:
-    """Every check, in the order in which a start would meet them."""
+    """Run all checks, in the order a start would hit them."""
     findings = [*own_installation("vllm"), *_installation()]
     options = _options(question, findings)
     if any_refused(findings) or options is None:
@@ -72,14 +72,14 @@ def _version_finding(verdict: VersionVerdict) -> Finding:
         return Finding(
             check="vLLM",
             verdict=Verdict.REFUSED,
-            detail=f"{verdict.version}: known are {', '.join(SUPPORTED)}",
+            detail=f"{verdict.version} is not supported; supported are {', '.join(SUPPORTED)}",
         )
     if verdict.verified:
         return Finding(check="vLLM", verdict=Verdict.OK, detail=f"{verdict.version}, tested")
     return Finding(
         check="vLLM",
         verdict=Verdict.NOTE,
-        detail=f"{verdict.version}: its connector contract was compared, it was not run",
+        detail=f"{verdict.version}: only its connector contract was compared, it was not run",
     )
 
 
@@ -92,7 +92,7 @@ def _platform() -> Iterator[Finding]:
         yield Finding(
             check="platform",
             verdict=Verdict.NOTE,
-            detail=f"{current_platform.device_name}: written for, not yet run (docs/vllm.md)",
+            detail=f"{current_platform.device_name}: supported, but not yet run (docs/vllm.md)",
         )
 
 
@@ -100,7 +100,7 @@ def _options(question: Question, findings: list[Finding]) -> ConnectorOptions | 
     extra = question.transfer_config.get("kv_connector_extra_config") or {}
     try:
         if not isinstance(extra, Mapping):
-            raise SettingsError("kv_connector_extra_config: a JSON object expected")
+            raise SettingsError("kv_connector_extra_config: expected a JSON object")
         options = ConnectorOptions.from_extra_config(extra)
         options.settings()
     except SemBlendError as error:
@@ -112,8 +112,8 @@ def _options(question: Question, findings: list[Finding]) -> ConnectorOptions | 
 def _mode(options: ConnectorOptions) -> Iterator[Finding]:
     mode, says = options.mode, {
         Mode.DISCOVERY_ONLY: "finds and reports reusable spans; loads nothing",
-        Mode.EXACT_PREFIX: "restores identical prefixes that vLLM's cache has lost; exact",
-        Mode.REQUEST_ONLY_EXPERIMENTAL: "loads hole-free beginnings for one request; uncertified",
+        Mode.EXACT_PREFIX: "restores identical prefixes that vLLM's cache has evicted; exact",
+        Mode.REQUEST_ONLY_EXPERIMENTAL: "loads hole-free prefixes for one request; uncertified",
         Mode.SEGMENTED_EXPERIMENTAL: "loads spans anywhere; uncertified, every response says so",
         Mode.SEGMENTED: "loads spans anywhere, if the model has a quality certificate",
     }  # fmt: skip
@@ -138,7 +138,7 @@ def _engine(question: Question, options: ConnectorOptions) -> Iterator[Finding]:
     try:
         config = _vllm_config(question)
     except Exception as error:
-        # vLLM raises whatever it likes for a configuration it cannot take.
+        # vLLM may raise anything for a configuration it cannot take.
         lines = str(error).strip().splitlines() or [type(error).__name__]
         yield Finding(check="model", verdict=Verdict.REFUSED, detail=f"vLLM says: {lines[-1]}")
         return
@@ -152,9 +152,7 @@ def _engine(question: Question, options: ConnectorOptions) -> Iterator[Finding]:
         )
     if refusals:
         return
-    yield Finding(
-        check="model", verdict=Verdict.OK, detail=f"{question.model}: nothing in it is refused"
-    )
+    yield Finding(check="model", verdict=Verdict.OK, detail=f"{question.model}: nothing is refused")
     engine = VllmSetup.of(config, options)
     setup = engine.scheduler
     if options.mode is Mode.SEGMENTED:
@@ -171,14 +169,14 @@ def _engine(question: Question, options: ConnectorOptions) -> Iterator[Finding]:
         check="budget",
         verdict=Verdict.OK,
         detail=(
-            f"at most {setup.hole_budget} hole tokens a step, blocks of {setup.block_size}, "
+            f"at most {setup.hole_budget} hole tokens per step, blocks of {setup.block_size}, "
             f"{setup.ranks} rank(s)"
         ),
     )
 
 
 def _vllm_config(question: Question) -> Any:
-    """The VllmConfig that a start would have, made without loading weights."""
+    """The VllmConfig of a start, made without loading weights."""
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
 

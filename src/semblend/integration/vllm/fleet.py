@@ -1,7 +1,7 @@
 """A vLLM engine as a member of a fleet.
 
-With SEMBLEND_NATS_URL set, the scheduler announces its donors; with SEMBLEND_TRANSPORT too,
-donors are shared with other machines, and theirs are fetched where that beats computing.
+With SEMBLEND_NATS_URL set, the scheduler announces its donors. With SEMBLEND_TRANSPORT too,
+donors are shared with other machines, and theirs are fetched if that is faster than computing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class FleetMember:
     def __init__(self, vllm_config: Any, options: ConnectorOptions) -> None:
         self.announcer: DonorAnnouncer | None = None
         self.donors: FleetDonors | None = None
-        """Donors of other machines, where they are shared."""
+        """Donors of other machines, if they are shared."""
         self._config = vllm_config
         self._settings = options.settings()
         stated = self._settings
@@ -38,12 +38,12 @@ class FleetMember:
         self._leaving = ExitStack()
 
     def join(self, parts: SchedulerParts) -> FleetDonors | None:
-        """Announce the scheduler's donors; what fetches others', where they are shared.
+        """Announce the scheduler's donors; return what fetches others', if they are shared.
 
         Raises
         ------
         SettingsError
-            If the fleet's secret or an address is not what it should be.
+            If the fleet's secret or an address is malformed.
         """
         settings, dp_rank = self._settings, int(self._config.parallel_config.data_parallel_rank)
         pipeline, namespace = parts.planner.pipeline, parts.setup.namespace
@@ -71,7 +71,7 @@ class FleetMember:
         return self.donors
 
     def exchange(self, donors: WorkerDonors, access: KvAccess) -> SegmentExchange | None:
-        """What shares this rank's donors from here on: its cache is allocated."""
+        """Start sharing this rank's donors, now that its cache is allocated."""
         if not self._shares:
             return None
         from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
@@ -88,12 +88,12 @@ class FleetMember:
         )
 
     def leave(self) -> None:
-        """Say goodbye. Idempotent."""
+        """Leave the fleet. Idempotent."""
         self._leaving.close()
 
 
 def kv_bytes_per_token(config: Any) -> int:
-    """Bytes of one token's K and V over all layers and ranks, of a VllmConfig."""
+    """Bytes of one token's K and V over all layers and ranks of a VllmConfig."""
     model = config.model_config
     layers = int(model.get_num_layers(config.parallel_config))
     heads, width = int(model.get_total_num_kv_heads()), int(model.get_head_size())

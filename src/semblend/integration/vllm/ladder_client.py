@@ -1,8 +1,8 @@
-"""Climbing the staged ladder against a vLLM server: one prompt in, one completion out.
+"""Climbs the staged ladder against a vLLM server: one prompt in, one completion out.
 
-Only public API is used: `/v1/completions` with token ids, `cache_salt` and
+Uses only public API: `/v1/completions` with token ids, `cache_salt` and
 `kv_transfer_params`. The server runs the connector with mode `segmented` (or
-`segmented_experimental`) and execution `staged`; no worker class is needed.
+`segmented_experimental`) and execution `staged`; it needs no worker class.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class LadderClient:
     ) -> dict[str, Any]:
         """The completion of a prompt, as the server's JSON.
 
-        `parameters` are those of `/v1/completions` (max_tokens, temperature, …); they go to
+        `parameters` are those of `/v1/completions` (max_tokens, temperature, …). They apply to
         the last rung, which is the prompt itself. Streaming is not supported.
         """
         if parameters.get("stream"):
-            raise RequestError("stream: a ladder's answer comes in one piece")
+            raise RequestError("stream: a ladder cannot stream its answer")
 
         async def submit(
             prompt: Sequence[int], salt: str | None, hints: dict[str, Any], is_prompt: bool

@@ -1,7 +1,7 @@
-"""The LoRA mapping of a nested pass: the base model, whatever the step around it runs.
+"""The LoRA mapping of a nested pass: the base model, whatever the surrounding step runs.
 
-vLLM keeps one mapping of tokens to adapters and sets it for the step's own batch before the
-connector is called. A pass that ran under that mapping would compute hole tokens with another
+vLLM keeps one mapping of tokens to adapters and sets it for the step's own batch before it
+calls the connector. A pass under that mapping would compute hole tokens with another
 request's adapter, or read past the mapping's end.
 """
 
@@ -14,14 +14,14 @@ from typing import Any
 
 @contextmanager
 def base_model(runner: Any, *, tokens: int, rows: int) -> Iterator[None]:
-    """Run `tokens` tokens without any adapter; afterwards the step's own mapping is back.
+    """Run `tokens` tokens without any adapter, then restore the step's own mapping.
 
-    Does nothing where the engine has no LoRA.
+    Does nothing if the engine has no LoRA.
 
     Parameters
     ----------
     rows
-        Hidden states whose logits are asked for inside; vLLM maps these separately.
+        Hidden states whose logits are requested inside; vLLM maps these separately.
     """
     if getattr(runner, "lora_config", None) is None:
         yield
@@ -32,8 +32,8 @@ def base_model(runner: Any, *, tokens: int, rows: int) -> Iterator[None]:
     try:
         yield
     finally:
-        # In a step without a forward it may be an old one, of adapters that were unloaded since:
-        # nobody needs it, the next forward sets its own.
+        # In a step without a forward this may be an old mapping, with adapters unloaded since.
+        # Nobody needs it: the next forward sets its own.
         if outer is not None and _loaded(adapters, outer):
             adapters.set_adapter_mapping(outer)
 

@@ -1,4 +1,4 @@
-"""Orders and reports as vLLM carries them between the two sides of a connector."""
+"""Orders and reports in the types vLLM carries between the two sides of a connector."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ConnectorMeta(StepOrders, KVConnectorMetadata):
 
 @dataclass(frozen=True, slots=True)
 class RankReports(KVConnectorWorkerMetadata):
-    """What the ranks did in a step, added up by vLLM."""
+    """What the ranks did in a step, combined by vLLM."""
 
     report: WorkerReport
 

@@ -1,4 +1,4 @@
-"""Older name of `worker`: nothing is hooked any more, a worker class has the model."""
+"""Old name of `worker`. Nothing is hooked any more; the worker class has the model."""
 
 from __future__ import annotations
 

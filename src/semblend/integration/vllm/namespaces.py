@@ -1,7 +1,7 @@
-"""Namespaces of vLLM requests: what must be equal for two of them to share K/V.
+"""Namespaces of vLLM requests: what must match for two requests to share K/V.
 
-vLLM's own tenant boundary is the request's `cache_salt`; it is one of the parts, so
-donors of one salt are never found under another, nor without one.
+vLLM's own tenant boundary is the request's `cache_salt`. It is one of the parts, so donors
+with one salt are never found under another or without one.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from semblend.integration.vllm.options import ConnectorOptions
 
 
 def engine_namespace(config: Any, options: ConnectorOptions, settings: Settings) -> Namespace:
-    """The parts that are the engine's; requests add theirs with :func:`of_request`.
+    """The engine's parts; requests add theirs with :func:`of_request`.
 
-    What is loaded may come from another machine, so weights are then known by their content.
+    Loaded K/V may come from another machine, so weights are then identified by content.
     """
     model, cache = config.model_config, config.cache_config
     dtype = str(model.dtype).removeprefix("torch.")
@@ -64,10 +64,10 @@ def of_request(engine: Namespace, cache_salt: str | None) -> Namespace:
 
 
 def isolation_of(cache_salt: str | None) -> str:
-    """A salt's name in namespaces. An empty one is none, as in vLLM's block hashes."""
+    """A salt's name in namespaces. An empty salt means none, as in vLLM's block hashes."""
     return isolation.by_salt(cache_salt or None)
 
 
 def shown(namespace: Namespace) -> str:
-    """The short name of a namespace in log lines and audit records."""
+    """A namespace's short name in log lines and audit records."""
     return model_identity.shown("vllm", namespace)

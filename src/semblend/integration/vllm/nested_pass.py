@@ -1,10 +1,10 @@
-"""A forward pass over all holes of all requests of a step, inside the connector.
+"""One forward pass over all holes of all requests of a step, inside the connector.
 
-Every hole [s, e) is a virtual sequence of a varlen batch: query tokens [s, e),
-sequence length e, and its request's own row of the block table. Each layer writes the
-K/V of all hole tokens before attention reads, so later holes see earlier holes and the
-spans between them, and the backend's stock causal kernel computes it exactly. What is more
-than one forward may hold is run in several, earlier holes first.
+Every hole [s, e) is a virtual sequence of a varlen batch: query tokens [s, e), sequence
+length e, and its request's own row of the block table. Each layer writes the K/V of all hole
+tokens before attention reads, so later holes see earlier holes and the spans between them,
+and the backend's stock causal kernel computes it exactly. What exceeds one forward is split
+into several, earlier holes first.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from semblend.integration.worker.sequences import PassLimits, VirtualSequence
 
 
 class NestedPass:
-    """Runs the engine's own model over virtual sequences, with a metadata builder of its own.
+    """Runs the engine's own model over virtual sequences, with a separate metadata builder.
 
     The runner's builder is never used: backends keep planned state and persistent buffers in
-    it, and this step's outer metadata is already built. The model's compiled code is used
-    once the engine serves: eagerly, its many small kernels take longer to launch than to run.
+    it, and this step's outer metadata is already built. Once the engine serves, the model's
+    compiled code is used: eagerly, its many small kernels take longer to launch than to run.
     """
 
     def __init__(self, runner: Any, vllm_config: Any, layers: Sequence[Any]) -> None:
@@ -53,20 +53,19 @@ class NestedPass:
         self._skip_compiled = True
 
     def serving(self) -> None:
-        """The engine has compiled its model, with shapes of its own choosing.
+        """The engine has compiled its model, for shapes of its own choosing.
 
-        Code that shards sequences over the ranks takes only multiples of their number, so it
-        is left alone.
+        Code that shards sequences over the ranks accepts only multiples of their number, so it
+        is not used.
         """
         passes = getattr(self._config.compilation_config, "pass_config", None)
         self._skip_compiled = bool(getattr(passes, "enable_sp", False))
 
     @torch.inference_mode()
     def run(self, sequences: Sequence[VirtualSequence], *, watch: Watch | None = None) -> int:
-        """Compute the K/V of all sequences' query tokens; returns how many there were.
+        """Compute the K/V of all sequences' query tokens; return how many there were.
 
-        Those over the same blocks come in the order of their positions; the last forward is
-        watched.
+        Sequences over the same blocks come in position order; the last forward is watched.
         """
         forwards = self.limits.forwards(sequences)
         for forward in forwards:
@@ -76,9 +75,9 @@ class NestedPass:
 
     @torch.inference_mode()
     def logits(self, sequence: VirtualSequence, *, last: int) -> torch.Tensor | None:
-        """Compute a sequence; log-probabilities behind its last tokens, [last, vocabulary].
+        """Compute a sequence; return log-probabilities of its last tokens, [last, vocabulary].
 
-        On the host, float32. None if none are asked for, or on a rank that gathers none.
+        On the host, float32. None if none are requested, or on a rank that gathers none.
         """
         *earlier, final = self.limits.forwards([sequence])
         for forward in earlier:
@@ -87,7 +86,7 @@ class NestedPass:
         if not last:
             return None
         if len(hidden) < last:
-            raise CapacityError(f"{last} tokens compared, one forward holds {len(hidden)}")
+            raise CapacityError(f"{last} tokens to compare, but one forward holds {len(hidden)}")
         with lora.base_model(self._runner, tokens=len(hidden), rows=last):
             logits = self._runner.get_model().compute_logits(hidden[-last:])
         return None if logits is None else logits.float().log_softmax(-1).cpu()
@@ -130,7 +129,7 @@ class NestedPass:
         return hidden
 
     def _uploaded(self, values: npt.NDArray[Any]) -> torch.Tensor:
-        """On the device, without waiting for what it is doing."""
+        """Copy to the device without waiting for its current work."""
         tensor = torch.from_numpy(values)
         if self._device.type != "cuda":
             return tensor
@@ -162,7 +161,7 @@ class NestedPass:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Layout:
-    """A varlen batch on the host: one after another the query tokens of all sequences."""
+    """A varlen batch on the host: the query tokens of all sequences, concatenated."""
 
     tokens: npt.NDArray[np.int32]
     positions: npt.NDArray[np.int64]
@@ -175,13 +174,13 @@ class _Layout:
     tables: npt.NDArray[np.int32]
     """Each prompt's blocks once, [prompts, most blocks]."""
     rows: npt.NDArray[np.int64]
-    """Which of the tables is each sequence's."""
+    """Index of each sequence's table."""
 
     @classmethod
     def of(cls, sequences: Sequence[VirtualSequence], block_size: int) -> _Layout:
         counts = np.array([len(item) for item in sequences])
         starts = np.concatenate(([0], counts.cumsum())).astype(np.int32)
-        # Counted from the prompt's beginning: an arange with a jump at each sequence.
+        # Counted from the prompt's start: an arange with a jump at each sequence.
         jumps = np.array([item.start for item in sequences]) - starts[:-1]
         places = np.arange(starts[-1], dtype=np.int64) + np.repeat(jumps, counts)
         prompts = {id(item.blocks): item.blocks for item in sequences}
@@ -204,9 +203,9 @@ class _Layout:
 
 @contextmanager
 def _watched(impl: Any, watch: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Have `watch` called with an attention layer's queries once they have been attended with.
+    """Call `watch` with an attention layer's queries once attention has used them.
 
-    Not by a hook on the module: compiled code calls the layer's implementation directly.
+    Not a hook on the module: compiled code calls the layer's implementation directly.
     """
     attend = impl.forward
 
@@ -233,6 +232,7 @@ def limits_of(builder: Any, scheduler_config: Any) -> PassLimits:
 def _most_sequences(builder: Any, scheduler_config: Any) -> int:
     planned = getattr(builder, "scheduler_metadata", None)
     if isinstance(planned, torch.Tensor):
-        # FlashAttention 3: a counter, and four numbers a sequence, sequences rounded up to four.
+        # FlashAttention 3: one counter, and four numbers per sequence, sequences rounded up to
+        # four.
         return max(1, (int(planned.numel()) - 1) // 16 * 4)
     return int(scheduler_config.max_num_seqs)

@@ -1,7 +1,7 @@
-"""`kv_connector_extra_config`, checked once: every key, its default and what it means.
+"""`kv_connector_extra_config`, checked once: every key, its default and its meaning.
 
-Settings that all engines share come from SEMBLEND_* variables as everywhere; a key
-given here wins over its variable.
+Settings that all engines share come from SEMBLEND_* variables; a key given here overrides
+its variable.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ConnectorOptions(AdapterOptions):
     )
     reuse: ReuseRequests = Field(
         ReuseRequests.ALL,
-        description="Which requests may be given donor K/V: all, or those that opt_in.",
+        description="Which requests may use donor K/V: all, or only those that opt_in.",
     )
     min_similarity: float | None = Field(
         None,
@@ -63,8 +63,7 @@ class ConnectorOptions(AdapterOptions):
         None,
         ge=1,
         description=(
-            "Hole tokens computed in one nested pass; by default max_num_batched_tokens, which is "
-            "also the most that is allowed."
+            "Hole tokens computed in one nested pass. Default and maximum: max_num_batched_tokens."
         ),
     )
     load_threads: int | None = Field(
@@ -72,8 +71,8 @@ class ConnectorOptions(AdapterOptions):
         ge=0,
         le=16,
         description=(
-            "Threads that copy donor K/V beside the engine's steps; 0 copies between steps. By "
-            "default 1 on a GPU and 0 on a CPU."
+            "Threads that copy donor K/V beside the engine's steps; 0 copies between steps. "
+            "Default: 1 on a GPU, 0 on a CPU."
         ),
     )
     capture: CapturePolicy = Field(
@@ -84,18 +83,18 @@ class ConnectorOptions(AdapterOptions):
         0.1, ge=0.0, le=1.0, description="Share of prompts kept when capture is sampled."
     )
     capture_queue: int = Field(
-        8, ge=1, description="Prompts that may wait to be copied; more are not kept."
+        8, ge=1, description="Prompts that may wait to be copied; further ones are not kept."
     )
     host_donor_bytes: int | None = Field(
         None,
         ge=1 << 20,
         description=(
-            "Host memory for donor K/V, for each rank; by default all ranks together take a "
-            "quarter of the machine's, and no more than half of what is free at start."
+            "Host memory for donor K/V, per rank. Default: all ranks together use a quarter of the "
+            "machine's memory, and at most half of what is free at start."
         ),
     )
     disk_donor_bytes: int = Field(
-        0, ge=0, description="Disk space for donor K/V below that, for each rank; 0 is none."
+        0, ge=0, description="Disk space for donor K/V below that, per rank; 0 uses none."
     )
     donor_folder: Path | None = Field(
         None, description="Where donor K/V on disk goes; needed when disk_donor_bytes is not 0."
@@ -108,21 +107,21 @@ class ConnectorOptions(AdapterOptions):
         Raises
         ------
         SettingsError
-            Naming the key and what would be right.
+            Naming the key and what it expects.
         """
         options = cls.from_mapping(values or {})
         if options.disk_donor_bytes and options.donor_folder is None:
-            raise SettingsError(f"{cls.SOURCE}: disk_donor_bytes needs donor_folder to say where")
+            raise SettingsError(f"{cls.SOURCE}: disk_donor_bytes needs donor_folder")
         return options
 
     @property
     def nested(self) -> bool:
-        """Whether holes are computed in passes of our own, which needs our worker class."""
+        """Whether we compute holes in our own passes, which needs our worker class."""
         return self.mode.segmented and self.execution is Execution.NESTED
 
     @property
     def staged(self) -> bool:
-        """Whether holes are computed by ordinary requests, rungs of a ladder."""
+        """Whether ordinary requests compute the holes, as rungs of a ladder."""
         return self.mode.segmented and self.execution is Execution.STAGED
 
     def settings(self, environ: Mapping[str, str] | None = None) -> Settings:
@@ -135,14 +134,14 @@ class ConnectorOptions(AdapterOptions):
         )
         environ = os.environ if environ is None else environ
         if self.nested and variable("strict_prefix_boundary") not in environ:
-            # vLLM goes on from any token, as it does behind every chunk of a prefill, and the
-            # block in which a region ends is private; rounding down would compute up to a block
-            # of tokens that donors have. Staged ladders and exact prefixes need whole blocks.
+            # vLLM can continue from any token, as after every chunk of a prefill, and the block in
+            # which a region ends is private. Rounding down would compute up to a block of tokens
+            # that donors have. Staged ladders and exact prefixes need whole blocks.
             overrides["strict_prefix_boundary"] = False
         return Settings.from_env(environ, **overrides)
 
     def unheeded(self, environ: Mapping[str, str] | None = None) -> str:
-        """Which settings and keys were given and do nothing under these options; empty if none."""
+        """Settings and keys that were given but do nothing under these options; empty if none."""
         if self.provider is Provider.SEMBLEND:
             return ""
         keys = ("min_similarity", "embedder_type")

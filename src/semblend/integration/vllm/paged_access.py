@@ -1,11 +1,11 @@
-"""Reading and writing K/V of single tokens in vLLM's paged cache, whatever its layout.
+"""Reads and writes K/V of single tokens in vLLM's paged cache, whatever its layout.
 
-Backends pack a block's interior as their kernels like it (the CPU backend packs K
-by instruction set), so where a number lies is found out, not assumed: known numbers are
-written into a scratch block with the backend's own `do_kv_cache_update`, and where each of
-them lands is where it is read from. Where these places are strides, as on GPUs, the cache
-is a pool like any other (`kv.paged_kv`) and one kernel reads and writes all layers; where
-they are not, writing goes through that same call, layer by layer.
+Backends arrange the inside of a block to suit their kernels (the CPU backend packs K by
+instruction set), so the layout is probed, not assumed: known numbers are written into a
+scratch block with the backend's own `do_kv_cache_update`, and the places where they land are
+where they are read from. If these places form strides, as on GPUs, the cache is a pool like
+any other (`kv.paged_kv`) and one kernel reads and writes all layers. If not, writing goes
+through that same call, layer by layer.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from semblend.kv.paged_kv import PagedKv
 from semblend.kv.span_batch import Destination
 
 _BASE = 64
-"""Digits below this are exact in every cache type, float16 and bfloat16 included."""
+"""Digits below this are exact in every cache type, including float16 and bfloat16."""
 
 
 class PagedAccess:
     """Token-wise access to the K/V of all attention layers.
 
-    Tensors of tokens are [tokens, kv_heads, head_dim]; a slot is
+    Token tensors are [tokens, kv_heads, head_dim]; a slot is
     block * block_size + offset.
     """
 
     scratch_block = 1
-    """Block 0 is vLLM's null block. Nothing is cached yet when proofs are made."""
+    """Block 0 is vLLM's null block. Nothing is cached yet when the layout is probed."""
 
     def __init__(self, layers: dict[str, Any], *, block_size: int) -> None:
-        """Learn the layout from the layers, whose caches are allocated.
+        """Learn the layout from layers whose caches are allocated.
 
         Raises
         ------
         UnsupportedModelError
-            If layers differ in shape, or a block does not hold each number once.
+            If layers differ in shape, or a block does not hold each number exactly once.
         """
         if not layers:
             raise UnsupportedModelError("the engine has no attention layers with a K/V cache")
@@ -53,14 +53,14 @@ class PagedAccess:
         self.dtype, self.device = first.kv_cache.dtype, first.kv_cache.device
         for name, layer in layers.items():
             if layer.kv_cache.shape != first.kv_cache.shape or layer.kv_cache.dtype != self.dtype:
-                raise UnsupportedModelError(f"layer {name}: its K/V cache differs from the first")
+                raise UnsupportedModelError(f"layer {name}: its K/V cache differs from layer 0's")
         self._places = self._probe(first)
         self.pool: PagedKv | None = strided_pool(
             [layer.kv_cache for layer in self.layers],
             self._places,
             shape=(block_size, self.kv_heads, self.head_dim),
         )
-        """The cache by strides; None where only the backend knows its way about it."""
+        """The cache as strides; None if only the backend can address it."""
 
     @property
     def destination(self) -> Destination:
@@ -69,17 +69,17 @@ class PagedAccess:
 
     @property
     def layer_count(self) -> int:
-        """Layers that hold K/V."""
+        """Layers with K/V."""
         return len(self.layers)
 
     @property
     def slot_count(self) -> int:
-        """Tokens the cache has room for."""
+        """Capacity of the cache in tokens."""
         return self.blocks * self.block_size
 
     @property
     def head_shape(self) -> tuple[int, int]:
-        """K/V heads of this rank, and numbers a head."""
+        """K/V heads of this rank, and the head dimension."""
         return self.kv_heads, self.head_dim
 
     @property
@@ -101,7 +101,7 @@ class PagedAccess:
     def write(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
     ) -> None:
-        """Put K and V of tokens into their slots."""
+        """Write K and V of tokens into their slots."""
         module = self.layers[layer]
         module.impl.do_kv_cache_update(module, keys, values, module.kv_cache, slots)
 
@@ -128,14 +128,14 @@ class PagedAccess:
         return result
 
     def _read_into(self, result: torch.Tensor, layer: Any, blocks: torch.Tensor, skip: int) -> None:
-        """Fill [2, tokens, kv_heads, head_dim] from a layer's blocks, `skip` tokens in."""
+        """Fill [2, tokens, kv_heads, head_dim] from a layer's blocks, skipping `skip` tokens."""
         flat = layer.kv_cache.index_select(0, blocks).flatten(1)
         for part, places in enumerate(self._places):
             tokens = flat.index_select(1, places).view(-1, self.kv_heads, self.head_dim)
             result[part] = tokens[skip : skip + result.shape[1]]
 
     def _probe(self, layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where in a block's numbers K and V of each (offset, head, dim) are."""
+        """Find where in a block K and V of each (offset, head, dim) are."""
         shape = (2, self.block_size, self.kv_heads, self.head_dim)
         count = 2 * self.block_size * self.kv_heads * self.head_dim
         numbers = torch.arange(count, device=self.device).view(shape)
@@ -168,17 +168,17 @@ def strided_pool(
     *,
     shape: tuple[int, int, int],
 ) -> PagedKv | None:
-    """The caches as views a number is found in by adding up strides; None if it is not so.
+    """The caches as strided views; None if the layout has no strides.
 
     Parameters
     ----------
     caches
-        A layer each, blocks along the first dimension, whatever their strides.
+        One per layer, blocks along the first dimension, with any strides.
     places
-        For K and for V where in a block's numbers, counted in the order of the cache's
-        dimensions, each (offset, head, number) is.
+        For K and V, where each (offset, head, number) is among a block's numbers, counted
+        in the order of the cache's dimensions.
     shape
-        Tokens a block, heads, numbers a head.
+        Tokens per block, heads, numbers per head.
     """
     views: list[tuple[torch.Tensor, ...]] = []
     for part in places:
@@ -201,11 +201,11 @@ def strided_pool(
     try:
         return PagedKv(keys=views[0], values=views[1])
     except PlanError:
-        return None  # K and V, or layers, do not lie alike
+        return None  # K and V, or layers, are laid out differently
 
 
 def _strides(cache: torch.Tensor, places: SlotArray) -> tuple[int, tuple[int, ...]] | None:
-    """Where a block's first number is in memory and the strides from there, if strides they are."""
+    """Where a block's first number is in memory and the strides from there, if there are any."""
     inside = np.unravel_index(places, cache.shape[1:])
     strides = cache.stride()[1:]
     at = sum(index * stride for index, stride in zip(inside, strides, strict=True))
@@ -219,5 +219,5 @@ def _strides(cache: torch.Tensor, places: SlotArray) -> tuple[int, tuple[int, ..
         step * np.arange(size).reshape([-1 if at == axis else 1 for at in range(3)])
         for axis, (step, size) in enumerate(zip(steps, memory.shape, strict=True))
     )
-    # Backwards is no stride a tensor can have.
+    # A tensor cannot have negative strides.
     return (start, steps) if np.array_equal(memory, straight) and min(steps) >= 0 else None

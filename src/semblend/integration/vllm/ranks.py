@@ -1,4 +1,4 @@
-"""What the tensor-parallel ranks must agree on: passes have collectives, all run them or none."""
+"""What tensor-parallel ranks must agree on: passes use collectives, so all run them or none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class TensorParallelRanks:
-    """This rank among those that share one model. Every rank makes the same calls in order."""
+    """This rank among those of one model. Every rank makes the same calls in the same order."""
 
     def __init__(self, config: Any) -> None:
         self._count = int(config.parallel_config.tensor_parallel_size)
@@ -23,7 +23,7 @@ class TensorParallelRanks:
         return [bool(flag) for flag in agreed.tolist()]
 
     def summed(self, values: torch.Tensor) -> torch.Tensor:
-        """A tensor on the host, added up over the ranks in place."""
+        """Sum a host tensor over the ranks, in place."""
         if self._count > 1:
             torch.distributed.all_reduce(values, group=_host_group())
         return values

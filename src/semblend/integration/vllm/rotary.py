@@ -1,4 +1,4 @@
-"""The rows vLLM rotates K with, taken from the engine itself."""
+"""The table vLLM rotates K with, taken from the engine itself."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from semblend.kv.rotary_table import RotaryTable
 
 
 def table_from_model(model: torch.nn.Module) -> RotaryTable:
-    """Rows of the model's one rotary module.
+    """The table of the model's only rotary module.
 
     Raises
     ------
     UnsupportedRotaryError
-        If there is none, several that differ, or one of a kind that K cannot follow.
+        If there is none, several that differ, or one whose K cannot be moved.
     """
     return table_of(rotary_module(model)).to("cpu")
 
 
 def table_from_config(vllm_config: Any) -> RotaryTable:
-    """Rows of the module vLLM makes from the model's configuration.
+    """The table of the module vLLM makes from the model's configuration.
 
-    For modes that run without our worker class. vLLM keeps one module for equal
+    For modes that run without our worker class. vLLM shares one module between equal
     configurations, so this is the very module the model uses.
     """
     from vllm.config import set_current_vllm_config

@@ -1,4 +1,4 @@
-"""Several samples of one prompt (`n` > 1): vLLM makes a request of each, `0_ID`, `1_ID`, …"""
+"""Several samples of one prompt (`n` > 1): vLLM turns each into a request, `0_ID`, `1_ID`, …"""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _CHILD = re.compile(r"\d+_(?P<parent>.+)", re.DOTALL)
 
 
 def samples_of(request: Any, live: Iterable[Any]) -> int:
-    """Live requests that sample the same prompt as this one for the same caller, itself included.
+    """Live requests that sample this request's prompt for the same caller, including itself.
 
-    An id that only looks like a sample's has no siblings with the same prompt.
+    An id that merely looks like a sample's has no siblings with the same prompt.
     """
     parent = _parent(request)
     if parent is None:

@@ -1,4 +1,4 @@
-"""vLLM's scheduler, as the shared scheduler side asks for it."""
+"""vLLM's scheduler, as the shared scheduler side needs it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class VllmRequest:
         self._chain: PrivateChain | None = None
 
     def make_private(self, first_approximate_token: int) -> None:
-        """Block hashes that nobody else can compute, from here on."""
+        """Replace block hashes from here on with ones nobody else can compute."""
         if self._chain is None:
             self._chain = PrivateChain(
                 self.request,
@@ -39,18 +39,18 @@ class VllmRequest:
             )
 
     def undo_private(self) -> None:
-        """The hashes that were replaced."""
+        """Restore the replaced hashes."""
         if self._chain is not None:
             self._chain.undo()
             self._chain = None
 
     def keep_private(self) -> None:
-        """The chain stays for the request's whole life."""
+        """Keep the chain for the request's whole life."""
         if self._chain is not None:
             self._chain.keep()
 
     def tell_cached(self, *, exact_tokens: int, reused_tokens: int) -> None:
-        """Correct what vLLM reports as cached: it counts every claimed token."""
+        """Correct what vLLM reports as cached, because it counts every claimed token."""
         stats = getattr(self.request, "prefill_stats", None)
         if stats is not None:
             stats.set(
@@ -80,29 +80,28 @@ class VllmRequest:
         return outputs
 
     def free_blocks(self) -> None:
-        """Its blocks go back to vLLM's pool."""
+        """Return its blocks to vLLM's pool."""
         self._port.manager.free(self.request)
 
 
 class VllmScheduler:
-    """Answers for vLLM's scheduler and its cache manager."""
+    """Represents vLLM's scheduler and its cache manager."""
 
     def __init__(self, setup: VllmSetup) -> None:
         self._setup = setup
         self.hash_block_size = setup.hash_block_size
         self.manager: Any = None
-        """vLLM makes its cache manager after the connector."""
+        """Set later: vLLM creates its cache manager after the connector."""
 
     def request_id(self, native: Any) -> str:
-        """The engine's id."""
         return str(native.request_id)
 
     def handle(self, native: Any) -> VllmRequest:
-        """What deals with one of vLLM's requests."""
+        """Wrap one of vLLM's requests."""
         return VllmRequest(native, self)
 
     def arrival(self, native: Any) -> Arrival[VllmRequest]:
-        """What a new request is to us."""
+        """A new request as the shared side sees it."""
         options, handle = self._setup.options, self.handle(native)
         user_salt, ladder_id = native.cache_salt, None
         if options.staged:
@@ -123,12 +122,12 @@ class VllmScheduler:
         )
 
     def blocks_of(self, request_id: str) -> tuple[int, ...]:
-        """The request's blocks in vLLM's one cache group."""
+        """The request's blocks in vLLM's only cache group."""
         (block_ids,) = self.manager.get_block_ids(request_id)
         return tuple(block_ids)
 
     def borrow(self, count: int, *, keep_free: float) -> Loan | None:
-        """Blocks of vLLM's own pool."""
+        """Borrow blocks from vLLM's own pool."""
         pool = self.manager.block_pool
         if pool.get_num_free_blocks() - count < keep_free * pool.num_gpu_blocks:
             return None
@@ -136,7 +135,7 @@ class VllmScheduler:
         return Loan(block_ids=tuple(block.block_id for block in blocks), blocks=blocks)
 
     def give_back(self, loan: Loan) -> None:
-        """They are free again."""
+        """Free borrowed blocks."""
         self.manager.block_pool.free_blocks(reversed(loan.blocks))
 
 
@@ -150,7 +149,7 @@ def step_of(scheduled: Any) -> Step:
 
 
 def _computes(scheduled: Any) -> Iterator[tuple[str, int]]:
-    """Read only when it is asked for: whatever is odd about it must not hold up the loads."""
+    """Read lazily: an oddity in it must not hold up the loads."""
     for new in scheduled.scheduled_new_reqs:
         tokens = scheduled.num_scheduled_tokens[new.req_id]
         yield new.req_id, new.num_computed_tokens + tokens

@@ -1,4 +1,4 @@
-"""What a VllmConfig says to the scheduler's side, worked out once at start."""
+"""What the scheduler side needs from a VllmConfig, computed once at start."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class VllmSetup:
 
     @property
     def running(self) -> RunningMode:
-        """Which mode really runs, and why."""
+        """The mode that really runs, and why."""
         return RunningMode.of(
             self.asked.mode,
             given="mode" in self.asked.model_fields_set,

@@ -1,6 +1,6 @@
-"""The counters, through vLLM's own statistics and Prometheus hooks.
+"""Exports the counters through vLLM's own statistics and Prometheus hooks.
 
-vLLM itself reports every claimed token as an external cache hit, these counters do not.
+vLLM itself reports every claimed token as an external cache hit; these counters do not.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from semblend.integration.vllm.options import ConnectorOptions
 
 @dataclass
 class SemBlendStats(Stats, KVConnectorStats):
-    """What happened since the last time vLLM asked."""
+    """What happened since vLLM last asked."""
 
     def aggregate(self, other: KVConnectorStats) -> SemBlendStats:
-        """Both together."""
         return SemBlendStats(data=self.merged(other.data))
 
     def reduce(self) -> dict[str, int | float]:
@@ -33,7 +32,7 @@ class SemBlendStats(Stats, KVConnectorStats):
 
 
 class SemBlendPromMetrics(KVConnectorPromMetrics):
-    """The counters in vLLM's /metrics, named as vLLM names its connectors' metrics."""
+    """The counters in vLLM's /metrics, named like those of other vLLM connectors."""
 
     def __init__(
         self,
@@ -69,13 +68,13 @@ class SemBlendPromMetrics(KVConnectorPromMetrics):
             for name, (text, buckets) in VALUES.items()
         }
         self._mode = self._gauge(MODE, MODE_TEXT, MODE)
-        # Without values until the scheduler's first word: 0 would say that nothing is certified.
+        # No values before the scheduler's first report: 0 would say that nothing is certified.
         self._gauges = {name: self._gauge(name, text) for name, text in ADAPTER_GAUGES.items()}
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         mode = ConnectorOptions.from_extra_config(extra).mode
         for engine in per_engine_labelvalues:
             self._mode.labels(*per_engine_labelvalues[engine], mode.value).set(1)
-            # A scrape before the first request has them at 0.
+            # So that a scrape before the first request shows them at 0.
             for source in (*TOKEN_SOURCES, REUSABLE):
                 self._labelled["tokens"].labels(*per_engine_labelvalues[engine], source)
             for metric in (

@@ -18,8 +18,8 @@ from semblend.integration.vllm.versions import judge
 
 WORKER_CLASS = "semblend.integration.vllm.worker.SemBlendWorker"
 _BEAM = re.compile(r"-beam-\d+(-[0-9a-f]+)?$")
-"""Ids of the server's beam search. Every step of every beam is a request of its own, which would
-load the prompt again; computed, all of them share it through vLLM's own prefix cache."""
+"""Request ids of the server's beam search. Every step of every beam is a separate request that
+would load the prompt again; if computed, they all share it through vLLM's prefix cache."""
 CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
@@ -81,7 +81,7 @@ _FEATURES: Features = (
 
 
 def engine_refusals(config: Any, options: ConnectorOptions) -> list[Refusal]:
-    """Everything in a VllmConfig under which donor K/V must not be loaded."""
+    """Everything in a VllmConfig that rules out loading donor K/V."""
     refusals = refused_features(_FEATURES, config)
     dtype = str(config.cache_config.cache_dtype)
     if dtype not in CACHE_DTYPES:
@@ -99,7 +99,7 @@ def engine_refusals(config: Any, options: ConnectorOptions) -> list[Refusal]:
         refusals.append(
             Refusal(
                 feature=f"kv_load_failure_policy={transfer.kv_load_failure_policy!r}",
-                remedy='set "kv_load_failure_policy": "recompute", or a failed load fails requests',
+                remedy='set "kv_load_failure_policy": "recompute"; or a failed load fails requests',
             )
         )
     if transfer.kv_role != "kv_both":
@@ -121,42 +121,42 @@ def _stores_kv_quantised(config: Any) -> bool:
 
 
 def offloading_refusals(kv_offloading_size: float | None) -> list[Refusal]:
-    """Nothing unless vLLM is told to offload K/V itself: it then takes another connector."""
+    """Refused if vLLM offloads K/V itself, because it then uses another connector."""
     if kv_offloading_size is None:
         return []
     return [
         Refusal(
             feature="--kv-offloading-size",
             remedy=(
-                "vLLM replaces kv_connector by its offloading connector and SemBlend is never "
-                "asked; leave it out, host_donor_bytes says how much host memory donors get"
+                "vLLM replaces kv_connector with its offloading connector and never asks SemBlend; "
+                "drop it and set host_donor_bytes to give donors host memory"
             ),
         )
     ]
 
 
 def sharing_refusal(group: Any, own: Any) -> Refusal:
-    """What a MultiConnector is told that has `own` among others, which are named."""
+    """The refusal of a MultiConnector that has `own` among others, which it names."""
     others = (type(one).__name__ for one in getattr(group, "_connectors", ()) if one is not own)
     named = ", ".join(dict.fromkeys(others)) or "others"
     return Refusal(
         feature=f"MultiConnector with {named}",
         remedy=(
-            "connectors that key K/V by token ids, LMCache's among them, would store approximate "
+            "connectors that key K/V by token ids, such as LMCache's, would store approximate "
             "K/V as exact; make SemBlend the only connector, or use mode discovery_only"
         ),
     )
 
 
 def version_refusals(version: str) -> list[Refusal]:
-    """Nothing for a version whose contract is known."""
+    """Empty for a version whose contract is known."""
     if judge(version).supported:
         return []
-    return [Refusal(feature=f"vLLM {version}", remedy="its connector contract is not known here")]
+    return [Refusal(feature=f"vLLM {version}", remedy="its connector contract is not known")]
 
 
 def cache_refusals(kv_cache_config: Any) -> list[Refusal]:
-    """Everything in a KVCacheConfig under which donor K/V must not be loaded."""
+    """Everything in a KVCacheConfig that rules out loading donor K/V."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     groups = kv_cache_config.kv_cache_groups
@@ -178,7 +178,7 @@ def cache_refusals(kv_cache_config: Any) -> list[Refusal]:
 
 
 def layer_refusals(layers: Iterable[Any]) -> list[Refusal]:
-    """Everything in the attention layers themselves that was not proven."""
+    """Everything in the attention layers that was not proven."""
     refusals: dict[str, Refusal] = {}
     for layer in layers:
         impl = layer.impl
@@ -197,7 +197,7 @@ def layer_refusals(layers: Iterable[Any]) -> list[Refusal]:
 
 
 def request_refusal(request: Any) -> str | None:
-    """Why this request's K/V may be neither reused nor donated, if so."""
+    """Why this request's K/V may be neither reused nor donated; None if it may."""
     if request.prompt_token_ids is None or request.prompt_embeds is not None:
         return "prompt_embeds"
     if request.pooling_params is not None:
@@ -230,7 +230,7 @@ def _worker_refusals(worker_cls: Any) -> list[Refusal]:
 
 
 def _is_our_worker(worker_cls: Any) -> bool:
-    """Whether it is a subclass of ours, which may be named by text."""
+    """Whether it is a subclass of ours, possibly given as text."""
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
     try:

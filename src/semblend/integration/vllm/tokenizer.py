@@ -1,4 +1,4 @@
-"""The tokenizer of the model vLLM serves: where sentences end, and texts of tokens."""
+"""The tokenizer of the served model: sentence ends, and texts of tokens."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ logger = logging.getLogger("vllm.semblend")
 
 
 def boundaries_of(model_config: Any) -> Boundaries | None:
-    """Sentence boundaries of the model's vocabulary; None where its tokenizer cannot say."""
+    """Sentence boundaries of the model's vocabulary; None if they cannot be found."""
     if model_config.skip_tokenizer_init:
         return None
     return sentence_ends.boundaries_of(lambda: _tokenizer(model_config), logger)
 
 
 def decoder_of(model_config: Any) -> Decoder:
-    """What makes texts of tokens."""
+    """Decodes tokens to text."""
     tokenizer = _tokenizer(model_config)
     return lambda tokens: str(tokenizer.decode(tokens.tolist()))
 

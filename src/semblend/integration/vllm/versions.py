@@ -1,8 +1,8 @@
 """Which vLLM this adapter was written for; another minor version is refused.
 
-The connector interface calls itself experimental and changes between minor
-versions, so "newer" is not "compatible". `tests/integration/vllm/contracts` holds
-the base class's signatures of every version named here.
+The connector interface calls itself experimental and changes between minor versions, so
+"newer" does not mean "compatible". `tests/integration/vllm/contracts` holds the base class's
+signatures for every version named here.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import re
 from dataclasses import dataclass
 
 SUPPORTED = {"0.30": "run", "0.31": "run", "0.32": "run"}
-"""Minor versions, and whether the tests ran on one or its contract was compared only."""
+"""Minor versions, and whether tests ran on them or only the contract was compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionVerdict:
-    """What is known about one version of vLLM."""
+    """What is known about one vLLM version."""
 
     version: str
     minor: str
     supported: bool
     verified: bool
-    """Whether this adapter's tests were run on it."""
+    """Whether this adapter's tests ran on it."""
 
 
 def judge(version: str) -> VersionVerdict:
@@ -38,7 +38,7 @@ def judge(version: str) -> VersionVerdict:
 
 
 def installed() -> VersionVerdict:
-    """The verdict on the vLLM that is installed here."""
+    """The verdict on the installed vLLM."""
     import vllm
 
     return judge(vllm.__version__)

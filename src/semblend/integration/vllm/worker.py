@@ -1,9 +1,9 @@
 """`--worker-cls semblend.integration.vllm.worker.SemBlendWorker`.
 
-vLLM's connector interface gives a worker-side connector neither the model nor word of what is
-done to it between steps. A worker class is a documented setting; this one is vLLM's own worker
-for the platform, hands its runner to the connector once the K/V cache exists, and tells it when
-weights change and before the cache is unmapped.
+vLLM's connector interface gives a worker-side connector neither the model nor news about
+changes to it between steps. A worker class is a documented setting. This one is vLLM's own
+worker for the platform; it passes its runner to the connector once the K/V cache exists, and
+reports weight changes and when the cache is about to be unmapped.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ CHANGING_METHODS = (
     "update_weights",
     "finish_weight_update",
 )
-"""Of vLLM's workers, 0.30 to 0.32; not every version and platform has all of them."""
+"""Methods of vLLM's workers, 0.30 to 0.32; not every version and platform has them all."""
 
 
 class SemBlendWorker(PlatformWorker):
-    """vLLM's worker, which also hands its model runner to the connector."""
+    """vLLM's worker, which also passes its model runner to the connector."""
 
     hands_model_to_connector = True
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        """Make vLLM's worker.
+        """Create vLLM's worker.
 
         Raises
         ------
@@ -61,7 +61,7 @@ class SemBlendWorker(PlatformWorker):
             logger.warning("SemBlend does nothing: %s", "; ".join(map(str, refusals)))
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
-        """Allocate the K/V cache as ever, then hand the runner over."""
+        """Allocate the K/V cache as usual, then pass the runner on."""
         super().initialize_from_config(kv_cache_config)
         _tell("bind_model_runner", self.model_runner)
 
@@ -84,7 +84,7 @@ def _tell(method: str, *arguments: Any) -> None:
 
 
 def _changing(name: str) -> Callable[..., Any]:
-    """One of vLLM's methods that change weights; one that fails may have changed some."""
+    """Wrap a vLLM method that changes weights; even a failed one may have changed some."""
     original = getattr(PlatformWorker, name)
 
     @functools.wraps(original)
@@ -98,7 +98,7 @@ def _changing(name: str) -> Callable[..., Any]:
 
 
 def _unmapping(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of vLLM's that gives the K/V cache's memory away."""
+    """Wrap a vLLM method that releases the K/V cache's memory."""
 
     @functools.wraps(original)
     def method(self: Any, *arguments: Any, **options: Any) -> Any:

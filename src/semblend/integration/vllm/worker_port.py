@@ -1,4 +1,4 @@
-"""vLLM's worker, as the shared worker side asks for it."""
+"""vLLM's worker, as the shared worker side needs it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from semblend.integration.worker.side import WorkerSetup, WorkerSide
 
 
 def worker_setup(config: Any, options: ConnectorOptions) -> WorkerSetup:
-    """What a VllmConfig says to the worker's side."""
+    """What the worker side needs from a VllmConfig."""
     return WorkerSetup(
         loads=options.mode.loads,
         nested=options.nested,
@@ -38,7 +38,7 @@ def worker_setup(config: Any, options: ConnectorOptions) -> WorkerSetup:
 def attach(
     side: WorkerSide, config: Any, kv_caches: dict[str, torch.Tensor], *, nested: bool
 ) -> None:
-    """The K/V cache is allocated: learn its layout.
+    """Learn the layout of the K/V cache, which is now allocated.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def attach(
 
 
 def bind(side: WorkerSide, config: Any, runner: Any) -> None:
-    """Our worker class hands the model over."""
+    """Receive the model from our worker class."""
     model = runner.get_model()
 
     def passes(access: KvAccess) -> NestedPass:
@@ -70,7 +70,7 @@ def bind(side: WorkerSide, config: Any, runner: Any) -> None:
 
 
 def _tp_place() -> tuple[int, int]:
-    """This worker's rank, and how many there are."""
+    """This worker's rank, and the number of ranks."""
     from vllm.distributed.parallel_state import (
         get_tensor_model_parallel_rank,
         get_tensor_model_parallel_world_size,

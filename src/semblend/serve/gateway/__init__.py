@@ -1,1 +1,1 @@
-"""An OpenAI-compatible gateway that sends each request where it starts first."""
+"""An OpenAI-compatible gateway that sends each request to the worker that can start it first."""

@@ -1,4 +1,4 @@
-"""The gateway's application: routes, lifetime, and how the parts are wired."""
+"""The gateway's application: routes, lifetime and wiring."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def create_gateway(
     *,
     caches: FollowedCaches | None = None,
 ) -> FastAPI:
-    """A gateway over `directory`, which somebody else keeps fed, as are `caches`.
+    """Create a gateway over `directory` and `caches`, which the caller keeps up to date.
 
     Raises
     ------
     SettingsError
-        If there is no secret the fleet could share, the key file cannot be used, or the router
-        is not known.
+        If the fleet has no shared secret, the key file cannot be used, or the router is
+        unknown.
     """
     authenticator = Authenticator(options)
     timeout = httpx.Timeout(options.read_timeout_s, connect=options.connect_timeout_s)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
-    # Proxies of the environment are for the outside world, not for the workers.
+    # The environment's proxies are for outside hosts, not for the workers.
     client = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
     pool = WorkerPool(options, client)
     metrics = GatewayMetrics(directory, pool, caches)
@@ -96,7 +96,7 @@ def create_gateway(
     @app.post("/v1/chat/completions")
     @app.post("/v1/completions")
     async def generate(http: Request) -> Response:
-        """Place a request and pass it on."""
+        """Place a request and forward it."""
         raw = await http.body()
         placed = await placer.place(_json(raw), http.headers, tenant=_tenant(http))
         metrics.lookup.observe(placed.lookup_s)
@@ -104,9 +104,9 @@ def create_gateway(
 
     @app.post("/semblend/placement")
     async def explain(http: Request) -> JSONResponse:
-        """What would be done with this body, and why; nothing is sent anywhere.
+        """Show how this body would be placed and why, without sending it anywhere.
 
-        Shows every worker's load, so with API keys it needs an admin's.
+        Shows every worker's load, so with API keys it needs an admin key.
         """
         require_admin(http.state.caller)
         placed = await placer.place(_json(await http.body()), http.headers, tenant=_tenant(http))
@@ -130,7 +130,7 @@ def create_gateway(
     @app.get("/health")
     @app.get("/health/ready")
     async def health() -> JSONResponse:
-        """Ready while a worker is."""
+        """Ready while at least one worker is."""
         well = [worker.worker_id for worker in pool.workers.values() if worker.healthy]
         ready = bool(well)
         body = {"status": "ok" if ready else "no_worker", "healthy_workers": len(well)}
@@ -138,12 +138,12 @@ def create_gateway(
 
     @app.get("/health/live")
     async def live() -> JSONResponse:
-        """Whether the process answers at all."""
+        """Whether the process responds at all."""
         return JSONResponse({"status": "ok"})
 
     @app.get("/metrics")
     async def scrape(http: Request) -> Response:
-        """Prometheus metrics. They add up all tenants, so with API keys they need an admin's."""
+        """Prometheus metrics. They cover all tenants, so with API keys they need an admin key."""
         require_admin(getattr(http.state, "caller", None))
         text, content_type = metrics.render()
         return Response(text, headers={"content-type": content_type})
@@ -159,12 +159,12 @@ def create_gateway(
 
 
 def _tenant(http: Request) -> str | None:
-    """Whose prompt it is.
+    """The prompt's tenant.
 
     Raises
     ------
     ApiError
-        400 where the header that should say so is missing.
+        400 if the header that should name it is missing.
     """
     caller: Caller = http.state.caller
     require_tenant(caller)
@@ -172,7 +172,7 @@ def _tenant(http: Request) -> str | None:
 
 
 def _json(raw: bytes) -> dict[str, Any]:
-    """The body, or nothing: what is wrong with it is the worker's to say."""
+    """The parsed body, or an empty one: the worker reports what is wrong with it."""
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""Sending a request to a worker and its answer back, byte for byte as it comes.
+"""Forwards a request to a worker and streams the answer back unchanged.
 
-Another worker is tried only if the connection to one could not be made: a request that
-may have been read is never sent twice. The one exception is a pin of ours that a router behind
-the gateway could not honour.
+Another worker is tried only if no connection could be made: a request that may have been
+read is never sent twice. The one exception is our own pin, if a router behind the gateway
+could not honor it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _HOP_BY_HOP = frozenset(
     ]
 )
 _PIN_REFUSED = frozenset([400, 500, 503])
-"""What Dynamo answers when a pinned instance is unknown or has just died. The pin was ours, so
-the request is sent again without it; one that is wrong by itself is refused again."""
+"""What Dynamo answers if a pinned instance is unknown or has just died. We set the pin, so
+the request is sent again without it; a request that is wrong in itself fails again."""
 ROUTES = {
     Choice.DONOR: "semantic_placement",
     Choice.TRANSFER: "semantic_placement",
@@ -48,7 +48,7 @@ ROUTES = {
 
 
 class Forwarder:
-    """Passes requests on."""
+    """Forwards requests to workers."""
 
     def __init__(
         self,
@@ -59,14 +59,14 @@ class Forwarder:
         pin_header: str = "",
         affinity: RouterAffinity | None = None,
     ) -> None:
-        """Pass requests on to workers, or through a router that stands before them.
+        """Forward requests to workers directly, or through a router in front of them.
 
         Parameters
         ----------
         pin_header
-            The router takes a worker's name in this header.
+            The router accepts a worker's name in this header.
         affinity
-            The router takes no name, but keeps requests of one key together.
+            The router accepts no name, but keeps requests with the same key together.
         """
         self._pin_header = pin_header
         self._affinity = affinity
@@ -77,7 +77,7 @@ class Forwarder:
     async def forward(self, http: Request, body: bytes, placed: Placed) -> Response:
         """The answer of the chosen worker, or of the next one that can be reached."""
         order = self._order(placed.placement)
-        # Behind another router, a pin that it cannot honour is taken back once.
+        # Behind another router, drop a pin that it cannot honor, once.
         for attempt, worker in enumerate([*order, order[0]] if self._pin_header else order):
             if attempt:
                 self._metrics.retries.inc()
@@ -92,7 +92,7 @@ class Forwarder:
             except httpx.HTTPError as error:
                 raise ApiError(
                     502,
-                    f"worker {worker.worker_id} broke off ({type(error).__name__})",
+                    f"worker {worker.worker_id} closed the connection ({type(error).__name__})",
                     code="worker_failed",
                 ) from error
             if pin and self._pin_header and reply.status_code in _PIN_REFUSED:
@@ -102,7 +102,7 @@ class Forwarder:
         raise ApiError(503, "no worker can be reached", code="no_worker", retry_after_s=2)
 
     def _order(self, placement: Placement) -> list[PooledWorker]:
-        """The chosen worker, then the healthy ones by load, then the others: they may be back."""
+        """The chosen worker, then healthy ones by load, then the others, which may be back."""
         workers = self._pool.workers
         chosen = placement.option.worker_id if placement.option is not None else ""
         return sorted(
@@ -111,9 +111,9 @@ class Forwarder:
         )
 
     def _headers(self, worker: PooledWorker, http: Request, *, pin: bool) -> list[tuple[str, str]]:
-        """The caller's headers and, where a router has to be told, ours.
+        """The caller's headers, plus ours if a router needs them.
 
-        A choice wins over the caller's own session key: the key says which requests belong
+        Our choice overrides the caller's session key: the key says which requests belong
         together, the choice says where their K/V is.
         """
         ours = {"x-request-id": http.state.request_id}
@@ -140,7 +140,7 @@ class Forwarder:
         return await self._client.send(request, stream=True)
 
     def _answered_by(self, worker: PooledWorker, reply: httpx.Response) -> str:
-        """Who answered: behind a router that decides for itself, the worker's own word."""
+        """Who answered. Behind a router that decides for itself, ask the worker."""
         if self._affinity is None:
             return worker.worker_id
         name: str = reply.headers.get(HEADER, "")
@@ -153,7 +153,7 @@ class Forwarder:
         self, worker: PooledWorker, reply: httpx.Response, placed: Placed, retries: int
     ) -> Response:
         name = self._answered_by(worker, reply)
-        # A choice that could not be kept is not claimed.
+        # Do not claim a choice that could not be kept.
         kept = not retries and name == worker.worker_id
         choice = placed.placement.choice if kept else Choice.ROUTER
         self._metrics.placements.labels(choice.value).inc()
@@ -163,7 +163,7 @@ class Forwarder:
             self._metrics.confirmed.labels(outcome).inc()
         headers = {name: value for name, value in reply.headers.items() if name not in _HOP_BY_HOP}
         if reply.is_success:
-            # Somebody the worker turns away must not learn what the directory knows.
+            # A caller whom the worker rejects must not learn what the directory knows.
             headers.update(_route_headers(name, choice, placed, retries))
         return StreamingResponse(
             _passed_on(worker, reply), status_code=reply.status_code, headers=headers

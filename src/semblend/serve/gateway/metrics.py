@@ -1,4 +1,4 @@
-"""What a gateway tells Prometheus. A placement is a router's choice; confirmation is a worker's."""
+"""The gateway's Prometheus metrics. The router chooses a placement; the worker confirms it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOOKUP_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.
 
 
 class GatewayMetrics:
-    """Everything a gateway's `/metrics` says."""
+    """Everything on a gateway's `/metrics`."""
 
     def __init__(
         self, directory: Directory, pool: WorkerPool, caches: FollowedCaches | None = None
@@ -27,7 +27,7 @@ class GatewayMetrics:
         self.registry = CollectorRegistry()
         self.placements = Counter(
             "semblend:placements",
-            "Requests by what the gateway chose by.",
+            "Requests by the evidence the gateway chose by.",
             ["choice"],
             registry=self.registry,
         )
@@ -76,7 +76,7 @@ class GatewayMetrics:
 
 
 class _FleetCollector(Collector):
-    """Gauges read from the directory and the pool when somebody scrapes."""
+    """Gauges read from the directory and the pool at scrape time."""
 
     def __init__(
         self, directory: Directory, pool: WorkerPool, caches: FollowedCaches | None
@@ -86,21 +86,19 @@ class _FleetCollector(Collector):
         self._caches = caches
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing up front."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """One snapshot."""
         stats = self._directory.stats()
         for name, text, value in (
             ("directory_donors", "Donors the directory knows.", stats.donors),
             ("directory_ranks", "Ranks ever heard of.", stats.ranks),
             ("directory_suspended_ranks", "Ranks that are silent.", stats.suspended_ranks),
-            ("directory_ranks_in_doubt", "Ranks asked to start anew.", stats.ranks_in_doubt),
+            ("directory_ranks_in_doubt", "Ranks asked to resend everything.", stats.ranks_in_doubt),
             ("directory_bytes", "Byte cap of the index.", stats.index_bytes),
             ("directory_events", "Events applied.", stats.events),
             ("directory_gaps", "Gaps seen in ranks' event ids.", stats.gaps),
-            ("directory_refused_donors", "Donors without room.", stats.refused_donors),
+            ("directory_refused_donors", "Donors refused for lack of room.", stats.refused_donors),
         ):
             yield GaugeMetricFamily(f"semblend:{name}", text, value=value)
         healthy = GaugeMetricFamily(
@@ -119,13 +117,13 @@ class _FleetCollector(Collector):
         yield from self._followed()
 
     def _followed(self) -> Iterable[Metric]:
-        """What is heard of the engines' own caches."""
+        """What the engines' own caches report."""
         gauges = {
             name: GaugeMetricFamily(f"semblend:cache_{name}", text, labels=["worker"])
             for name, text in (
                 ("resident_blocks", "Blocks the engine's cache holds, by its K/V events."),
-                ("batches_replayed", "Batches of K/V events that were missed and fetched."),
-                ("gaps", "Times batches were lost for good, or the engine started again."),
+                ("batches_replayed", "Batches of K/V events that were missed and fetched later."),
+                ("gaps", "Times batches were lost for good, or the engine restarted."),
                 ("unanswered", "Times the engine's replay socket did not answer."),
             )
         }

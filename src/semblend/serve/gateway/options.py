@@ -1,4 +1,4 @@
-"""Everything an operator can set about a gateway, in one frozen value."""
+"""All settings of a gateway, in one frozen value."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class GatewayOptions:
     ] = None
     """Names accepted in the Host header; None: the loopback names on loopback, else any."""
     key_file: Annotated[
-        Path | None, Flag(help="JSON file of API keys and their tenants: the workers' own.")
+        Path | None, Flag(help="JSON file of API keys and their tenants, shared with the workers.")
     ] = None
-    """JSON file of API keys, the workers' own. Without one, whoever reaches the gateway is
-    believed, and the directory answers for the tenant they name."""
+    """JSON file of API keys, the same as the workers'. Without one, anyone who can reach the
+    gateway is trusted, and the directory answers for the tenant they name."""
     trust_tenant_header: Annotated[
         bool,
         Flag(
@@ -39,52 +39,52 @@ class GatewayOptions:
             "keys only)."
         ),
     ] = False
-    """Take the tenant from x-tenant-id, as the workers must then do, too. With API keys, only
-    from an admin key."""
+    """Take the tenant from x-tenant-id; the workers must do the same. With API keys, only from
+    an admin key."""
     public_metrics: Annotated[bool, Flag(help="Serve /metrics without an admin key.")] = False
-    """Serve /metrics without an admin key although API keys are configured."""
+    """Serve /metrics without an admin key even if API keys are configured."""
     max_body_bytes: int = 8 * 2**20
     body_timeout_s: float = 30.0
     max_bodies: int = 256
-    """Requests whose body is held at a time."""
+    """Maximum number of request bodies held at a time."""
     max_prompt_tokens: int = 1 << 20
     connect_timeout_s: float = 2.0
     read_timeout_s: float = 300.0
     health_interval_s: float = 2.0
     health_timeout_s: float = 2.0
     can_reuse: bool = True
-    """Whether the workers materialise donors; without it only exact prefixes place."""
+    """Whether the workers load donor K/V; otherwise only exact prefixes decide placement."""
     can_transfer: bool = False
     """Whether the workers fetch donors from a shared store."""
     pin_header: str = ""
-    """Header that carries the chosen worker's id to a router in front of the workers (Dynamo's
-    frontend); then all URLs may be that router's, and requests without a choice go unpinned."""
+    """Header that passes the chosen worker's id to a router in front of the workers (Dynamo's
+    frontend). All URLs may then be that router's, and requests without a choice go unpinned."""
     router: Annotated[
         str,
         Flag(
-            help="The URLs are a router's that keeps session keys together: vllm-router "
+            help="The URLs point to a router that keeps session keys together: vllm-router "
             "(consistent_hash) or sglang-router (manual)."
         ),
     ] = ""
     """A router in front of the workers that keeps session keys together (vllm-router or
-    sglang-router); then all URLs may be that router's. Workers must say their names."""
+    sglang-router). All URLs may then be that router's. Workers must report their names."""
     feeds: tuple[CacheFeed, ...] = ()
-    """Where workers' engines publish their K/V events."""
+    """Where the workers' engines publish their K/V events."""
     cost: FleetCost = field(default_factory=FleetCost)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
-            raise SettingsError(f"port: 0 to 65535 expected, got {self.port}")
+            raise SettingsError(f"port: expected 0 to 65535, got {self.port}")
         if self.router and self.pin_header:
-            raise SettingsError("router: Dynamo's frontend or a router with session keys, not both")
+            raise SettingsError("router: Dynamo's frontend or one with session keys, not both")
         if not self.workers:
-            raise SettingsError("workers: at least one id=url expected")
+            raise SettingsError("workers: expected at least one id=url")
         ids = [worker_id for worker_id, _ in self.workers]
         if len(set(ids)) != len(ids):
-            raise SettingsError("workers: every id once expected")
+            raise SettingsError("workers: every id must be unique")
         for worker_id, url in self.workers:
             if not worker_id or not url.startswith(("http://", "https://")):
-                raise SettingsError(f"workers: id=http://host:port expected, got {worker_id}={url}")
+                raise SettingsError(f"workers: expected id=http://host:port, got {worker_id}={url}")
         for feed in self.feeds:
             if feed.worker_id not in ids:
                 raise SettingsError(f"kv-events: {feed.worker_id!r} is not one of the workers")
@@ -96,26 +96,26 @@ class GatewayOptions:
 
 
 def parse_worker(text: str) -> tuple[str, str]:
-    """A worker given as id=url.
+    """Parse a worker given as id=url.
 
     Raises
     ------
     SettingsError
-        If it is not.
+        If the format is wrong.
     """
     worker_id, separator, url = text.partition("=")
     if not separator or not worker_id or not url:
-        raise SettingsError(f"worker {text!r}: id=http://host:port expected")
+        raise SettingsError(f"worker {text!r}: expected id=http://host:port")
     return worker_id, url.rstrip("/")
 
 
 def parse_feed(text: str) -> CacheFeed:
-    """Where a worker's K/V events come from: id=[bind:]endpoint[,replay endpoint].
+    """Parse where a worker's K/V events come from: id=[bind:]endpoint[,replay endpoint].
 
     Raises
     ------
     SettingsError
-        If it is not.
+        If the format is wrong.
     """
     worker_id, _, addresses = text.partition("=")
     endpoint, _, replay = addresses.partition(",")
@@ -124,7 +124,8 @@ def parse_feed(text: str) -> CacheFeed:
     given = [endpoint, replay] if replay else [endpoint]
     if not worker_id or not all(each.startswith(("tcp://", "ipc://")) for each in given):
         raise SettingsError(
-            f"kv-events {text!r}: id=tcp://host:port or id=tcp://host:port,tcp://host:replay-port "
-            "expected (bind: before the first where the engine connects to us)"
+            f"kv-events {text!r}: expected id=tcp://host:port or "
+            "id=tcp://host:port,tcp://host:replay-port (with bind: before the first if the engine "
+            "connects to us)"
         )
     return CacheFeed(worker_id=worker_id, endpoint=endpoint, replay_endpoint=replay, bind=bind)

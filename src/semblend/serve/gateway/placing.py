@@ -1,4 +1,4 @@
-"""From a request's body to a placement. Whatever goes wrong here, the request is still sent."""
+"""Turns a request body into a placement. If anything fails here, the request is still sent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from semblend.serve.logs import log
 from semblend.serve.prompts import PromptEncoder
 
 _MAX_NAMESPACES = 4
-"""Different models or caches behind one gateway that a prompt is sketched for."""
+"""Maximum number of distinct models or caches a prompt is sketched for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Placed:
 
 
 class Placer:
-    """Turns bodies into placements with a local directory and the models' own tokenizer."""
+    """Places request bodies with a local directory and the models' own tokenizer."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Placer:
         secret: bytes,
         caches: LiveDonors | None = None,
     ) -> None:
-        """`caches` knows what engines' own caches hold, where their K/V events are followed."""
+        """`caches` knows what the engines' own caches hold, if their K/V events are followed."""
         self._directory = directory
         self._pool = pool
         self._encoder = encoder
@@ -66,9 +66,9 @@ class Placer:
     async def place(
         self, body: Mapping[str, Any], headers: Mapping[str, str], *, tenant: str | None
     ) -> Placed:
-        """The placement of a tenant's request; one without evidence if it cannot be read.
+        """Place a tenant's request; without evidence if the body cannot be read.
 
-        `tenant` is who the gate says is calling; None is the fleet's default tenant.
+        `tenant` is the caller as identified by the gate; None is the fleet's default tenant.
         """
         started = time.perf_counter()
         found, size = Found(), 1
@@ -81,7 +81,7 @@ class Placer:
             found = await asyncio.to_thread(self._look_up, tokens, namespaces)
             resident = await asyncio.to_thread(self._resident, tokens, body, tenant)
         except SemBlendError:
-            pass  # The worker says what is wrong with it, in its own words.
+            pass  # The worker will report what is wrong with it.
         except Exception as error:
             log("placement_failed", error=error)
         placement = choose(
@@ -99,10 +99,10 @@ class Placer:
     def _resident(
         self, tokens: TokenArray, body: Mapping[str, Any], tenant: str | None
     ) -> Mapping[RankName, int]:
-        """Exact prefixes by the engines' own events.
+        """Exact prefixes according to the engines' own events.
 
-        An engine knows no tenants, only salts: without one, what it holds may be another
-        tenant's, who must not be betrayed by where a request is sent.
+        An engine knows no tenants, only salts. Without a salt its blocks may be another
+        tenant's, and the routing of a request must not reveal that.
         """
         salt = _text(body, "cache_salt")
         if self._caches is None or (tenant is not None and not salt):
@@ -113,7 +113,7 @@ class Placer:
         tokens = resident.get((load.worker_id, load.dp_rank))
         if tokens is None:
             return load
-        # Dynamo's router follows the same events: what it would do anyhow needs no pin.
+        # Dynamo's router follows the same events, so its own choice needs no pin.
         known = tokens if self._options.pin_header else load.prefix_tokens
         return replace(load, resident_tokens=tokens, prefix_tokens=known)
 
@@ -128,7 +128,7 @@ class Placer:
             return await self._encoder.chat(messages, tools, body.get("chat_template_kwargs"))
         if "prompt" not in body:
             raise RequestFieldError("prompt", "this field is required")
-        # Of several prompts, the longest is the one that a good place saves most for.
+        # Of several prompts, place by the longest: it gains most.
         return max(await self._encoder.completions(body["prompt"]), key=len)
 
     def _look_up(self, tokens: TokenArray, namespaces: Sequence[Namespace]) -> Found:
@@ -145,7 +145,7 @@ class Placer:
     def _namespaces(
         self, body: Mapping[str, Any], headers: Mapping[str, str], tenant: str | None
     ) -> list[Namespace]:
-        """The namespaces the request would have at the workers, one for each kind of worker."""
+        """The namespaces the request would have at the workers, one per kind of worker."""
         template = headers.get("x-chat-template-id") or self._settings.donor_template
         salt, extra_key = _text(body, "cache_salt"), _text(body, "extra_key")
         kinds: dict[str, Namespace] = {}
@@ -159,7 +159,7 @@ class Placer:
                 )
                 kinds.setdefault(namespace.key().hex(), namespace)
             except (SemBlendError, TypeError):
-                continue  # A worker of another version: its donors cannot be compared.
+                continue  # A worker of another version; its donors cannot be compared.
         return list(kinds.values())[:_MAX_NAMESPACES]
 
 
@@ -169,9 +169,9 @@ def _text(body: Mapping[str, Any], name: str) -> str | None:
 
 
 def _salt_part(salt: str | None, extra_key: str | None, cache_layout: str) -> str:
-    """What keeps requests apart, as the worker's namespaces name it.
+    """The part of a namespace that isolates requests, as the worker names it.
 
-    Adapters hide it, each in its way; the embedded engine only marks it.
+    Each adapter hashes it in its own way; the embedded engine only marks that there is one.
     """
     if cache_layout.startswith("segments:"):
         return vllm_namespaces.isolation_of(salt)

@@ -1,4 +1,4 @@
-"""The workers behind a gateway: who is well, and how much each has to do."""
+"""The workers behind a gateway: which are healthy, and how much work each has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PooledWorker:
     worker_id: str
     url: str
     healthy: bool = True
-    """Until shown otherwise: a request that cannot connect tells us so."""
+    """Assumed until a request cannot connect."""
     queued_tokens: int = 0
     """Prompt tokens sent there whose answer has not begun."""
     inside: int = 0
@@ -29,7 +29,7 @@ class PooledWorker:
 
 
 class WorkerPool:
-    """Owns the workers' health and load. Used from the gateway's event loop only."""
+    """Tracks the workers' health and load. Used only from the gateway's event loop."""
 
     def __init__(self, options: GatewayOptions, client: httpx.AsyncClient) -> None:
         self._options = options
@@ -40,7 +40,7 @@ class WorkerPool:
         }
 
     def loads(self) -> list[WorkerLoad]:
-        """What placement wants to know."""
+        """The loads that placement needs."""
         return [
             WorkerLoad(
                 worker_id=worker.worker_id,
@@ -52,7 +52,7 @@ class WorkerPool:
 
     @contextmanager
     def queued(self, worker: PooledWorker, tokens: int) -> Iterator[None]:
-        """Count a prompt as waiting there until its answer begins."""
+        """Count a prompt as waiting at the worker until its answer begins."""
         worker.queued_tokens += tokens
         try:
             yield
@@ -60,12 +60,12 @@ class WorkerPool:
             worker.queued_tokens -= tokens
 
     def failed(self, worker: PooledWorker) -> None:
-        """The worker could not be reached."""
+        """Mark a worker that could not be reached."""
         worker.failures += 1
         self._mark(worker, False)
 
     async def watch(self) -> None:
-        """Ask every worker for its health, for ever."""
+        """Poll every worker's health, forever."""
         while True:
             await asyncio.gather(*(self._check(worker) for worker in self.workers.values()))
             await asyncio.sleep(self._options.health_interval_s)
