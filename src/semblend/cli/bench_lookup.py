@@ -33,14 +33,16 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 def bench_lookup(
     donors: Annotated[
-        int, typer.Option(help="Donors of 2,000 tokens in the large store.")
+        int, typer.Option(help="Donors in the large store, 2,000 tokens each.")
     ] = 100_000,
-    repeats: Annotated[int, typer.Option(help="Timed calls a figure (the median counts).")] = 200,
-    vectors: Annotated[int, typer.Option(help="Vectors in the search by meaning.")] = 100_000,
-    seed: Annotated[int, typer.Option(help="Seed of all text.")] = 1,
+    repeats: Annotated[
+        int, typer.Option(help="Timed calls per figure; the median is reported.")
+    ] = 200,
+    vectors: Annotated[int, typer.Option(help="Vectors in the semantic search.")] = 100_000,
+    seed: Annotated[int, typer.Option(help="Seed for all generated text.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure what discovery finds, against brute force, and what it costs."""
+    """Measure what discovery finds compared with brute force, and what it costs."""
     report = BenchmarkReport("lookup")
     measure_coverage(report, seed)
     measure_negatives(report, seed)
@@ -52,7 +54,7 @@ def bench_lookup(
 
 
 def measure_coverage(report: BenchmarkReport, seed: int) -> None:
-    """Share of what brute force can reuse that the plan reuses; tokens that differ."""
+    """Measure how much of what brute force could reuse the plan reuses, and check the tokens."""
     for workload in track(positives(seed), "coverage", console=STDERR):
         plan = _plan(workload, HERE)
         oracle = _oracle(workload)
@@ -70,7 +72,7 @@ def measure_coverage(report: BenchmarkReport, seed: int) -> None:
 
 
 def measure_negatives(report: BenchmarkReport, seed: int) -> None:
-    """Tokens in spans that are not truly identical runs, and plans below the worth-it line."""
+    """Count span tokens that are not in an identical run, and plans that are not worth running."""
     cases = [(workload, HERE) for workload in negatives(seed)]
     known = positives(seed)[0]
     cases += [
@@ -103,10 +105,10 @@ def _add_negative(
 
 
 def measure_scale(report: BenchmarkReport, donors: int, repeats: int, seed: int) -> None:
-    """CPU time of misses, hits, registration and eviction, in a small and a large store."""
+    """Measure misses, hits, registration and eviction in CPU time, in a small and a large store."""
     rng = np.random.default_rng(seed)
     small = min(1_000, donors)
-    # Sized so that the last donors just fit: the store then works at capacity.
+    # The last donors just fit, so the store then works at capacity.
     pipeline = _pipeline(max_donor_bytes=int(donors * DONOR_TOKENS * 6.7) + 2**20)
     name = f"{donors} donors"
     misses: dict[tuple[int, int], float] = {}
@@ -134,7 +136,7 @@ def measure_scale(report: BenchmarkReport, donors: int, repeats: int, seed: int)
     report.add(name, "index bytes per token", bytes_per_token, "bytes", at_most=8.0)
 
     extra = 0
-    while pipeline.stats().evictions == 0:  # fill what is left, so that registering evicts
+    while pipeline.stats().evictions == 0:  # fill the rest, so that registering evicts
         pipeline.register_donor(f"fill{extra}", _random(rng, DONOR_TOKENS), HERE)
         extra += 1
     texts = [_random(rng, DONOR_TOKENS) for _ in range(repeats)]
@@ -171,14 +173,14 @@ def _planning(
 
 
 def _composed(rng: np.random.Generator, known: list[TokenArray]) -> TokenArray:
-    """8,000 tokens: four documents of the store behind new text."""
+    """Build 8,000 tokens: four stored documents, each after some new text."""
     chosen = rng.choice(len(known), 4, replace=False)
     parts = [part for i in chosen for part in (_random(rng, 25), known[i][:1_950])]
     return np.concatenate([_random(rng, 100), *parts])
 
 
 def _oracle(workload: Workload) -> Mask:
-    """Target tokens inside some run of 32 tokens that a donor holds, by brute force."""
+    """Mark target tokens in any 32-token run that a donor holds, by brute force."""
     held: set[bytes] = set()
     for donor in workload.donors:
         held.update(_windows(donor))
@@ -203,7 +205,7 @@ def _covered(plan: Plan, size: int) -> Mask:
 
 
 def _differing(plan: Plan, workload: Workload) -> int:
-    """Tokens in spans that are not the target's own."""
+    """Count span tokens that differ from the target's."""
     return sum(
         int(
             (

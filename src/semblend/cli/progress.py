@@ -1,4 +1,4 @@
-"""Long work: one total with the time left, on a terminal as a bar, elsewhere as lines."""
+"""Progress of long work: one total and the time left, as a bar on a terminal, else as lines."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rich.progress import (
 )
 
 EVERY_S = 15.0
-"""Seconds between two lines where there is no terminal."""
+"""Seconds between lines when there is no terminal."""
 Tell = Callable[[int], None]
-"""Told how much is done so far."""
+"""Called with the amount done so far."""
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def one_total(
     every_s: float = EVERY_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Tell]:
-    """Show how far `total` pieces of work have come."""
+    """Show progress through `total` units of work."""
     if not console.is_terminal:
         yield _lines(what, total, console, every_s, clock)
         return
@@ -50,7 +50,7 @@ def _lines(
     def tell(done: int) -> None:
         nonlocal said, first
         now = clock()
-        # Work that a former run did took no time of this one.
+        # Work from an earlier run took none of this run's time.
         first = done if first is None else first
         if done < total and now - said < every_s:
             return
@@ -65,7 +65,7 @@ def _lines(
 
 
 def remaining(seconds: float) -> str:
-    """Seconds in words, rounded up.
+    """Format seconds for people, rounded up.
 
     >>> remaining(0.2), remaining(75), remaining(7300)
     ('1 s', '2 min', '2.1 h')
