@@ -60,7 +60,7 @@ def test_explain_reads_standard_input():
     ("arguments", "said"),
     [
         (["absent.txt", PROMPTS / "first.txt"], "absent.txt"),
-        ([PROMPTS / "second.txt", PROMPTS / "first.txt", "--policy", "magic"], "known are"),
+        ([PROMPTS / "second.txt", PROMPTS / "first.txt", "--policy", "magic"], "known names"),
         ([PROMPTS / "second.txt", PROMPTS / "first.txt", "--tokenizer", "/nowhere"], "/nowhere"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Rotary positions: what a model has, its rows, moving K, and the start-up proof."""
+"""Rotary positions: a model's kind, its rows, moving K, and the start-up proof."""
 
 from __future__ import annotations
 
