@@ -87,6 +87,8 @@ def test_bench_lookup_meets_its_coverage_targets_and_prints_one_shape(capsys):
     result = run("bench", "lookup", *SMALL)
     report = json.loads(result.stdout.strip().splitlines()[-1])
     assert set(report) == {"benchmark", "command", "rows"}
+    (progress,) = [line for line in result.stderr.splitlines() if "(100%), took" in line]
+    assert progress.startswith("bench lookup: "), "one total for all of it, without a terminal"
     for row in report["rows"]:
         assert set(row) == {"case", "metric", "value", "unit", "target", "ok"}
     coverage = [row for row in report["rows"] if row["metric"] == "coverage of oracle"]

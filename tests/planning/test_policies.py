@@ -351,7 +351,7 @@ def test_the_table_is_asked_for_exactly_where_depths_are_shifted():
         lambda: drift_for(policy_from_spec("depth_shift(none)"), None),
         lambda: table_for("depth_shift(none)", None),
     ):
-        with pytest.raises(PlanError, match="table of depth drift"):
+        with pytest.raises(PlanError, match="depth-drift table"):
             ask()
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import typer
 from rich.console import Console
-from rich.progress import track
 
-from semblend.cli.bench_meaning import measure_recall, measure_windows
+from semblend.cli.bench_meaning import meaning_work, measure_recall, measure_windows
 from semblend.cli.benchmark_report import BenchmarkReport
 from semblend.cli.lookup_workloads import Workload, negatives, positives
+from semblend.cli.progress import Advance, advancing, unseen
 from semblend.core.namespace import Namespace
 from semblend.core.plan import Plan
 from semblend.core.settings import EmbedderKind, Settings
@@ -28,6 +28,8 @@ DONOR_TOKENS = 2_000
 HERE = Namespace.of(model="bench")
 ELSEWHERE = Namespace.of(model="bench", tenant="somebody-else")
 STDERR = Console(stderr=True)
+COVERAGE_WORK, DONOR_WORK = 400, 4
+"""Rough cost of a coverage workload and of a donor, for the time left; see `meaning_work`."""
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
@@ -44,18 +46,20 @@ def bench_lookup(
 ) -> None:
     """Measure what discovery finds compared with brute force, and what it costs."""
     report = BenchmarkReport("lookup")
-    measure_coverage(report, seed)
-    measure_negatives(report, seed)
-    measure_scale(report, donors, repeats, seed)
-    measure_windows(report, seed)
-    measure_recall(report, vectors, seed)
+    work = COVERAGE_WORK * len(positives(seed)) + DONOR_WORK * donors + meaning_work(vectors)
+    with advancing("bench lookup", work, STDERR) as advance:
+        measure_coverage(report, seed, advance)
+        measure_negatives(report, seed)
+        measure_scale(report, donors, repeats, seed, advance)
+        measure_windows(report, seed, advance)
+        measure_recall(report, vectors, seed, advance)
     report.show(as_json=as_json)
     raise typer.Exit(1 if report.failed else 0)
 
 
-def measure_coverage(report: BenchmarkReport, seed: int) -> None:
+def measure_coverage(report: BenchmarkReport, seed: int, advance: Advance = unseen) -> None:
     """Measure how much of what brute force could reuse the plan reuses, and check the tokens."""
-    for workload in track(positives(seed), "coverage", console=STDERR):
+    for workload in positives(seed):
         plan = _plan(workload, HERE)
         oracle = _oracle(workload)
         spans = _covered(plan, workload.target.size)
@@ -69,6 +73,7 @@ def measure_coverage(report: BenchmarkReport, seed: int) -> None:
         report.add(
             workload.name, "tokens that differ", _differing(plan, workload), "tokens", at_most=0
         )
+        advance(COVERAGE_WORK)
 
 
 def measure_negatives(report: BenchmarkReport, seed: int) -> None:
@@ -104,7 +109,9 @@ def _add_negative(
     report.add(name, "plans below the worth-it line", below, "plans", at_most=0)
 
 
-def measure_scale(report: BenchmarkReport, donors: int, repeats: int, seed: int) -> None:
+def measure_scale(
+    report: BenchmarkReport, donors: int, repeats: int, seed: int, advance: Advance = unseen
+) -> None:
     """Measure misses, hits, registration and eviction in CPU time, in a small and a large store."""
     rng = np.random.default_rng(seed)
     small = min(1_000, donors)
@@ -115,11 +122,12 @@ def measure_scale(report: BenchmarkReport, donors: int, repeats: int, seed: int)
     known: list[TokenArray] = []
     registered = 0
     for size in (small, donors):
-        for number in track(range(registered, size), f"{size} donors", console=STDERR):
+        for number in range(registered, size):
             text = _random(rng, DONOR_TOKENS)
             pipeline.register_donor(f"d{number}", text, HERE)
             if number % max(1, donors // 400) == 0:
                 known.append(text)
+            advance(DONOR_WORK)
         registered = size
         for tokens in (8_000, 32_000):
             prompts = [_random(rng, tokens) for _ in range(repeats)]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.progress import track
 
 from semblend.cli.benchmark_report import BenchmarkReport
 from semblend.cli.lookup_workloads import Writer
+from semblend.cli.progress import Advance, unseen
 from semblend.core.errors import EmbedderError, MissingExtraError
 from semblend.core.settings import EmbedderKind
 from semblend.discovery.embedders import Embedder, make_embedder
@@ -20,18 +19,29 @@ QUERIES = 200
 NEAR = 0.7
 """Cosine between a query and the vector it was made from: a paraphrase, not a copy."""
 PROMPT_CHARACTERS = 60_000
-STDERR = Console(stderr=True)
+EMBEDDERS = {
+    EmbedderKind.JACCARD: 1_000,
+    EmbedderKind.STATIC: 1_000,
+    EmbedderKind.MINILM: 100_000,
+}
+"""Embedders to measure, and their cost in added vectors, roughly: for the time left."""
 
 
-def measure_windows(report: BenchmarkReport, seed: int) -> None:
+def meaning_work(vectors: int) -> int:
+    """Cost of this part, in added vectors."""
+    return sum(EMBEDDERS.values()) + vectors
+
+
+def measure_windows(report: BenchmarkReport, seed: int, advance: Advance = unseen) -> None:
     """Check that a long prompt is embedded in full: all characters, and its last words."""
     writer = Writer(seed)
     words = [f"word{number}" for number in writer.words(PROMPT_CHARACTERS // 6)]
     text = " ".join(words)[:PROMPT_CHARACTERS]
-    for kind in (EmbedderKind.JACCARD, EmbedderKind.STATIC, EmbedderKind.MINILM):
+    for kind, work in EMBEDDERS.items():
         try:
             embedder = make_embedder(kind)
         except (MissingExtraError, EmbedderError):
+            advance(work)
             continue  # not installed, so there is nothing to measure
         case = f"{PROMPT_CHARACTERS} characters, {kind.value}"
         seen = embed_text(embedder, text)
@@ -48,6 +58,7 @@ def measure_windows(report: BenchmarkReport, seed: int) -> None:
             "share",
             at_least=1.0,
         )
+        advance(work)
 
 
 def _end_seen(embedder: Embedder, text: str) -> float:
@@ -56,13 +67,16 @@ def _end_seen(embedder: Embedder, text: str) -> float:
     return float(not np.allclose(before[-1], after[-1], atol=1e-3))
 
 
-def measure_recall(report: BenchmarkReport, vectors: int, seed: int) -> None:
+def measure_recall(
+    report: BenchmarkReport, vectors: int, seed: int, advance: Advance = unseen
+) -> None:
     """Measure how often search finds the nearest donor, compared with an exact scan."""
     rng = np.random.default_rng(seed)
     held = _clustered(rng, vectors)
     index = VectorIndex(DIMENSION, max_bytes=4 * 2**30)
-    for number in track(range(vectors), f"{vectors} vectors", console=STDERR):
+    for number in range(vectors):
         index.add(str(number), held[number], namespace=b"bench")
+        advance(1)
     right = 0
     for number in rng.integers(0, vectors, QUERIES):
         query = _turned(rng, held[number])

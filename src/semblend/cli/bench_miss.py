@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 
 from semblend.cli.benchmark_report import BenchmarkReport
+from semblend.cli.progress import Advance, unseen
 from semblend.core.tokens import TokenArray
 from semblend.quality.intervals import bootstrap_median
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from semblend.engine.api import RequestReport
     from semblend.engine.engine import EmbeddedEngine
 
-STDERR = Console(stderr=True)
 LIMIT = 0.01
 """Highest acceptable cost of a miss, as a share of cold TTFT, for 4,096 tokens and more."""
 JUDGED_TOKENS = 4096
@@ -44,7 +42,13 @@ class MissCost:
 
 
 def measure_miss(
-    engine: EmbeddedEngine, first_token: FirstToken, length: int, *, pairs: int, seed: int
+    engine: EmbeddedEngine,
+    first_token: FirstToken,
+    length: int,
+    *,
+    pairs: int,
+    seed: int,
+    advance: Advance = unseen,
 ) -> MissCost:
     """Send unseen prompts back to back, each with SemBlend on or off.
 
@@ -64,13 +68,14 @@ def measure_miss(
     capture: list[float] = []
     busy = engine.donors.busy_seconds
     first_token(engine, text(), reuse=False, donate=modes[0])
-    for number in track(range(len(modes)), f"{length} tokens, misses", console=STDERR):
+    for number in range(len(modes)):
         keep = modes[number + 1] if number + 1 < len(modes) else False
         report = first_token(engine, text(), reuse=modes[number], donate=keep)
         seconds[modes[number]].append(report.ttft_ms / 1e3)
         if modes[number]:
             capture.append(engine.donors.busy_seconds - busy)
         busy = engine.donors.busy_seconds
+        advance(length)
     engine.donors.wait()
     engine.drop_donors()
     engine.flush_prefix_cache()

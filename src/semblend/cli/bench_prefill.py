@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import track
 
 from semblend.cli.bench_miss import JUDGED_TOKENS, MissCost, add_miss_rows, measure_miss
 from semblend.cli.benchmark_report import BenchmarkReport
+from semblend.cli.progress import Advance, advancing, unseen
 from semblend.core.errors import MissingExtraError
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.core.tokens import TokenArray
@@ -32,6 +32,8 @@ POLICIES = {"0 %": "none", "5 %": "random(0.05)", "10 %": "random(0.1)", "15 %":
 """
 TARGETS = {(4096, "0 %"): 12.0, (8192, "0 %"): 18.0, (8192, "10 %"): 5.0}
 """Lowest acceptable cold/warm ratio for the reference model on two CPU cores."""
+ROUND_PASSES = 4
+"""Cost of a round in cold prefills: cold, plain and a miss, and one for all warm requests."""
 COLD_LIMIT = 1.1
 LOOKUP_LIMIT = 0.01
 WARM_SAMPLES = 3
@@ -106,10 +108,16 @@ def bench_prefill(
     judged = Path(model).name == "semblend-reference-27m"
     results: dict[int, Times] = {}
     try:
-        for length in wanted:
-            results[length] = measure(engine, plain, length, repeats=repeats, seed=seed)
-            misses = measure_miss(engine, _first_token, length, pairs=pairs, seed=seed)
-            add_rows(report, length, results[length], misses, judged=judged)
+        work = sum(length * (repeats * ROUND_PASSES + 2 * pairs) for length in wanted)
+        with advancing("bench prefill, tokens", work, STDERR) as advance:
+            for length in wanted:
+                results[length] = measure(
+                    engine, plain, length, repeats=repeats, seed=seed, advance=advance
+                )
+                misses = measure_miss(
+                    engine, _first_token, length, pairs=pairs, seed=seed, advance=advance
+                )
+                add_rows(report, length, results[length], misses, judged=judged)
     finally:
         engine.close()
     if plot is not None:
@@ -118,7 +126,15 @@ def bench_prefill(
     raise typer.Exit(1 if report.failed else 0)
 
 
-def measure(engine: EmbeddedEngine, plain: Any, length: int, *, repeats: int, seed: int) -> Times:
+def measure(
+    engine: EmbeddedEngine,
+    plain: Any,
+    length: int,
+    *,
+    repeats: int,
+    seed: int,
+    advance: Advance = unseen,
+) -> Times:
     """Time every case `repeats` times, in interleaved rounds."""
     rng = np.random.default_rng(seed + length)
     vocabulary = engine.model.vocab_size
@@ -141,7 +157,7 @@ def measure(engine: EmbeddedEngine, plain: Any, length: int, *, repeats: int, se
     times = Times()
     for policy in POLICIES.values():  # warm up: the first pass of a shape allocates its memory
         _first_token(engine, prompt(), policy=policy)
-    for number in track(range(repeats), f"{length} tokens", console=STDERR):
+    for number in range(repeats):
         tokens = prompt()
         # Alternate, so that neither case always follows the other.
         for case in ("cold", "plain") if number % 2 else ("plain", "cold"):
@@ -160,6 +176,7 @@ def measure(engine: EmbeddedEngine, plain: Any, length: int, *, repeats: int, se
         miss = _first_token(engine, text(len(tokens)))
         times.seconds["miss"].append(miss.ttft_ms / 1e3)
         times.seconds["lookup"].append(miss.lookup_ms / 1e3)
+        advance(length * ROUND_PASSES)
     return times
 
 

@@ -11,11 +11,11 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import track
 from rich.table import Table
 
 from semblend.cli.demo_report import write_report
 from semblend.cli.demo_scenarios import Demo, Prompt, Scenario, make_demo
+from semblend.cli.progress import advancing
 from semblend.core.errors import SemBlendError
 from semblend.core.outcomes import Outcome
 from semblend.core.settings import EmbedderKind, Settings
@@ -110,17 +110,19 @@ def _run(model: str, scenes: Demo, rounds: int, console: Console) -> list[Compar
             options=EngineOptions(),
             settings=Settings(embedder=EmbedderKind.NONE, allow_uncertified=True),
         )
-    with engine:
-        for number, prompt in enumerate(
-            track(scenes.read, "reading documents", console=console, transient=True)
-        ):
+    # Warm requests take a fraction of the time, so progress counts cold ones only.
+    prefills = len(scenes.read) + rounds * len(scenes.scenarios)
+    comparisons = []
+    with engine, advancing("demo, cold prefills", prefills, console) as advance:
+        for number, prompt in enumerate(scenes.read):
             _ask(engine, prompt, f"read-{number}", donate=True)
+            advance(1)
         engine.donors.wait()
-        comparisons = []
-        for scenario in track(
-            scenes.scenarios, "asking, cold and warm", console=console, transient=True
-        ):
-            cold = [_scene(engine, scenario, reuse=False, round_=i) for i in range(rounds)]
+        for scenario in scenes.scenarios:
+            cold = []
+            for round_ in range(rounds):
+                cold.append(_scene(engine, scenario, reuse=False, round_=round_))
+                advance(1)
             warm = [_scene(engine, scenario, reuse=True, round_=i) for i in range(rounds)]
             comparisons.append(
                 Comparison(scenario=scenario, cold=_fastest(cold), warm=_fastest(warm))

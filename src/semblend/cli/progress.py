@@ -20,6 +20,8 @@ EVERY_S = 15.0
 """Seconds between lines when there is no terminal."""
 Tell = Callable[[int], None]
 """Called with the amount done so far."""
+Advance = Callable[[int], None]
+"""Called with the amount done since the last call."""
 
 
 @contextmanager
@@ -41,22 +43,44 @@ def one_total(
         yield lambda done: bars.update(bar, completed=done)
 
 
+@contextmanager
+def advancing(what: str, total: int, console: Console) -> Iterator[Advance]:
+    """Like `one_total`, for work that several functions share: each reports only its part."""
+    done = 0
+    with one_total(what, total, console) as tell:
+
+        def advance(units: int) -> None:
+            nonlocal done
+            done += units
+            tell(done)
+
+        tell(0)
+        yield advance
+
+
+def unseen(units: int) -> None:
+    """Report progress to nobody."""
+
+
 def _lines(
     what: str, total: int, console: Console, every_s: float, clock: Callable[[], float]
 ) -> Tell:
     started = said = clock()
     first: int | None = None
+    finished = False
 
     def tell(done: int) -> None:
-        nonlocal said, first
+        nonlocal said, first, finished
         now = clock()
         # Work from an earlier run took none of this run's time.
         first = done if first is None else first
-        if done < total and now - said < every_s:
+        if finished or (done < total and now - said < every_s):
             return
-        said = now
+        said, finished = now, done >= total
         line = f"{what}: {done:,} of {total:,} ({done / max(1, total):.0%})"
-        if done > first:
+        if finished:
+            line += f", took {remaining(now - started)}"
+        elif done > first:
             left = (now - started) / (done - first) * (total - done)
             line += f", {remaining(left)} left"
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from semblend.cli.progress import one_total
 from semblend.core.errors import SettingsError
 from semblend.planning.certificates import find_depth_table, look_up
 from semblend.planning.policies.base import policy_from_spec
@@ -101,14 +103,21 @@ def _attack(
         seconds=60 * minutes,
         processes=processes,
     )
-    with console.status("searching") as status:
-        done = 0
+    what, total = ("red team, items", items) if items else ("red team, seconds", int(60 * minutes))
+    with one_total(what, total, console) as progress:
+        started, attempts, leaks = time.monotonic(), 0, 0
 
         def tell(job: RedTeamJob) -> None:
-            nonlocal done
-            done += 1
-            if done % 10 == 0 or processes > 1:
-                status.update(job.findings.sentence)
+            nonlocal attempts, leaks
+            attempts += 1
+            # Findings are read from files, so not after every attempt.
+            if attempts % 10 and processes == 1:
+                return
+            found = job.findings
+            progress(min(total, found.items if items else int(time.monotonic() - started)))
+            if found.leaks > leaks:
+                leaks = found.leaks
+                console.print(found.sentence, highlight=False, markup=False, soft_wrap=True)
 
         if processes > 1:
             attack_in_processes(job, tell)
