@@ -79,7 +79,7 @@ def test_verify_names_a_model_without_a_certificate(tmp_path, monkeypatch):
     (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
     refused = run("verify", other)
     assert refused.exit_code == 1
-    assert "no certificate of these weights" in refused.output
+    assert "no certificate for these weights" in refused.output
     monkeypatch.setenv("SEMBLEND_CERTIFICATE_DIR", "none")
     assert run("verify", MODEL).exit_code == 1
     missing = run("verify", tmp_path / "nowhere")

@@ -60,7 +60,7 @@ def test_explain_reads_standard_input():
     ("arguments", "said"),
     [
         (["absent.txt", PROMPTS / "first.txt"], "absent.txt"),
-        ([PROMPTS / "second.txt", PROMPTS / "first.txt", "--policy", "magic"], "known are"),
+        ([PROMPTS / "second.txt", PROMPTS / "first.txt", "--policy", "magic"], "known names"),
         ([PROMPTS / "second.txt", PROMPTS / "first.txt", "--tokenizer", "/nowhere"], "/nowhere"),
     ],
 )
@@ -87,6 +87,8 @@ def test_bench_lookup_meets_its_coverage_targets_and_prints_one_shape(capsys):
     result = run("bench", "lookup", *SMALL)
     report = json.loads(result.stdout.strip().splitlines()[-1])
     assert set(report) == {"benchmark", "command", "rows"}
+    (progress,) = [line for line in result.stderr.splitlines() if "(100%), took" in line]
+    assert progress.startswith("bench lookup: "), "one total for all of it, without a terminal"
     for row in report["rows"]:
         assert set(row) == {"case", "metric", "value", "unit", "target", "ok"}
     coverage = [row for row in report["rows"] if row["metric"] == "coverage of oracle"]

@@ -1,6 +1,7 @@
 """The demo shows what it says: reuse where there is some, and never a donor's fact by default."""
 
 import html
+import io
 import re
 from pathlib import Path
 
@@ -16,11 +17,21 @@ MODEL = Path(__file__).parent.parent / "models" / "semblend-reference-27m"
 
 
 @pytest.fixture(scope="module")
-def comparisons():
+def output():
+    return io.StringIO()
+
+
+@pytest.fixture(scope="module")
+def comparisons(output):
     scenes = make_demo(seed=7, paragraphs=8)
-    return {
-        item.scenario.name: item for item in demo._run(str(MODEL), scenes, 1, Console(quiet=True))
-    }
+    console = Console(file=output, width=80)
+    return {item.scenario.name: item for item in demo._run(str(MODEL), scenes, 1, console)}
+
+
+def test_there_is_one_total_without_a_terminal(comparisons, output):
+    lines = output.getvalue().splitlines()
+    assert [line for line in lines if re.match(r"demo, cold prefills: (\d+) of \1 \(100%\)", line)]
+    assert all(line.startswith("demo, cold prefills: ") for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""SemBlend: reuse the K/V of documents an engine has already read, wherever they stand.
+"""SemBlend: reuse the K/V of documents an engine has already read, anywhere in the prompt.
 
-The public surface is small: build a :class:`SemBlendPipeline` from
-:class:`Settings`, register donors, ask for plans. `docs/concepts.md` explains the words.
+The public API is small: build a :class:`SemBlendPipeline` from :class:`Settings`, register donors,
+ask for plans. `docs/concepts.md` explains the terms.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ __all__ = [
     "SpanKind",
 ]
 
-# Names are loaded on first use: the rotary maths and kernels below `semblend.kv` must
-# import on machines that have torch and numpy and nothing else.
+# Names load on first use: the rotary maths and kernels in `semblend.kv` must import on machines
+# that have only torch and numpy.
 _HOMES = {
     "CostModel": "planning.cost",
     "DeclineReason": "core.outcomes",

@@ -1,4 +1,4 @@
-"""The facade: hand it prompts as token ids, get plans back.
+"""The facade: takes prompts as token ids and returns plans.
 
 >>> from semblend import Namespace, SemBlendPipeline, Settings
 >>> pipeline = SemBlendPipeline(Settings(embedder="none", allow_uncertified=True))
@@ -60,7 +60,7 @@ class PipelineStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Terms:
-    """What a plan is asked for besides tokens and namespace."""
+    """Parameters of a plan besides tokens and namespace."""
 
     exact_tokens: int = 0
     continued_tokens: int = 0
@@ -71,10 +71,10 @@ class _Terms:
 
 
 class SemBlendPipeline:
-    """Discover, align, gate and plan, in one process. Thread-safe.
+    """Discovers, aligns, gates and plans, in one process. Thread-safe.
 
-    No method raises into a request: what goes wrong becomes a plan that says so, and
-    the request is computed cold.
+    No method raises into a request. A fault becomes a plan that states it, and the request is
+    computed cold.
     """
 
     def __init__(
@@ -87,19 +87,19 @@ class SemBlendPipeline:
         certified_until: datetime | None = None,
         boundaries: Boundaries | None = None,
     ) -> None:
-        """Build the pipeline; settings default to the environment's.
+        """Build the pipeline. Settings default to the environment's.
 
         Parameters
         ----------
         certified_policy
-            The recompute policy that the model's quality certificate names. Without
-            it plans are for discovery only, unless the settings allow otherwise;
-            `uncertified` is the reason they then give.
+            The recompute policy named by the model's quality certificate. Without one, plans
+            are for discovery only, unless the settings allow otherwise; `uncertified` is the
+            reason they then give.
         certified_until
-            When the certificate expires. A process may outlive it: from then on plans are
-            for discovery only.
+            When the certificate expires. If the process outlives it, plans are for discovery
+            only from then on.
         boundaries
-            Where sentences end in the model's token ids, for policies that look at that.
+            Where sentences end in the model's token ids, for policies that need it.
         """
         self.settings = Settings.from_env() if settings is None else settings
         plant(self.settings.faults)
@@ -108,7 +108,7 @@ class SemBlendPipeline:
         self._certified_until = certified_until
         self._policy = policy_from_spec(certified_policy or self.settings.recompute_policy)
         secret = self.settings.namespace_secret.encode() or secrets.token_bytes(32)
-        # A namespace is asked for at every lookup and claim, and there are few of them.
+        # Every lookup and claim needs a namespace's key, and there are few namespaces.
         self._key_of: Callable[[Namespace], bytes] = lru_cache(maxsize=4096)(
             lambda namespace: namespace.key(secret)
         )
@@ -137,8 +137,8 @@ class SemBlendPipeline:
     ) -> bool:
         """Offer a request whose K/V was computed exactly as a donor.
 
-        Returns whether it is held. `text` lets it be found by meaning too; embedding
-        happens on another thread.
+        Returns whether it is held. With `text` it can also be found by meaning; embedding happens
+        on another thread.
         """
         if not self.settings.enabled or namespace is None or not namespace.is_complete:
             return False
@@ -157,29 +157,29 @@ class SemBlendPipeline:
         return True
 
     def prepare(self) -> bool:
-        """Touch a slice of the index before donors have to; False once all of it is in memory."""
+        """Touch a slice of the index before donors need it. False once all of it is in memory."""
         return self.settings.enabled and self._store.prepare()
 
     def evict(self, donor_id: str) -> bool:
-        """Forget a donor whose K/V is gone. False if it was not held."""
+        """Drop a donor whose K/V is gone. False if it was not held."""
         self._meaning.forget(donor_id)
         return self._store.evict(donor_id)
 
     def clear(self) -> None:
-        """Forget every donor."""
+        """Drop every donor."""
         self._meaning.clear()
         self._store.clear()
 
     def add_eviction_listener(self, listener: Callable[[str], None]) -> None:
-        """Have `listener(donor_id)` called when a donor had to make room for another."""
+        """Call `listener(donor_id)` when a donor was evicted to make room."""
         self._store.add_eviction_listener(listener)
 
     def follow(self, follower: StoreFollower) -> None:
-        """Have a follower told of every donor held or lost from now on."""
+        """Notify a follower of every donor held or gone, starting with those held now."""
         self._store.follow(follower)
 
     def holds(self, donor_id: str) -> bool:
-        """Whether a donor is held now."""
+        """Whether a donor is held."""
         return donor_id in self._store
 
     # -- plans -------------------------------------------------------------------
@@ -197,24 +197,24 @@ class SemBlendPipeline:
         policy: str | None = None,
         donates: bool = True,
     ) -> Plan:
-        """Which spans of which donors this prompt can reuse, what to compute, and why.
+        """Plan which donor spans this prompt can reuse and what to compute, with the reasons.
 
-        Looks at tokens alone: no embedding, so it may be called from a scheduler loop.
+        Looks only at tokens. Nothing is embedded, so it may be called from a scheduler loop.
 
         Parameters
         ----------
         request_id
             Opens the request in the ledger; the engine settles it there.
         exact_tokens
-            Tokens at the front that the engine's own prefix cache holds.
+            Leading tokens that the engine's own prefix cache holds.
         continued_tokens
-            Tokens behind those that the request's own chain holds (core/chain.py).
+            Tokens after those that the request's own chain holds (core/chain.py).
         block_size, whole_blocks
-            The engine's block size, and whether it loads whole blocks only.
+            The engine's block size, and whether it can load only whole blocks.
         policy
             A recompute policy for this request instead of the configured one.
         donates
-            Whether the request would become a donor, computed exactly: reuse costs that.
+            Whether the request, computed exactly, would become a donor. Reuse gives that up.
         """
         terms = _Terms(
             exact_tokens=exact_tokens,
@@ -239,11 +239,10 @@ class SemBlendPipeline:
         exact_tokens: int = 0,
         block_size: int = 1,
     ) -> DonorMatch | None:
-        """The best donor: by tokens, and where those share too little, by meaning.
+        """Find the best donor: by tokens or, if those share too little, by meaning.
 
-        Embeds `text` only when less than half of the prompt is covered by its tokens.
-        With `fuzzy_chunks`, donors found by meaning are aligned with the prompt and
-        their identical runs join the plan.
+        Embeds `text` only if tokens cover less than half of the prompt. With `fuzzy_chunks`, donors
+        found by meaning are aligned with the prompt, and their identical runs join the plan.
         """
         similar: list[Similar] = []
         aligned: list[DonorRun] = []
@@ -285,7 +284,7 @@ class SemBlendPipeline:
         *,
         extra: Callable[[TokenArray, bytes, Lookup], list[DonorRun]],
     ) -> Plan:
-        """Plan, with every fault turned into a refusal."""
+        """Plan, turning every fault into a refusal."""
         started = time.perf_counter()
         try:
             array = as_token_array(tokens)
@@ -295,7 +294,7 @@ class SemBlendPipeline:
         if not self.settings.enabled:
             return _refused(size, DeclineReason.DISABLED, "SEMBLEND_ENABLED is 0")
         if namespace is None:
-            return _refused(size, DeclineReason.NO_NAMESPACE, "a lookup names its namespace")
+            return _refused(size, DeclineReason.NO_NAMESPACE, "the request has no namespace")
         if not namespace.is_complete:
             return _refused(
                 size,
@@ -347,7 +346,7 @@ class SemBlendPipeline:
                 namespace=key.hex(),
                 runs=runs,
                 policy=policy,
-                # Not a policy that a request brings.
+                # A policy chosen by the request is not certified.
                 certified=self._certified and not expired and policy is self._policy,
                 evidence=evidence,
                 exact_tokens=exact,
@@ -361,9 +360,9 @@ class SemBlendPipeline:
         return replace(plan, evidence=replace(evidence, lookup_ms=lookup_ms))
 
     def refusal(self, policy: str | None = None) -> Refusal | None:
-        """Why approximate K/V may not be used now, whatever there is of it; None if it may.
+        """Why approximate K/V may not be used now, or None if it may.
 
-        `policy` is one that a request brought: no certificate is of that.
+        `policy` is one chosen by the request, which no certificate covers.
         """
         if not self.settings.enabled:
             return DeclineReason.DISABLED, "SEMBLEND_ENABLED is 0"
@@ -371,16 +370,16 @@ class SemBlendPipeline:
             return DeclineReason.DISCOVERY_ONLY, "SEMBLEND_DISCOVERY_ONLY is set"
         if self.settings.allow_uncertified or (self.certified and policy is None):
             return None
-        return DeclineReason.NO_CERTIFICATE, "no certificate holds for this policy now"
+        return DeclineReason.NO_CERTIFICATE, "no valid certificate for this policy"
 
     @property
     def certified(self) -> bool:
-        """Whether a certificate allows reuse, now."""
+        """Whether a certificate currently allows reuse."""
         return self._certified and not self._has_expired()
 
     @property
     def may_load(self) -> bool:
-        """Whether a plan can be executable, now: if not, nobody needs donors' K/V."""
+        """Whether a plan can currently be executable. If not, donors' K/V is not needed."""
         settings = self.settings
         allowed = settings.enabled and not settings.discovery_only
         return allowed and (self.certified or settings.allow_uncertified)
@@ -392,10 +391,10 @@ class SemBlendPipeline:
     # -- the rest ----------------------------------------------------------------
 
     def share_key(self, namespace: Namespace) -> bytes:
-        """The namespace's key under this pipeline's secret: what caches and stores file K/V by.
+        """The namespace's key under this pipeline's secret, used to file K/V in caches and stores.
 
-        Without the secret nobody can tell what a stored object's name stands for, nor
-        make two prompts of different namespaces collide.
+        Without the secret, nobody can tell what a stored object's name stands for, or make prompts
+        of different namespaces collide.
 
         Raises
         ------
@@ -405,7 +404,7 @@ class SemBlendPipeline:
         return self._key_of(namespace)
 
     def stats(self) -> PipelineStats:
-        """Counts and sizes, now."""
+        """Current counts and sizes."""
         return PipelineStats(
             donors=len(self._store),
             stored_tokens=self._store.stored_tokens,

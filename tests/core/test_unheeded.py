@@ -30,7 +30,7 @@ GIVEN = {
 )
 def test_each_setting_of_meaning_is_named_where_it_has_no_effect(options, here, name):
     said = options.unheeded({name: GIVEN[name]})
-    assert said.startswith(f"no effect here: {name}. {here} finds donors by their tokens alone")
+    assert said.startswith(f"no effect here: {name}. {here} finds donors by tokens only")
     assert "find_donor" in said
     assert "provider: semblend" in said
     assert "\n" not in said
@@ -70,4 +70,4 @@ def test_a_value_that_cannot_be_stops_no_engine_that_ignores_it():
 
 def test_the_settings_table_says_where_each_acts():
     for name in Settings.shown():
-        assert ("Acts in" in Settings.documented(name)) is (name in BY_MEANING), variable(name)
+        assert ("Used in" in Settings.documented(name)) is (name in BY_MEANING), variable(name)

@@ -191,7 +191,7 @@ def test_a_prompt_larger_than_the_store_is_refused_and_evicts_nobody():
 def test_an_id_is_registered_once():
     store = DonorStore(2**20)
     store.register("d", random_tokens(100), NAMESPACES[0])
-    with pytest.raises(DonorError, match="'d' is registered already"):
+    with pytest.raises(DonorError, match="'d' is already registered"):
         store.register("d", random_tokens(100, 5), NAMESPACES[0])
 
 

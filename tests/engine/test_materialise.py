@@ -195,7 +195,7 @@ def test_a_table_without_room_for_the_plan_is_refused() -> None:
     tokens, plan = target_and_plan()
     pool = make_pool(model)
     table = make_table(pool, plan.end - pool.page_size)
-    with pytest.raises(PlanError, match="target slots expected"):
+    with pytest.raises(PlanError, match="target slots, got"):
         load_spans(
             plan, tokens, table=table, pool=pool, rotary=model.rotary, donors=shelf_for(model)
         )

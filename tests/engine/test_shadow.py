@@ -59,7 +59,7 @@ def test_diverging_reuse_is_turned_off_and_an_operator_turns_it_on_again(
     assert reports[0].outcome is Outcome.MATERIALISED
     assert reports[-1].reason is DeclineReason.SHADOW_DIVERGED
     assert reports[-1].outcome is Outcome.DECLINED
-    assert "shadow samples, the bound is 5.0%" in reports[-1].detail
+    assert "shadow samples; the bound is 5.0%" in reports[-1].detail
     assert "reuse is turned off" in caplog.text
     stats = driver.engine.stats()
     assert stats.suspended_namespaces == 1

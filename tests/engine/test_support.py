@@ -67,7 +67,7 @@ def test_an_unmovable_rotary_kind_is_refused_at_load() -> None:
 
 def test_a_model_without_our_batch_says_so_instead_of_answering() -> None:
     model, _ = tiny("llama-gqa")
-    with pytest.raises(UnsupportedModelError, match="hand keyword arguments"):
+    with pytest.raises(UnsupportedModelError, match="pass keyword arguments"):
         model.model(torch.tensor([[1, 2, 3]]))
 
 

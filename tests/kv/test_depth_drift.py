@@ -84,7 +84,7 @@ def test_a_table_survives_its_file_and_others_are_refused(tmp_path):
     with pytest.raises(SerialisationError, match="cannot be read"):
         read_table(tmp_path / "none")
     for broken in (b"", b"rubbish" * 9, path.read_bytes()[:-5]):
-        with pytest.raises(SerialisationError, match="not a table"):
+        with pytest.raises(SerialisationError, match="not a depth-drift table"):
             DepthDrift.from_bytes(broken)
     for depths, means in (
         (table.depths.flip(0), table.means),

@@ -157,5 +157,5 @@ def test_segments_and_a_pool_are_not_copied_from_at_once() -> None:
     case = next(case for case in map(layout_case, range(99)) if len(case.batch.sources) == 3)
     pool = case.make()
     mixed = replace(case.batch, sources=(*case.batch.sources[:2], case.make()))
-    with pytest.raises(PlanError, match="copied from alone"):
+    with pytest.raises(PlanError, match="cannot be combined"):
         copy_spans(pool, mixed, case.table)

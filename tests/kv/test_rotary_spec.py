@@ -90,7 +90,7 @@ def test_yarn_without_a_factor_takes_the_ratio_of_the_contexts() -> None:
         ({"head_dim": 15}, "rotary_dim=15"),
         ({"rope_parameters": {"rope_type": "linear", "factor": "four"}}, "factor"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
-        ({"rope_parameters": ["yarn"]}, "a mapping expected"),
+        ({"rope_parameters": ["yarn"]}, "expected a mapping"),
     ],
 )
 def test_what_cannot_be_moved_is_refused_by_name(config, named) -> None:

@@ -156,5 +156,5 @@ def test_a_module_whose_rows_are_not_doubled_is_refused() -> None:
             rows = torch.arange(8.0) * position_ids[0, :, None]
             return rows.cos()[None], rows.sin()[None]
 
-    with pytest.raises(UnsupportedRotaryError, match="no value twice"):
+    with pytest.raises(UnsupportedRotaryError, match="doubled neither"):
         RotaryTable.from_model_rotary(Odd(), 4)

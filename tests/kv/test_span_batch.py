@@ -71,7 +71,7 @@ def test_sources_copied_in_turn_give_what_all_at_once_gives(
         ({"row": -1}, "got -1"),
         ({"source_start": -2}, "got -2"),
         ({"target_start": -3}, "got -3"),
-        ({"target_start": 7}, "11 target slots expected, got 10"),
+        ({"target_start": 7}, "expected 11 target slots, got 10"),
     ],
 )
 def test_runs_outside_the_prompt_are_refused(changes: dict[str, int], named: str) -> None:

@@ -202,7 +202,7 @@ def test_a_stack_without_memory_or_with_two_tiers_of_one_name_is_refused() -> No
     with pytest.raises(StorageError, match="at least one memory tier"):
         TierStack(memory=())
     twice = MemoryTier.on_host(capacity_bytes=1, pinned=False)
-    with pytest.raises(StorageError, match="different names"):
+    with pytest.raises(StorageError, match="distinct names"):
         TierStack(memory=(twice, twice))
 
 

@@ -351,26 +351,26 @@ def test_the_table_is_asked_for_exactly_where_depths_are_shifted():
         lambda: drift_for(policy_from_spec("depth_shift(none)"), None),
         lambda: table_for("depth_shift(none)", None),
     ):
-        with pytest.raises(PlanError, match="table of depth drift"):
+        with pytest.raises(PlanError, match="depth-drift table"):
             ask()
 
 
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("unknown", "known are"),
-        ("", "known are"),
+        ("unknown", "known names"),
+        ("", "expected one of"),
         ("span_head(0)", "1 or more"),
         ("span_head(1, 2)", "takes \\(tokens\\)"),
-        ("span_head(", "known are"),
+        ("span_head(", "expected one of"),
         ("random(2)", "ratio"),
         ("kv_deviation(0.1, 1)", "2 or more"),
         ("query_attention(0.1, 16, 'some')", "displaced"),
-        ("budget(0.1)", "a policy expected"),
-        ("depth_shift(8)", "a policy expected"),
-        ("budget(unknown, 0.1)", "known are"),
-        ("span_head(8) - none", "known are"),
-        ("__import__('os')", "known are"),
+        ("budget(0.1)", "expected a policy"),
+        ("depth_shift(8)", "expected a policy"),
+        ("budget(unknown, 0.1)", "known names"),
+        ("span_head(8) - none", "expected one of"),
+        ("__import__('os')", "known names"),
         ("span_head(__import__('os'))", "takes"),
         ("span_head(**{'tokens': 3})", "takes"),
     ],

@@ -60,7 +60,7 @@ def test_a_document_in_its_place_is_not_touched(lab):
 def test_without_a_table_such_a_policy_is_refused(lab):
     bare = Lab(lab.model, capacity_tokens=6_000)
     try:
-        with pytest.raises(PlanError, match="table of depth drift"):
+        with pytest.raises(PlanError, match="depth-drift table"):
             measure(bare, item(lab, "composed"), ["depth_shift(none)"])
     finally:
         bare.close()

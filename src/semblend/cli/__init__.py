@@ -1,1 +1,1 @@
-"""The `semblend` command: one file a command."""
+"""The `semblend` command, one file per subcommand."""

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import typer
 from rich.console import Console
-from rich.progress import track
 
-from semblend.cli.bench_meaning import measure_recall, measure_windows
+from semblend.cli.bench_meaning import meaning_work, measure_recall, measure_windows
 from semblend.cli.benchmark_report import BenchmarkReport
 from semblend.cli.lookup_workloads import Workload, negatives, positives
+from semblend.cli.progress import Advance, advancing, unseen
 from semblend.core.namespace import Namespace
 from semblend.core.plan import Plan
 from semblend.core.settings import EmbedderKind, Settings
@@ -28,32 +28,38 @@ DONOR_TOKENS = 2_000
 HERE = Namespace.of(model="bench")
 ELSEWHERE = Namespace.of(model="bench", tenant="somebody-else")
 STDERR = Console(stderr=True)
+COVERAGE_WORK, DONOR_WORK = 400, 4
+"""Rough cost of a coverage workload and of a donor, for the time left; see `meaning_work`."""
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 def bench_lookup(
     donors: Annotated[
-        int, typer.Option(help="Donors of 2,000 tokens in the large store.")
+        int, typer.Option(help="Donors in the large store, 2,000 tokens each.")
     ] = 100_000,
-    repeats: Annotated[int, typer.Option(help="Timed calls a figure (the median counts).")] = 200,
-    vectors: Annotated[int, typer.Option(help="Vectors in the search by meaning.")] = 100_000,
-    seed: Annotated[int, typer.Option(help="Seed of all text.")] = 1,
+    repeats: Annotated[
+        int, typer.Option(help="Timed calls per figure; the median is reported.")
+    ] = 200,
+    vectors: Annotated[int, typer.Option(help="Vectors in the semantic search.")] = 100_000,
+    seed: Annotated[int, typer.Option(help="Seed for all generated text.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure what discovery finds, against brute force, and what it costs."""
+    """Measure what discovery finds compared with brute force, and what it costs."""
     report = BenchmarkReport("lookup")
-    measure_coverage(report, seed)
-    measure_negatives(report, seed)
-    measure_scale(report, donors, repeats, seed)
-    measure_windows(report, seed)
-    measure_recall(report, vectors, seed)
+    work = COVERAGE_WORK * len(positives(seed)) + DONOR_WORK * donors + meaning_work(vectors)
+    with advancing("bench lookup", work, STDERR) as advance:
+        measure_coverage(report, seed, advance)
+        measure_negatives(report, seed)
+        measure_scale(report, donors, repeats, seed, advance)
+        measure_windows(report, seed, advance)
+        measure_recall(report, vectors, seed, advance)
     report.show(as_json=as_json)
     raise typer.Exit(1 if report.failed else 0)
 
 
-def measure_coverage(report: BenchmarkReport, seed: int) -> None:
-    """Share of what brute force can reuse that the plan reuses; tokens that differ."""
-    for workload in track(positives(seed), "coverage", console=STDERR):
+def measure_coverage(report: BenchmarkReport, seed: int, advance: Advance = unseen) -> None:
+    """Measure how much of what brute force could reuse the plan reuses, and check the tokens."""
+    for workload in positives(seed):
         plan = _plan(workload, HERE)
         oracle = _oracle(workload)
         spans = _covered(plan, workload.target.size)
@@ -67,10 +73,11 @@ def measure_coverage(report: BenchmarkReport, seed: int) -> None:
         report.add(
             workload.name, "tokens that differ", _differing(plan, workload), "tokens", at_most=0
         )
+        advance(COVERAGE_WORK)
 
 
 def measure_negatives(report: BenchmarkReport, seed: int) -> None:
-    """Tokens in spans that are not truly identical runs, and plans below the worth-it line."""
+    """Count span tokens that are not in an identical run, and plans that are not worth running."""
     cases = [(workload, HERE) for workload in negatives(seed)]
     known = positives(seed)[0]
     cases += [
@@ -102,22 +109,25 @@ def _add_negative(
     report.add(name, "plans below the worth-it line", below, "plans", at_most=0)
 
 
-def measure_scale(report: BenchmarkReport, donors: int, repeats: int, seed: int) -> None:
-    """CPU time of misses, hits, registration and eviction, in a small and a large store."""
+def measure_scale(
+    report: BenchmarkReport, donors: int, repeats: int, seed: int, advance: Advance = unseen
+) -> None:
+    """Measure misses, hits, registration and eviction in CPU time, in a small and a large store."""
     rng = np.random.default_rng(seed)
     small = min(1_000, donors)
-    # Sized so that the last donors just fit: the store then works at capacity.
+    # The last donors just fit, so the store then works at capacity.
     pipeline = _pipeline(max_donor_bytes=int(donors * DONOR_TOKENS * 6.7) + 2**20)
     name = f"{donors} donors"
     misses: dict[tuple[int, int], float] = {}
     known: list[TokenArray] = []
     registered = 0
     for size in (small, donors):
-        for number in track(range(registered, size), f"{size} donors", console=STDERR):
+        for number in range(registered, size):
             text = _random(rng, DONOR_TOKENS)
             pipeline.register_donor(f"d{number}", text, HERE)
             if number % max(1, donors // 400) == 0:
                 known.append(text)
+            advance(DONOR_WORK)
         registered = size
         for tokens in (8_000, 32_000):
             prompts = [_random(rng, tokens) for _ in range(repeats)]
@@ -134,7 +144,7 @@ def measure_scale(report: BenchmarkReport, donors: int, repeats: int, seed: int)
     report.add(name, "index bytes per token", bytes_per_token, "bytes", at_most=8.0)
 
     extra = 0
-    while pipeline.stats().evictions == 0:  # fill what is left, so that registering evicts
+    while pipeline.stats().evictions == 0:  # fill the rest, so that registering evicts
         pipeline.register_donor(f"fill{extra}", _random(rng, DONOR_TOKENS), HERE)
         extra += 1
     texts = [_random(rng, DONOR_TOKENS) for _ in range(repeats)]
@@ -171,14 +181,14 @@ def _planning(
 
 
 def _composed(rng: np.random.Generator, known: list[TokenArray]) -> TokenArray:
-    """8,000 tokens: four documents of the store behind new text."""
+    """Build 8,000 tokens: four stored documents, each after some new text."""
     chosen = rng.choice(len(known), 4, replace=False)
     parts = [part for i in chosen for part in (_random(rng, 25), known[i][:1_950])]
     return np.concatenate([_random(rng, 100), *parts])
 
 
 def _oracle(workload: Workload) -> Mask:
-    """Target tokens inside some run of 32 tokens that a donor holds, by brute force."""
+    """Mark target tokens in any 32-token run that a donor holds, by brute force."""
     held: set[bytes] = set()
     for donor in workload.donors:
         held.update(_windows(donor))
@@ -203,7 +213,7 @@ def _covered(plan: Plan, size: int) -> Mask:
 
 
 def _differing(plan: Plan, workload: Workload) -> int:
-    """Tokens in spans that are not the target's own."""
+    """Count span tokens that differ from the target's."""
     return sum(
         int(
             (

@@ -1,14 +1,13 @@
-"""The part of `semblend bench lookup` about meaning: what is seen, and what search misses."""
+"""The semantic part of `semblend bench lookup`: what embedders see and what search misses."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.progress import track
 
 from semblend.cli.benchmark_report import BenchmarkReport
 from semblend.cli.lookup_workloads import Writer
+from semblend.cli.progress import Advance, unseen
 from semblend.core.errors import EmbedderError, MissingExtraError
 from semblend.core.settings import EmbedderKind
 from semblend.discovery.embedders import Embedder, make_embedder
@@ -18,21 +17,32 @@ from semblend.discovery.windows import embed_text
 DIMENSION = 384
 QUERIES = 200
 NEAR = 0.7
-"""Cosine of a query with the vector it was made from: a paraphrase, not a copy."""
+"""Cosine between a query and the vector it was made from: a paraphrase, not a copy."""
 PROMPT_CHARACTERS = 60_000
-STDERR = Console(stderr=True)
+EMBEDDERS = {
+    EmbedderKind.JACCARD: 1_000,
+    EmbedderKind.STATIC: 1_000,
+    EmbedderKind.MINILM: 100_000,
+}
+"""Embedders to measure, and their cost in added vectors, roughly: for the time left."""
 
 
-def measure_windows(report: BenchmarkReport, seed: int) -> None:
-    """The whole of a long prompt is seen: characters inside windows, and its last words."""
+def meaning_work(vectors: int) -> int:
+    """Cost of this part, in added vectors."""
+    return sum(EMBEDDERS.values()) + vectors
+
+
+def measure_windows(report: BenchmarkReport, seed: int, advance: Advance = unseen) -> None:
+    """Check that a long prompt is embedded in full: all characters, and its last words."""
     writer = Writer(seed)
     words = [f"word{number}" for number in writer.words(PROMPT_CHARACTERS // 6)]
     text = " ".join(words)[:PROMPT_CHARACTERS]
-    for kind in (EmbedderKind.JACCARD, EmbedderKind.STATIC, EmbedderKind.MINILM):
+    for kind, work in EMBEDDERS.items():
         try:
             embedder = make_embedder(kind)
         except (MissingExtraError, EmbedderError):
-            continue  # not installed here: nothing to measure
+            advance(work)
+            continue  # not installed, so there is nothing to measure
         case = f"{PROMPT_CHARACTERS} characters, {kind.value}"
         seen = embed_text(embedder, text)
         covered = np.zeros(len(text), dtype=np.bool_)
@@ -48,6 +58,7 @@ def measure_windows(report: BenchmarkReport, seed: int) -> None:
             "share",
             at_least=1.0,
         )
+        advance(work)
 
 
 def _end_seen(embedder: Embedder, text: str) -> float:
@@ -56,25 +67,28 @@ def _end_seen(embedder: Embedder, text: str) -> float:
     return float(not np.allclose(before[-1], after[-1], atol=1e-3))
 
 
-def measure_recall(report: BenchmarkReport, vectors: int, seed: int) -> None:
-    """How often the nearest donor is found, against an exact scan of all vectors."""
+def measure_recall(
+    report: BenchmarkReport, vectors: int, seed: int, advance: Advance = unseen
+) -> None:
+    """Measure how often search finds the nearest donor, compared with an exact scan."""
     rng = np.random.default_rng(seed)
     held = _clustered(rng, vectors)
     index = VectorIndex(DIMENSION, max_bytes=4 * 2**30)
-    for number in track(range(vectors), f"{vectors} vectors", console=STDERR):
+    for number in range(vectors):
         index.add(str(number), held[number], namespace=b"bench")
+        advance(1)
     right = 0
     for number in rng.integers(0, vectors, QUERIES):
         query = _turned(rng, held[number])
         (found,) = index.search(query, 1, namespace=b"bench")
         cosines = held @ query
-        # Half precision cannot tell apart what differs by less.
+        # Half precision cannot resolve smaller differences.
         right += bool(cosines[int(found.donor_id)] >= cosines.max() - 1e-3)
     report.add(f"{vectors} vectors", "recall@1", right / QUERIES, "share", at_least=0.99)
 
 
 def _clustered(rng: np.random.Generator, count: int) -> npt.NDArray[np.float32]:
-    """A hundred vectors a topic, with the decaying spectrum of sentence embeddings."""
+    """Draw a hundred vectors per topic, with the decaying spectrum of sentence embeddings."""
     spectrum = np.arange(1, DIMENSION + 1) ** -0.5
     topics = rng.standard_normal((max(1, count // 100), DIMENSION)) * spectrum
     rows = topics[rng.integers(0, len(topics), count)]

@@ -1,4 +1,4 @@
-"""What SemBlend costs a prompt it cannot help: lookup, and capture beside the next request."""
+"""What SemBlend costs a prompt it cannot help: the lookup, and capture during the next request."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 
 from semblend.cli.benchmark_report import BenchmarkReport
+from semblend.cli.progress import Advance, unseen
 from semblend.core.tokens import TokenArray
 from semblend.quality.intervals import bootstrap_median
 
@@ -18,9 +17,8 @@ if TYPE_CHECKING:
     from semblend.engine.api import RequestReport
     from semblend.engine.engine import EmbeddedEngine
 
-STDERR = Console(stderr=True)
 LIMIT = 0.01
-"""Most a miss may cost, as a share of cold time to first token, from 4,096 tokens on."""
+"""Highest acceptable cost of a miss, as a share of cold TTFT, for 4,096 tokens and more."""
 JUDGED_TOKENS = 4096
 
 FirstToken = Callable[..., "RequestReport"]
@@ -28,29 +26,35 @@ FirstToken = Callable[..., "RequestReport"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissCost:
-    """Pairs of neighbours in one stream of unknown prompts, times in seconds."""
+    """Adjacent pairs in one stream of unknown prompts. Times are in seconds."""
 
     off: list[float]
-    """Time to first token without lookup, behind a prompt that is not kept."""
+    """TTFT without lookup, after a prompt that is not captured."""
     on: list[float]
-    """With lookup, while the prompt before is copied out, stored and registered."""
+    """TTFT with lookup, while the previous prompt is copied out, stored and registered."""
     capture: list[float]
-    """Processor time of copying out, storing and registering one prompt."""
+    """Processor time for copying out, storing and registering one prompt."""
 
     @property
     def shares(self) -> list[float]:
-        """What each pair's second costs more, as a share of its first."""
+        """Extra time with SemBlend in each pair, as a share of the time without it."""
         return [on / off - 1.0 for on, off in zip(self.on, self.off, strict=True)]
 
 
 def measure_miss(
-    engine: EmbeddedEngine, first_token: FirstToken, length: int, *, pairs: int, seed: int
+    engine: EmbeddedEngine,
+    first_token: FirstToken,
+    length: int,
+    *,
+    pairs: int,
+    seed: int,
+    advance: Advance = unseen,
 ) -> MissCost:
-    """Send prompts nobody has seen, one right after another, each with SemBlend on or off.
+    """Send unseen prompts back to back, each with SemBlend on or off.
 
-    Whether a prompt is kept decides what runs beside the *next* one, so each request
-    is the neighbour of one and the measurement of another. Pairs take turns in which
-    comes first, so that a machine that warms up or slows down favours neither.
+    Capturing a prompt slows down the *next* request. Each request is therefore both a measurement
+    and the background load of the one after it. Pairs alternate which arm goes first, so that a
+    machine that warms up or slows down favours neither.
     """
     rng = np.random.default_rng((seed, length))
     vocabulary = engine.model.vocab_size
@@ -64,13 +68,14 @@ def measure_miss(
     capture: list[float] = []
     busy = engine.donors.busy_seconds
     first_token(engine, text(), reuse=False, donate=modes[0])
-    for number in track(range(len(modes)), f"{length} tokens, misses", console=STDERR):
+    for number in range(len(modes)):
         keep = modes[number + 1] if number + 1 < len(modes) else False
         report = first_token(engine, text(), reuse=modes[number], donate=keep)
         seconds[modes[number]].append(report.ttft_ms / 1e3)
         if modes[number]:
             capture.append(engine.donors.busy_seconds - busy)
         busy = engine.donors.busy_seconds
+        advance(length)
     engine.donors.wait()
     engine.drop_donors()
     engine.flush_prefix_cache()
@@ -80,7 +85,7 @@ def measure_miss(
 def add_miss_rows(
     report: BenchmarkReport, case: str, cost: MissCost, *, length: int, judged: bool
 ) -> None:
-    """The pairs' median with its interval, and what it consists of."""
+    """Add the median over pairs, its interval, and the cost of capture."""
     low, high = bootstrap_median(cost.shares)
     limit = LIMIT if judged and length >= JUDGED_TOKENS else None
     metric = f"miss: lookup and capture, share of cold, median of {len(cost.on)} pairs"

@@ -1,4 +1,4 @@
-"""`semblend bench prefill`: time to first token, cold against warm, as ratios of one run."""
+"""`semblend bench prefill`: cold and warm time to first token, as ratios within one run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import track
 
 from semblend.cli.bench_miss import JUDGED_TOKENS, MissCost, add_miss_rows, measure_miss
 from semblend.cli.benchmark_report import BenchmarkReport
+from semblend.cli.progress import Advance, advancing, unseen
 from semblend.core.errors import MissingExtraError
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.core.tokens import TokenArray
@@ -28,53 +28,64 @@ if TYPE_CHECKING:
 STDERR = Console(stderr=True)
 INSTRUCTION_TOKENS, QUESTION_TOKENS = 200, 64
 POLICIES = {"0 %": "none", "5 %": "random(0.05)", "10 %": "random(0.1)", "15 %": "random(0.15)"}
-"""Recompute ratios, in blocks of 32 tokens; which blocks does not change the time."""
+"""Recompute ratios, in blocks of 32 tokens. Which blocks are recomputed does not affect the time.
+"""
 TARGETS = {(4096, "0 %"): 12.0, (8192, "0 %"): 18.0, (8192, "10 %"): 5.0}
-"""Least cold/warm ratio of the reference model on two CPU cores."""
+"""Lowest acceptable cold/warm ratio for the reference model on two CPU cores."""
+ROUND_PASSES = 4
+"""Cost of a round in cold prefills: cold, plain and a miss, and one for all warm requests."""
 COLD_LIMIT = 1.1
 LOOKUP_LIMIT = 0.01
 WARM_SAMPLES = 3
-"""Warm requests a round and policy, whose median counts: one takes a twelfth of a cold one, so a
-moment in which the machine did something else is twelve times as much of it."""
+"""Warm requests per round and policy; their median counts.
+
+A warm request takes a twelfth of a cold one, so the same hiccup of the machine distorts it twelve
+times as much.
+"""
 
 
 @dataclass(slots=True)
 class Times:
-    """Seconds by case, one entry a round; rounds are interleaved so that ratios are paired."""
+    """Seconds per case, one entry per round. Rounds are interleaved so that ratios are paired."""
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def median(self, case: str) -> float:
-        """Median seconds of a case."""
         return float(np.median(self.seconds[case]))
 
     def ratio(self, above: str, below: str) -> float:
-        """Median over rounds of one case's time in another's."""
+        """Median over rounds of `above` divided by `below`."""
         pairs = zip(self.seconds[above], self.seconds[below], strict=True)
         return float(np.median([a / b for a, b in pairs]))
 
 
 def bench_prefill(
     model: Annotated[
-        str, typer.Option(help="Folder or hub name of the model.")
+        str, typer.Option(help="Model folder or hub name.")
     ] = "models/semblend-reference-27m",
-    lengths: Annotated[str, typer.Option(help="Prompt lengths, with commas.")] = "1024,4096,8192",
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds a length; medians count.")] = 7,
+    lengths: Annotated[
+        str, typer.Option(help="Prompt lengths, separated by commas.")
+    ] = "1024,4096,8192",
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Rounds per length; medians are reported.")
+    ] = 7,
     pairs: Annotated[
-        int, typer.Option(min=1, help="Pairs of misses a length, with and without SemBlend.")
+        int, typer.Option(min=1, help="Pairs of misses per length, with and without SemBlend.")
     ] = 8,
-    threads: Annotated[int, typer.Option(min=0, max=4096, help="CPU threads; 0: all cores.")] = 0,
-    seed: Annotated[int, typer.Option(help="Seed of all text.")] = 1,
+    threads: Annotated[
+        int, typer.Option(min=0, max=4096, help="CPU threads; 0 uses all cores.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for all generated text.")] = 1,
     plot: Annotated[
         Path | None, typer.Option(help="Write a plot to this file (.png, .svg).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure time to first token, cold and warm, over context lengths and recompute ratios.
+    """Measure cold and warm time to first token over context lengths and recompute ratios.
 
-    The document was read before behind another instruction; the prompt has a new
-    instruction of 200 tokens and a new question of 64. Targets are those of the
-    reference model on a CPU; for other models the ratios are shown without.
+    The document was read before, after a different instruction. The prompt has a new 200-token
+    instruction and a new 64-token question. Targets apply to the reference model on a CPU; for
+    other models the ratios have no target.
     """
     import torch
 
@@ -92,15 +103,21 @@ def bench_prefill(
     )
     plain = _plain_model(model, engine)
     report = BenchmarkReport("prefill")
-    # Whatever else runs is in the times; a reader must see that it did.
+    # Other load is part of the times, so show the reader how much there was.
     report.add("machine", "load average before the run", os.getloadavg()[0], "processes")
     judged = Path(model).name == "semblend-reference-27m"
     results: dict[int, Times] = {}
     try:
-        for length in wanted:
-            results[length] = measure(engine, plain, length, repeats=repeats, seed=seed)
-            misses = measure_miss(engine, _first_token, length, pairs=pairs, seed=seed)
-            add_rows(report, length, results[length], misses, judged=judged)
+        work = sum(length * (repeats * ROUND_PASSES + 2 * pairs) for length in wanted)
+        with advancing("bench prefill, tokens", work, STDERR) as advance:
+            for length in wanted:
+                results[length] = measure(
+                    engine, plain, length, repeats=repeats, seed=seed, advance=advance
+                )
+                misses = measure_miss(
+                    engine, _first_token, length, pairs=pairs, seed=seed, advance=advance
+                )
+                add_rows(report, length, results[length], misses, judged=judged)
     finally:
         engine.close()
     if plot is not None:
@@ -109,11 +126,19 @@ def bench_prefill(
     raise typer.Exit(1 if report.failed else 0)
 
 
-def measure(engine: EmbeddedEngine, plain: Any, length: int, *, repeats: int, seed: int) -> Times:
-    """Time every case `repeats` times, one round after another."""
+def measure(
+    engine: EmbeddedEngine,
+    plain: Any,
+    length: int,
+    *,
+    repeats: int,
+    seed: int,
+    advance: Advance = unseen,
+) -> Times:
+    """Time every case `repeats` times, in interleaved rounds."""
     rng = np.random.default_rng(seed + length)
     vocabulary = engine.model.vocab_size
-    # The context must hold the prompt and the token it asks for.
+    # The context must hold the prompt and one generated token.
     size = min(length, engine.max_prompt_tokens) - INSTRUCTION_TOKENS - QUESTION_TOKENS
 
     def text(tokens: int) -> TokenArray:
@@ -130,11 +155,11 @@ def measure(engine: EmbeddedEngine, plain: Any, length: int, *, repeats: int, se
     engine.donors.wait()
     engine.flush_prefix_cache()
     times = Times()
-    for policy in POLICIES.values():  # warm up: the first pass of a shape pays for its memory
+    for policy in POLICIES.values():  # warm up: the first pass of a shape allocates its memory
         _first_token(engine, prompt(), policy=policy)
-    for number in track(range(repeats), f"{length} tokens", console=STDERR):
+    for number in range(repeats):
         tokens = prompt()
-        # Alternating, so that neither is always the one that follows the other.
+        # Alternate, so that neither case always follows the other.
         for case in ("cold", "plain") if number % 2 else ("plain", "cold"):
             seconds = (
                 _first_token(engine, tokens, reuse=False).ttft_ms / 1e3
@@ -151,13 +176,14 @@ def measure(engine: EmbeddedEngine, plain: Any, length: int, *, repeats: int, se
         miss = _first_token(engine, text(len(tokens)))
         times.seconds["miss"].append(miss.ttft_ms / 1e3)
         times.seconds["lookup"].append(miss.lookup_ms / 1e3)
+        advance(length * ROUND_PASSES)
     return times
 
 
 def add_rows(
     report: BenchmarkReport, length: int, times: Times, misses: MissCost, *, judged: bool
 ) -> None:
-    """One row a figure, with the targets that apply."""
+    """Add one row per figure, with the targets that apply."""
     case = f"{length} tokens"
 
     def target(limit: float | None) -> float | None:
@@ -192,7 +218,7 @@ def add_rows(
 
 
 def draw(results: dict[int, Times], path: Path) -> None:
-    """Speed-up over context length, a line a recompute ratio."""
+    """Plot speed-up over context length, one line per recompute ratio."""
     try:
         import matplotlib
 
@@ -221,7 +247,7 @@ def draw(results: dict[int, Times], path: Path) -> None:
 
 
 def _lengths(text: str) -> list[int]:
-    """Prompt lengths from ``1024,4096``."""
+    """Parse prompt lengths such as ``1024,4096``."""
     least = INSTRUCTION_TOKENS + QUESTION_TOKENS + 1
     try:
         found = [int(part) for part in text.split(",")]
@@ -229,7 +255,7 @@ def _lengths(text: str) -> list[int]:
         found = []
     if not found or min(found) < least:
         raise typer.BadParameter(
-            f"whole numbers from {least} on with commas between them expected, got {text!r}",
+            f"expected whole numbers of at least {least}, separated by commas, got {text!r}",
             param_hint="--lengths",
         )
     return found
@@ -260,7 +286,7 @@ def _first_token(
 
 
 def _plain_model(name: str, engine: EmbeddedEngine) -> Any:
-    """The same weights with transformers' own SDPA attention."""
+    """Load the same weights with transformers' own SDPA attention."""
     from transformers import AutoModelForCausalLM
 
     plain: Any = AutoModelForCausalLM.from_pretrained(
@@ -270,7 +296,7 @@ def _plain_model(name: str, engine: EmbeddedEngine) -> Any:
 
 
 def _plain_seconds(plain: Any, tokens: TokenArray) -> float:
-    """An ordinary prefill without keeping K/V, which is the faster way to run one."""
+    """Time an ordinary prefill. It keeps no K/V, which is the faster way to run one."""
     import torch
 
     ids = torch.from_numpy(tokens.astype(np.int64))[None].to(plain.device)

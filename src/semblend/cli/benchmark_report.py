@@ -1,4 +1,4 @@
-"""The one shape every benchmark prints: rows of case, metric, value, unit, target, ok."""
+"""The format every benchmark prints: rows of case, metric, value, unit, target, ok."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measured figure beside its target."""
+    """One measured figure and its target."""
 
     case: str
     metric: str
@@ -23,7 +23,7 @@ class Row:
     unit: str
     target: float | None = None
     ok: bool | None = None
-    """None where there is no target."""
+    """None if there is no target."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class BenchmarkReport:
         at_least: float | None = None,
         at_most: float | None = None,
     ) -> Row:
-        """Add a figure; the bound given is its target."""
+        """Add a figure. The given bound is its target."""
         target = at_least if at_least is not None else at_most
         ok: bool | None = None
         if at_least is not None:
@@ -61,7 +61,7 @@ class BenchmarkReport:
         return [row for row in self.rows if row.ok is False]
 
     def to_json(self) -> str:
-        """The one JSON object of this report."""
+        """This report as one JSON object."""
         return json.dumps(
             {
                 "benchmark": self.benchmark,
@@ -71,7 +71,7 @@ class BenchmarkReport:
         )
 
     def show(self, *, as_json: bool, console: Console | None = None) -> None:
-        """Print to standard output: JSON for machines, a table for people."""
+        """Print to standard output, as JSON or as a table."""
         console = console or Console()
         if as_json:
             console.print(self.to_json(), soft_wrap=True, highlight=False, markup=False)

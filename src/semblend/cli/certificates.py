@@ -1,4 +1,4 @@
-"""`semblend certificates`: which there are, what one says, whether they hold, one more."""
+"""`semblend certificates`: list, show, verify and add quality certificates."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from semblend.planning.certificates import (
 )
 
 certificates = typer.Typer(
-    help="Quality certificates where engines look for them.", no_args_is_help=True
+    help="List, show, verify and add quality certificates.", no_args_is_help=True
 )
 _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @certificates.command("list")
 def list_certificates(as_json: _AsJson = False) -> None:
-    """Every certificate that engines find here, in the order of their search."""
+    """List every certificate engines can find here, in search order."""
     folders = _folders()
     found = list(examined(folders))
     if as_json:
@@ -50,16 +50,16 @@ def list_certificates(as_json: _AsJson = False) -> None:
 
 @certificates.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A file, or a part of the name of one listed.")],
+    name: Annotated[str, typer.Argument(help="A file, or part of a listed name.")],
     as_json: _AsJson = False,
 ) -> None:
-    """What one certificate says: policy, kept answers, leaks, price, on what, until when."""
+    """Show a certificate: its policy, measured quality and cost, hardware and expiry."""
     paths = [Path(name)] if Path(name).is_file() else []
     found = list(examined(paths or _folders()))
     if not paths:
         found = [each for each in found if name in each.path.name]
     if not found:
-        _fail(f"{name}: no such certificate; `semblend certificates list` names those there are")
+        _fail(f"{name}: no such certificate; `semblend certificates list` lists them")
     for each in found:
         if each.certificate is None:
             _fail(f"{each.path}: {each.detail}")
@@ -73,16 +73,16 @@ def show(
 def verify(
     model: Annotated[
         str | None,
-        typer.Argument(help="A model folder or hub name; without one, every certificate found."),
+        typer.Argument(help="Model folder or hub name; default: every certificate found."),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Number format it is served in; any, if not given.")
+        str | None, typer.Option(help="Number format the model is served in; default: any.")
     ] = None,
     days: Annotated[
-        int, typer.Option(min=0, max=36_500, help="It must hold for so many days more.")
+        int, typer.Option(min=0, max=36_500, help="Require validity for this many more days.")
     ] = 0,
 ) -> None:
-    """Say whether reuse would be on; ends with 1 if it would not, for hooks and probes."""
+    """Check whether reuse would be on. Exits with 1 if not, for hooks and probes."""
     now = datetime.now(UTC) + timedelta(days=days)
     found = list(examined(_folders(), dtype=dtype, now=now))
     if model is not None:
@@ -91,9 +91,9 @@ def verify(
         holding = [e for e in found if e.objection is None]
         found = holding or found
         if not found:
-            _fail(f"{model}: no certificate of these weights ({fingerprint})")
+            _fail(f"{model}: no certificate for these weights ({fingerprint})")
     elif not found:
-        _fail("no certificates were found")
+        _fail("no certificates found")
     when = f"in {days} days: " if days else ""
     for each in found:
         said = f"does not hold: {when}{each.detail}" if each.objection else "holds"
@@ -104,13 +104,15 @@ def verify(
 
 @certificates.command()
 def add(
-    files: Annotated[list[Path], typer.Argument(help="Certificates as `semblend certify` writes.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="Certificates written by `semblend certify`.")
+    ],
     to: Annotated[
         Path | None,
-        typer.Option(help="Folder; else SEMBLEND_CERTIFICATE_DIR, else the user's own."),
+        typer.Option(help="Target folder; default: SEMBLEND_CERTIFICATE_DIR or the user's folder."),
     ] = None,
 ) -> None:
-    """Copy certificates, with tables and reports, to where engines look; checked first."""
+    """Check certificates and copy them, with their tables and reports, to where engines look."""
     told = _settings().certificate_dir
     folder = to or (Path(told).expanduser() if told and told != "none" else users_folder())
     checked = [(path, _certificate(path)) for path in files]
@@ -118,7 +120,7 @@ def add(
         folder.mkdir(parents=True, exist_ok=True)
         for path, certificate in checked:
             goal = folder / file_name(certificate)
-            # The certificate last: it holds only with its table beside it.
+            # Copy the certificate last: it is only valid with its table beside it.
             for source, target in (
                 (depth_table(path), depth_table(goal)),
                 (path.with_suffix(".html"), goal.with_suffix(".html")),
@@ -143,7 +145,7 @@ def _folders() -> tuple[Path, ...]:
 
 
 def _certificate(path: Path) -> Certificate:
-    """One that holds; anything else is not worth copying."""
+    """Read a certificate; fail unless it is valid."""
     found = list(examined([path]))
     if not found or path.is_dir():
         _fail(f"{path}: no such file")
@@ -154,7 +156,7 @@ def _certificate(path: Path) -> Certificate:
 
 
 def _fingerprint(model: str) -> str:
-    """By content, as engines look it up: every byte of the weights is read."""
+    """Fingerprint the weights by content, as engines do. This reads every byte of them."""
     try:
         from semblend.integration.model_identity import content_fingerprint, weights_folder
 
@@ -164,7 +166,7 @@ def _fingerprint(model: str) -> str:
     except (OSError, ValueError, ImportError, SemBlendError) as error:
         _fail(f"{model}: {error}")
     if fingerprint is None:
-        _fail(f"{model}: no config.json and safetensors files of it are on this machine")
+        _fail(f"{model}: its config.json and safetensors files are not on this machine")
     return fingerprint
 
 
@@ -195,14 +197,14 @@ def _show(each: Examined, certificate: Certificate) -> None:
         ("holds", each.detail or f"until {certificate.expires}"),
         ("measured", f"{certificate.created} on {certificate.versions.get('measured_on', '?')}"),
         ("attacked", said_of(certificate.figures.get("redteam"))),
-        ("report", page if page.is_file() else "none beside it"),
+        ("report", page if page.is_file() else "none"),
     ):
         typer.echo(f"{name:9}{value}")
     typer.echo(
         f"\n{'workload':26}{'right':>8}{'cold':>8}{'same':>8}{'leaks':>8}{'KL':>8}{'price':>8}"
     )
     for row in certificate.figures.get("chosen", ()):
-        # Prose goes on in many ways: there is no right one.
+        # A continuation has no single right answer.
         answers = row.get("workload") != "continuation"
         typer.echo(
             f"{row.get('workload', '?'):26}"
@@ -214,8 +216,8 @@ def _show(each: Examined, certificate: Certificate) -> None:
             f"{_share(row, 'recompute'):>8}"
         )
     typer.echo(
-        "right, cold: answers that are right, with reuse and without; same: best next tokens that "
-        "are\ncold's; leaks: answers with the donor's fact; price: tokens computed again"
+        "right, cold: share of right answers, with reuse and without; same: top next tokens that "
+        "match\ncold; leaks: answers with the donor's fact; price: reusable tokens recomputed"
     )
 
 

@@ -1,4 +1,4 @@
-"""`semblend certify`: measure what reuse does to a model's answers, and write it down."""
+"""`semblend certify`: measure what reuse does to a model's answers, and record it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ USERS_FOLDER = users_folder()
 
 
 class EngineKind(StrEnum):
-    """Engines that can be measured."""
+    """Engines that can be certified."""
 
     EMBEDDED = "embedded"
 
 
 def said(context: typer.Context) -> str:
-    """The command as it was given: every option that is not its default, and the seeds."""
+    """The command as given: every option that differs from its default, and the seeds."""
     words = ["semblend", context.info_name or ""]
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
@@ -56,17 +56,18 @@ def said(context: typer.Context) -> str:
 def certify(
     context: typer.Context,
     model: Annotated[
-        str, typer.Option(help="Folder or hub name of the model.")
+        str, typer.Option(help="Model folder or hub name.")
     ] = "models/semblend-reference-27m",
     engine: Annotated[
-        EngineKind, typer.Option(help="What carries plans out.")
+        EngineKind, typer.Option(help="Engine that executes the plans.")
     ] = EngineKind.EMBEDDED,
-    items: Annotated[int, typer.Option(min=1, help="Items of every workload.")] = 200,
+    items: Annotated[int, typer.Option(min=1, help="Items per workload.")] = 200,
     length: Annotated[
-        list[int] | None, typer.Option(help="Prompt lengths in tokens, instead of 1K to 8K.")
+        list[int] | None,
+        typer.Option(help="Prompt length in tokens, instead of 1K to 8K; repeatable."),
     ] = None,
     policy: Annotated[
-        list[str] | None, typer.Option(help="Try only this policy; may be repeated.")
+        list[str] | None, typer.Option(help="Try only this policy; repeatable.")
     ] = None,
     workload: Annotated[
         list[str] | None,
@@ -78,48 +79,48 @@ def certify(
             help="Also real questions: a file of LongBench's or SAMSum's form, or longbench:NAME."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the documents to choose by.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the documents that choose the policy.")] = 1,
     confirm_seed: Annotated[
         int, typer.Option(help="Seed of the documents that confirm the choice.")
     ] = 2,
     output: Annotated[
-        Path, typer.Option(help="Folder of the certificate and its report.")
+        Path, typer.Option(help="Folder for the certificate and its report.")
     ] = USERS_FOLDER,
     page: Annotated[
-        Path | None, typer.Option(help="Also write the tables as Markdown to this file.")
+        Path | None, typer.Option(help="Also write the tables to this Markdown file.")
     ] = None,
     records: Annotated[
-        Path, typer.Option(help="Folder of what was measured; a run goes on where it stopped.")
+        Path, typer.Option(help="Folder for measurements; an interrupted run resumes from it.")
     ] = Path("results/certify"),
     answers: Annotated[
-        float, typer.Option(help="How far answer metrics of a workload may fall below cold's.")
+        float, typer.Option(help="How far a workload's answer metrics may fall below cold.")
     ] = 0.01,
     kl_epsilon: Annotated[
-        float, typer.Option(help="Mean KL allowed above cold's own noise, nats.")
+        float, typer.Option(help="Mean KL allowed above cold's own noise, in nats.")
     ] = 0.02,
     least_items: Annotated[
-        int, typer.Option(min=1, help="Least items of a workload that a certificate rests on.")
+        int, typer.Option(min=1, help="Fewest items per workload for a certificate.")
     ] = 200,
     redteam_items: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Items of the red team that must count, without a leak; 5000 on a GPU, else 300.",
+            help="Valid red-team items required, none leaking; default: 5000 on a GPU, else 300.",
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")] = "auto",
     processes: Annotated[
-        int, typer.Option(min=1, help="Processes that measure; a GPU wants as many as cores.")
+        int, typer.Option(min=1, help="Measuring processes; on a GPU, use one per core.")
     ] = 1,
     measure: Annotated[
-        bool, typer.Option(help="Measure what is missing; otherwise judge what is there.")
+        bool, typer.Option(help="Measure what is missing; otherwise judge existing records.")
     ] = True,
     measured_on: Annotated[
-        str, typer.Option(help="The hardware, for the certificate; found out if empty.")
+        str, typer.Option(help="Hardware named in the certificate; detected if empty.")
     ] = "",
 ) -> None:
-    """Measure policies against cold and write a certificate for the cheapest inside the bound."""
+    """Measure policies against cold and certify the cheapest one within the bound."""
     console = Console()
     from semblend.engine.model import load_model
     from semblend.quality.bound import Bound
@@ -167,7 +168,7 @@ def certify(
 
 
 def _redteam_items(told: int | None, device: str) -> int:
-    """So many that a GPU takes minutes for; a CPU takes an hour for the 300 that bound 1 %."""
+    """By default, what a GPU does in minutes. A CPU takes an hour for 300, which bound 1 %."""
     if told is not None:
         return told
     return 5000 if device == "cuda" else 300
@@ -231,10 +232,10 @@ def _run(
         facts={
             "fingerprint of the weights": campaign.model.fingerprint,
             "number format": str(campaign.model.kv_shape.dtype).removeprefix("torch."),
-            "items a workload": campaign.items,
+            "items per workload": campaign.items,
             "records": len(found.choice.records)
             + (len(found.confirmation.records) if found.confirmation else 0),
-            "seeds": f"{campaign.seed} to choose by, {campaign.confirm_seed} to confirm",
+            "seeds": f"{campaign.seed} to choose, {campaign.confirm_seed} to confirm",
             "measured on": campaign.hardware,
             "command": campaign.command,
         },
@@ -274,7 +275,7 @@ def measure_cells(lab: Lab, job: Job, console: Console) -> None:
 
 def _table(found: Issue) -> Table:
     made = table(
-        *("policy", "recomputed", "on documents to choose by", "on documents to confirm by"),
+        *("policy", "recomputed", "when choosing", "when confirming"),
         title="policies, cheapest first",
     )
     for verdict in found.choice.verdicts:
@@ -289,5 +290,5 @@ def _table(found: Issue) -> Table:
 
 
 def _said(objections: Sequence[str]) -> str:
-    said = "; ".join(objections[:2]) or "[green]keeps the bound[/]"
+    said = "; ".join(objections[:2]) or "[green]within the bound[/]"
     return said + (f"; and {len(objections) - 2} more" if len(objections) > 2 else "")

@@ -1,4 +1,4 @@
-"""`semblend demo`: the main job, end to end, with the bundled model."""
+"""`semblend demo`: reuse end to end with the bundled model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import track
 from rich.table import Table
 
 from semblend.cli.demo_report import write_report
 from semblend.cli.demo_scenarios import Demo, Prompt, Scenario, make_demo
+from semblend.cli.progress import advancing
 from semblend.core.errors import SemBlendError
 from semblend.core.outcomes import Outcome
 from semblend.core.settings import EmbedderKind, Settings
@@ -30,7 +30,7 @@ ANSWER_TOKENS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the engine said, and how the prompt came to be in its cache."""
+    """The engine's answer, and where the K/V of its prompt came from."""
 
     text: str
     report: RequestReport
@@ -46,12 +46,12 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """Cold time to first token over warm."""
+        """Cold time to first token divided by warm."""
         return self.cold.report.ttft_ms / self.warm.report.ttft_ms
 
     @property
     def verdict(self) -> str:
-        """Same answer, another one, or the donor's fact."""
+        """Whether the warm answer is cold's, a different one, or the donor's fact."""
         if self.warm.text == self.cold.text:
             return "same"
         if self.scenario.leaked is not None and self.scenario.leaked in self.warm.text:
@@ -61,26 +61,24 @@ class Comparison:
 
 def demo(
     model: Annotated[
-        str, typer.Option(help="Folder or hub name of the model.")
+        str, typer.Option(help="Model folder or hub name.")
     ] = "models/semblend-reference-27m",
-    report: Annotated[Path, typer.Option(help="Where the HTML report goes.")] = Path(
+    report: Annotated[Path, typer.Option(help="File for the HTML report.")] = Path(
         "results/demo.html"
     ),
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Times each arm is run; the fastest counts.")
-    ] = 2,
-    paragraphs: Annotated[int, typer.Option(help="Length of the documents.", min=4, max=1000)] = 20,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs per arm; the fastest counts.")] = 2,
+    paragraphs: Annotated[int, typer.Option(help="Paragraphs per document.", min=4, max=1000)] = 20,
     seed: Annotated[int, typer.Option(help="Seed of the documents.")] = 7,
 ) -> None:
-    """Read a few documents, then ask for them again: cold and warm, side by side."""
+    """Read a few documents, then ask about them again, cold and warm, side by side."""
     console = Console()
     comparisons = _run(model, make_demo(seed, paragraphs), rounds, console)
     console.print(_table(comparisons))
     console.print(
-        "Reused and computed tokens add up to the prompt. Tokens in brackets were reusable and "
-        "computed for quality. 'same': the warm answer is the cold one. 'donor's fact': the answer "
-        "took a fact from the donor, which must never happen. The naive row is an experiment "
-        "without a certificate: it shows why policies recompute after edits. "
+        "Reused and computed tokens add up to the prompt. Tokens in brackets were reusable but "
+        "computed for quality. 'same': the warm answer equals the cold one. 'donor's fact': the "
+        "answer took a fact from the donor, which must never happen. The naive row is an "
+        "experiment without a certificate: it shows why policies recompute after edits. "
         f"All other rows: {standing_of(comparisons)}.\n"
     )
     write_report(report, comparisons, model=model, standing=standing_of(comparisons))
@@ -92,7 +90,7 @@ def demo(
 
 
 def standing_of(comparisons: list[Comparison]) -> str:
-    """Whether reuse stood under the model's certificate, in words."""
+    """Say whether reuse was covered by the model's certificate."""
     reused = [
         item.warm.report
         for item in comparisons
@@ -112,17 +110,19 @@ def _run(model: str, scenes: Demo, rounds: int, console: Console) -> list[Compar
             options=EngineOptions(),
             settings=Settings(embedder=EmbedderKind.NONE, allow_uncertified=True),
         )
-    with engine:
-        for number, prompt in enumerate(
-            track(scenes.read, "reading documents", console=console, transient=True)
-        ):
+    # Warm requests take a fraction of the time, so progress counts cold ones only.
+    prefills = len(scenes.read) + rounds * len(scenes.scenarios)
+    comparisons = []
+    with engine, advancing("demo, cold prefills", prefills, console) as advance:
+        for number, prompt in enumerate(scenes.read):
             _ask(engine, prompt, f"read-{number}", donate=True)
+            advance(1)
         engine.donors.wait()
-        comparisons = []
-        for scenario in track(
-            scenes.scenarios, "asking, cold and warm", console=console, transient=True
-        ):
-            cold = [_scene(engine, scenario, reuse=False, round_=i) for i in range(rounds)]
+        for scenario in scenes.scenarios:
+            cold = []
+            for round_ in range(rounds):
+                cold.append(_scene(engine, scenario, reuse=False, round_=round_))
+                advance(1)
             warm = [_scene(engine, scenario, reuse=True, round_=i) for i in range(rounds)]
             comparisons.append(
                 Comparison(scenario=scenario, cold=_fastest(cold), warm=_fastest(warm))
@@ -131,7 +131,7 @@ def _run(model: str, scenes: Demo, rounds: int, console: Console) -> list[Compar
 
 
 def _scene(engine: EmbeddedEngine, scenario: Scenario, *, reuse: bool, round_: int) -> Answer:
-    # Both arms start without the engine's exact prefix cache: what is left is SemBlend's.
+    # Flush, so that only SemBlend's reuse differs between the arms.
     engine.flush_prefix_cache()
     return _ask(
         engine,

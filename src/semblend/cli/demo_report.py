@@ -1,4 +1,4 @@
-"""The demo as a page: one self-contained HTML file, nothing loaded from anywhere."""
+"""The demo's report: one self-contained HTML file that loads nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from semblend.engine.api import RequestReport, StripSegment, TokenSource
 if TYPE_CHECKING:
     from semblend.cli.demo import Comparison
 
-# Okabe and Ito's palette: told apart by people with any colour vision.
+# Okabe and Ito's palette, which works for every kind of colour vision.
 COLOURS = {
     TokenSource.EXACT: "#0072b2",
     TokenSource.CONTINUED: "#56b4e9",
@@ -62,12 +62,12 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 def write_report(
     path: Path, comparisons: Sequence[Comparison], *, model: str, standing: str
 ) -> None:
-    """Write the page; folders on the way are made.
+    """Write the page and create missing folders.
 
     Parameters
     ----------
     model, standing
-        The model's name, and whether reuse stood under its certificate, in words.
+        The model's name, and whether reuse was covered by its certificate, in words.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_page(comparisons, model, standing), encoding="utf-8")
@@ -119,7 +119,7 @@ policy {html.escape(warm.policy)}</dd></dl></article>"""
 
 
 def headline(item: Comparison) -> str:
-    """How much faster, where that is a result: controls and the naive experiment have none."""
+    """Say how much faster it was. Controls and the naive experiment have no such result."""
     if item.scenario.policy is not None:
         return "experiment without a certificate"
     if item.warm.report.outcome is not Outcome.MATERIALISED:
@@ -136,7 +136,7 @@ def _time(name: str, milliseconds: float, slowest: float, source: TokenSource) -
 
 
 def strip(report: RequestReport) -> str:
-    """A prompt as a strip of its tokens' sources."""
+    """Draw a prompt as a strip of its tokens' sources."""
     total = max(1, report.prompt_tokens)
     bars = "".join(_bar(segment, total) for segment in report.strip)
     label = f"{report.reused_tokens} of {report.prompt_tokens} tokens reused"

@@ -1,4 +1,4 @@
-"""The demo's scenarios: documents that were read before, and requests that bring them back."""
+"""The demo's scenarios: documents read first, and requests that use them again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from semblend.quality.documents import INSTRUCTIONS, Document, DocumentWriter, Fact
 
 SENTENCES = 9
-"""In a paragraph; twenty paragraphs are about 3,400 tokens of the bundled model's tokenizer."""
+"""Per paragraph. Twenty paragraphs are about 3,400 tokens for the bundled model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,6 @@ class Prompt:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The prompt as a chat."""
         return [
             {"role": "system", "content": self.instruction},
             {"role": "user", "content": f"{self.body}\n\nQuestion: {self.fact.question}"},
@@ -36,21 +35,21 @@ class Scenario:
     what: str
     prompt: Prompt
     leaked: str | None = None
-    """The answer that would betray the donor's fact."""
+    """The answer that would reveal the donor's fact."""
     policy: str | None = None
     tenant: str = "demo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demo:
-    """What is read first, and what is asked then."""
+    """What is read first, and what is asked afterwards."""
 
     read: tuple[Prompt, ...]
     scenarios: tuple[Scenario, ...]
 
 
 def make_demo(seed: int, paragraphs: int) -> Demo:
-    """Documents and scenarios. The same seed makes the same demo."""
+    """Make documents and scenarios. The same seed makes the same demo."""
     writer = DocumentWriter(seed)
     documents = [
         writer.document(paragraphs=paragraphs, sentences=SENTENCES, facts=6) for _ in range(4)
@@ -102,7 +101,7 @@ def make_demo(seed: int, paragraphs: int) -> Demo:
             ),
             Scenario(
                 name="other tenant",
-                what="control: one tenant's document, asked by another; nothing is shared",
+                what="control: another tenant asks about the document; nothing is shared",
                 prompt=_prompt(2, first.text, first.facts[3]),
                 tenant="somebody-else",
             ),
@@ -135,7 +134,7 @@ class _Exchange:
 
 
 def _exchange_subjects(document: Document) -> tuple[Document, _Exchange]:
-    """Two facts exchange their subjects: each value now belongs to the other."""
+    """Swap the subjects of two facts, so that each value belongs to the other subject."""
     one, two = document.facts[1], document.facts[4]
     two = replace(two, attribute=one.attribute)
     settled = document.with_facts({document.facts[4]: two})

@@ -1,4 +1,4 @@
-"""`semblend doctor ENGINE`: what this installation would do with SemBlend, and why."""
+"""`semblend doctor ENGINE`: what SemBlend would do in this installation, and why."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from semblend.cli.doctor_trtllm import doctor_trtllm
 from semblend.cli.doctor_vllm import doctor_vllm
 
 doctor = typer.Typer(
-    help="Say what an engine installed here would do with SemBlend, and why.",
+    help="Check what SemBlend would do in an installed engine, and why.",
     no_args_is_help=True,
 )
 doctor.command("vllm")(doctor_vllm)

@@ -1,4 +1,4 @@
-"""What `semblend doctor` does for every engine: read the keys given, show what was found."""
+"""Shared by all `semblend doctor` commands: read the configuration, show the findings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MARKS = {
 def keys_of(
     from_env: Callable[[], AdapterOptions], *, config: str | None, mode: str | None
 ) -> dict[str, Any]:
-    """The keys an adapter would be given: `config`, or the environment's, with `mode` on top."""
+    """The adapter's configuration: `config`, or the environment's, overridden by `mode`."""
     try:
         given = from_env().given() if config is None else given_object(config, source="--config")
     except SettingsError as error:
@@ -34,7 +34,7 @@ def keys_of(
 
 
 def show(engine: str, findings: list[Finding], *, as_json: bool) -> None:
-    """Print all findings; exits with 1 if one is a refusal."""
+    """Print all findings. Exits with 1 if any is a refusal."""
     console = output()
     if as_json:
         body = findings_json(engine, findings)
@@ -48,6 +48,6 @@ def show(engine: str, findings: list[Finding], *, as_json: bool) -> None:
 def _table(engine: str, findings: list[Finding]) -> Table:
     made = table("check", "", "detail", title=f"semblend doctor {engine}")
     for finding in findings:
-        # Escaped: "[vllm]" is an extra, not markup.
+        # Escape: "[vllm]" is an extra, not markup.
         made.add_row(finding.check, _MARKS[finding.verdict], escape(finding.detail))
     return made

@@ -1,4 +1,4 @@
-"""`semblend doctor sglang`: what the SGLang installed here would do with SemBlend, and why."""
+"""`semblend doctor sglang`: what SemBlend would do in the installed SGLang, and why."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from semblend.integration.sglang.options import BackendOptions
 def doctor_sglang(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(help="SGLang's own flags, behind --; without any, only the installation."),
+        typer.Argument(
+            help="SGLang's own flags, after --; without them, only the installation is checked."
+        ),
     ] = None,
     mode: Annotated[
         str | None,
-        typer.Option(help="The backend's mode; by default the variable's, or segmented."),
+        typer.Option(help="The backend's mode; default: the variable's, or segmented."),
     ] = None,
     config: Annotated[
-        str | None, typer.Option(help="The JSON object you would give SEMBLEND_SGLANG_CONFIG.")
+        str | None, typer.Option(help="JSON object, as in SEMBLEND_SGLANG_CONFIG.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Judge an installation of SGLang; exits with 1 if anything would be refused."""
+    """Check an SGLang installation. Exits with 1 if SemBlend would refuse anything."""
     values = keys_of(BackendOptions.from_env, config=config, mode=mode)
     findings = diagnose(Question(config=values, arguments=tuple(arguments or ())))
     show("sglang", findings, as_json=as_json)

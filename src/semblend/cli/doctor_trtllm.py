@@ -1,4 +1,4 @@
-"""`semblend doctor trtllm`: what the TensorRT-LLM installed here would do with SemBlend."""
+"""`semblend doctor trtllm`: what SemBlend would do in the installed TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from semblend.integration.trtllm.options import ConnectorOptions
 def doctor_trtllm(
     model: Annotated[
         str | None,
-        typer.Argument(help="A model folder or hub name; without one, only the installation."),
+        typer.Argument(
+            help="Model folder or hub name; without it, only the installation is checked."
+        ),
     ] = None,
     mode: Annotated[
         str | None,
-        typer.Option(help="The connector's mode; by default the variable's, or segmented."),
+        typer.Option(help="The connector's mode; default: the variable's, or segmented."),
     ] = None,
     config: Annotated[
-        str | None, typer.Option(help="The JSON object you would give SEMBLEND_TRTLLM_CONFIG.")
+        str | None, typer.Option(help="JSON object, as in SEMBLEND_TRTLLM_CONFIG.")
     ] = None,
     dtype: Annotated[str, typer.Option(help="TensorRT-LLM's own option.")] = "auto",
     kv_cache_dtype: Annotated[str, typer.Option(help="kv_cache_config.dtype.")] = "auto",
@@ -29,7 +31,7 @@ def doctor_trtllm(
     tokens_per_block: Annotated[int, typer.Option(help="kv_cache_config.tokens_per_block.")] = 32,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Judge an installation of TensorRT-LLM; exits with 1 if anything would be refused."""
+    """Check a TensorRT-LLM installation. Exits with 1 if SemBlend would refuse anything."""
     values = keys_of(ConnectorOptions.from_env, config=config, mode=mode)
     findings = diagnose(
         Question(

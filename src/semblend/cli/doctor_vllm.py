@@ -1,4 +1,4 @@
-"""`semblend doctor vllm`: what the vLLM installed here would do with SemBlend, and why."""
+"""`semblend doctor vllm`: what SemBlend would do in the installed vLLM, and why."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ _TRANSFER = {
 
 def doctor_vllm(
     model: Annotated[
-        str | None, typer.Argument(help="A model folder or hub name; without one, only vLLM.")
+        str | None,
+        typer.Argument(help="Model folder or hub name; without it, only vLLM is checked."),
     ] = None,
     mode: Annotated[
-        str, typer.Option(help="The connector's mode, if no configuration is given.")
+        str, typer.Option(help="The connector's mode, unless a configuration is given.")
     ] = "segmented",
     kv_transfer_config: Annotated[
-        str | None, typer.Option(help="The JSON you would give vLLM, or a file that holds it.")
+        str | None, typer.Option(help="vLLM's own option: JSON, or a file with it.")
     ] = None,
     worker_cls: Annotated[str, typer.Option(help="vLLM's --worker-cls.")] = WORKER_CLASS,
     tensor_parallel_size: Annotated[int, typer.Option(help="vLLM's own option.")] = 1,
@@ -38,8 +39,8 @@ def doctor_vllm(
     kv_offloading_size: Annotated[float | None, typer.Option(help="vLLM's own option.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Judge an installation of vLLM; exits with 1 if anything would be refused."""
-    # vLLM reads these when it is imported; its log must not get into our answer.
+    """Check a vLLM installation. Exits with 1 if SemBlend would refuse anything."""
+    # vLLM reads these on import. Its log must not mix with our output.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     transfer = (

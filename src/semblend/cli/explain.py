@@ -1,4 +1,4 @@
-"""`semblend explain`: prompts in, a coloured picture of spans, holes and reasons out."""
+"""`semblend explain`: show the spans, holes and reasons of a plan in colour."""
 
 from __future__ import annotations
 
@@ -31,16 +31,19 @@ def explain(
     target: Annotated[Path, typer.Argument(help="File with the new prompt ('-' reads stdin).")],
     donors: Annotated[list[Path], typer.Argument(help="Files with prompts already computed.")],
     tokenizer: Annotated[
-        str, typer.Option(help="Folder with a tokenizer.json or hub name; empty cuts into words.")
+        str,
+        typer.Option(help="Folder with a tokenizer.json, or hub name; default: split into words."),
     ] = "",
     policy: Annotated[
         str, typer.Option(help="Recompute policy, for example none or span_head(8).")
     ] = "",
-    min_prompt_tokens: Annotated[int, typer.Option(help="Shorter prompts are not looked up.")] = 2,
+    min_prompt_tokens: Annotated[
+        int, typer.Option(help="Skip the lookup for shorter prompts.")
+    ] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
-    full: Annotated[bool, typer.Option(help="Print all text, long runs too.")] = False,
+    full: Annotated[bool, typer.Option(help="Print all text, including long runs.")] = False,
 ) -> None:
-    """Explain what of TARGET could be reused from DONORS, and why the rest could not."""
+    """Explain which parts of TARGET could be reused from DONORS, and why the rest could not."""
     console = Console()
     try:
         plan, text = _make_plan(target, donors, tokenizer, policy, min_prompt_tokens)
@@ -66,7 +69,7 @@ def _make_plan(
         embedder=EmbedderKind.NONE, allow_uncertified=True, min_prompt_tokens=min_prompt_tokens
     )
     if policy:
-        policy_from_spec(policy)  # a plan would only say that it was refused
+        policy_from_spec(policy)  # check it here: a plan would only say that it was refused
     with SemBlendPipeline(settings) as pipeline:
         for path in donors:
             tokens = tokenise(_read(path), tokenizer).tokens
@@ -82,7 +85,7 @@ def _read(path: Path) -> str:
 
 
 def _runs(plan: Plan) -> list[tuple[int, int, str]]:
-    """(start, end, kind) over the whole prompt, in order."""
+    """(start, end, kind) runs that cover the whole prompt, in order."""
     runs = [(span.target_start, span.target_end, "reused") for span in plan.copies]
     runs += [(hole.start, hole.end, "hole") for hole in plan.gaps]
     runs += [(run.start, run.end, "recomputed") for run in plan.recompute]
@@ -91,7 +94,7 @@ def _runs(plan: Plan) -> list[tuple[int, int, str]]:
 
 
 def paint(plan: Plan, text: TokenisedText, *, full: bool) -> Text:
-    """The prompt, coloured by what happens to each token; long runs shortened in the middle."""
+    """Colour the prompt by what happens to each token. Long runs are shortened in the middle."""
     picture = Text()
     for start, end, kind in _runs(plan):
         pieces = text.pieces[start:end]

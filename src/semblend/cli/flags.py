@@ -1,4 +1,4 @@
-"""Flags from the fields they set: a field annotated with a `Flag` has its flag in every command."""
+"""Command-line flags made from fields annotated with `Flag`, the same in every command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from semblend.core.flags import Flag
 
 
 def with_flags(*options: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the flags of some options classes; its ``**given`` receives their values."""
+    """Give a command the flags of some options classes. Its ``**given`` receives their values."""
     shared = [parameter for each in options for parameter in _parameters(each)]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -39,7 +39,7 @@ def with_flags(*options: type) -> Callable[[Callable[..., None]], Callable[..., 
 
 
 def values_of(options: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the flags of an options class say, by its fields."""
+    """Field values of an options class, as given by its flags."""
     values: dict[str, Any] = {}
     for field, flag, name, _ in _flagged(options):
         value = given[name]
@@ -55,7 +55,7 @@ def _parameters(options: type) -> Iterator[inspect.Parameter]:
     for field, flag, name, kind in _flagged(options):
         default = _default(options, field)
         if flag.unit != 1:
-            # A flag counts in round numbers: 28, not 28.000000000000004.
+            # Show round numbers: 28, not 28.000000000000004.
             default = type(default)(round(default / flag.unit, 9))
         option = typer.Option(help=flag.help, rich_help_panel=flag.panel)
         yield inspect.Parameter(
@@ -67,7 +67,7 @@ def _parameters(options: type) -> Iterator[inspect.Parameter]:
 
 
 def _flagged(options: type) -> Iterator[tuple[str, Flag, str, Any]]:
-    """Field, flag, the flag's name and the field's type, in the order of the fields."""
+    """Field, flag, flag name and field type, in field order."""
     for field, hint in get_type_hints(options, include_extras=True).items():
         kind, *notes = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
         for flag in notes:
@@ -83,5 +83,5 @@ def _default(options: type, field: str) -> Any:
 
 
 def _as_typer_takes(kind: Any) -> Any:
-    """Typer knows repeated flags as lists."""
+    """Typer takes repeated flags as lists."""
     return list[str] | None if kind == tuple[str, ...] | None else kind

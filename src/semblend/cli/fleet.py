@@ -1,4 +1,4 @@
-"""`semblend fleet`: who is in the fleet and what the log says they hold."""
+"""`semblend fleet`: list the workers of a fleet and what the log says they hold."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from semblend.fleet.directory.follower import LogFollower
 from semblend.fleet.publish.nats_link import LogOptions
 
 ANSWER_S = 2.0
-"""Within which somebody who waits is told that nobody answers."""
+"""Seconds until the user is told that nothing answers."""
 NATS_PORT = 4222
 
 
 def fleet(
     seconds: Annotated[
-        float, typer.Option(min=0.0, help="How long to listen for heartbeats after the log.")
+        float, typer.Option(min=0.0, help="Seconds to listen for heartbeats after reading the log.")
     ] = 3.0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Read the log at SEMBLEND_NATS_URL and list the workers, their donors and their standing."""
+    """Read the log at SEMBLEND_NATS_URL and list the workers, their donors and their state."""
     console = output()
     settings = Settings.from_env()
     if not settings.nats_url:
-        raise SettingsError("SEMBLEND_NATS_URL: the address of the fleet's log is needed")
+        raise SettingsError("SEMBLEND_NATS_URL: set it to the address of the fleet's log")
     directory = Directory()
     log = LogOptions(url=settings.nats_url, subject=settings.nats_subject)
     require_answer(log.url)
@@ -66,7 +66,7 @@ def fleet(
 
 
 def require_answer(url: str) -> None:
-    """See whether a NATS server is at one of the addresses: it speaks first.
+    """Check that one of the addresses is a NATS server. NATS speaks first.
 
     Raises
     ------
@@ -85,13 +85,13 @@ def require_answer(url: str) -> None:
             said.append(f"{place[0]}:{place[1]} is not a NATS server")
         except OSError as error:
             said.append(f"{place[0]}:{place[1]}: {error.strerror or error}")
-    raise SettingsError(f"SEMBLEND_NATS_URL: nobody answers there ({'; '.join(said)})")
+    raise SettingsError(f"SEMBLEND_NATS_URL: nothing answers there ({'; '.join(said)})")
 
 
 def _listen(follower: LogFollower, seconds: float) -> None:
     deadline = time.monotonic() + 30.0
     while not follower.caught_up:
         if time.monotonic() > deadline:
-            raise SettingsError("SEMBLEND_NATS_URL: NATS answers, its JetStream does not")
+            raise SettingsError("SEMBLEND_NATS_URL: NATS answers but JetStream does not")
         time.sleep(0.05)
     time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""`semblend leaderboard`: every policy over its grid, on moved and on edited text."""
+"""`semblend leaderboard`: compare every policy over its grid, on moved and edited text."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ QUICK_LENGTHS = (400,)
 
 def leaderboard(
     model: Annotated[
-        str, typer.Option(help="Folder or hub name of the model.")
+        str, typer.Option(help="Model folder or hub name.")
     ] = "models/semblend-reference-27m",
-    items: Annotated[int, typer.Option(min=1, help="Items of every workload.")] = 200,
+    items: Annotated[int, typer.Option(min=1, help="Items per workload.")] = 200,
     quick: Annotated[
         bool, typer.Option(help="A few short items: two minutes on two cores, wide intervals.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the documents.")] = 1,
     output: Annotated[
-        Path, typer.Option(help="Folder of the figures and plots; the page is OUTPUT.md.")
+        Path, typer.Option(help="Folder for figures and plots; the page is OUTPUT.md.")
     ] = Path("results/leaderboard"),
     records: Annotated[
-        Path | None, typer.Option(help="Records of one seed of `certify`; then none are measured.")
+        Path | None,
+        typer.Option(help="Use one seed's records from `certify` instead of measuring."),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")] = "auto",
-    processes: Annotated[int, typer.Option(min=1, help="Processes that measure.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="Measuring processes.")] = 1,
 ) -> None:
-    """Compare recompute policies: quality against price, as JSON, Markdown and plots."""
+    """Compare recompute policies by quality and cost, as JSON, Markdown and plots."""
     console = Console()
     from semblend.quality.certifying import leaderboard_cells
     from semblend.quality.figures import figures_of
@@ -69,7 +70,7 @@ def leaderboard(
 def write(
     records: Sequence[Record], figures: Sequence[Figures], output: Path, *, model: str
 ) -> None:
-    """The page, and beside it a folder with its plots and all figures as JSON."""
+    """Write the page, and a folder with its plots and all figures as JSON."""
     from semblend.quality import charts, tables
     from semblend.quality.certifying import grid
     from semblend.quality.monotone import steps

@@ -1,7 +1,7 @@
-"""Workloads of `semblend bench lookup`: donors, a target, and what they are called.
+"""Workloads for `semblend bench lookup`: donors, a target and a name.
 
-Text is drawn from a Zipf-distributed vocabulary of words of one to three tokens, so
-that edits of words shift positions as they do in real prompts.
+Text uses a Zipf-distributed vocabulary of words of one to three tokens, so that word edits shift
+positions as they do in real prompts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VOCABULARY = 32_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Donors that were seen, and a prompt to plan for."""
+    """Donors seen before, and a prompt to plan for."""
 
     name: str
     donors: tuple[TokenArray, ...]
@@ -27,17 +27,17 @@ class Workload:
 
 
 class Writer:
-    """Writes documents as lists of words, and words as tokens. Deterministic by seed."""
+    """Writes documents as words, and words as tokens. Deterministic for a seed."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
-        words = np.random.default_rng(0)  # the language is the same for every writer
+        words = np.random.default_rng(0)  # every writer uses the same language
         lengths = words.integers(1, 4, WORDS)
         pieces = words.integers(100, VOCABULARY, (WORDS, 3))
         self._words = [tuple(pieces[i, : lengths[i]].tolist()) for i in range(WORDS)]
 
     def words(self, count: int) -> list[int]:
-        """Word numbers, the frequent ones first in the dictionary."""
+        """Draw word numbers. Frequent words have low numbers."""
         drawn = self.rng.zipf(1.2, size=count * 2)
         kept = drawn[drawn < WORDS][:count]
         while len(kept) < count:
@@ -46,16 +46,16 @@ class Writer:
         return [int(word) for word in kept]
 
     def tokens(self, words: list[int], limit: int | None = None) -> TokenArray:
-        """Words as token ids, cut to `limit` tokens."""
+        """Encode words as token ids, cut to `limit` tokens."""
         ids = [token for word in words for token in self._words[word]]
         return np.asarray(ids[:limit], dtype=np.int32)
 
     def text(self, tokens: int) -> TokenArray:
-        """Exactly `tokens` tokens of new text."""
+        """Write exactly `tokens` tokens of new text."""
         return self.tokens(self.words(tokens), tokens)
 
     def edited(self, words: list[int], share: float) -> list[int]:
-        """The words with a share of them replaced by others."""
+        """Replace a share of the words."""
         result = list(words)
         for at in self.rng.choice(len(words), int(len(words) * share), replace=False):
             result[at] = int(self.rng.integers(1, WORDS))
@@ -67,7 +67,7 @@ def _join(*parts: TokenArray) -> TokenArray:
 
 
 def new_instruction(writer: Writer, tokens: int) -> Workload:
-    """The same document behind another instruction, with another question."""
+    """The same document after another instruction, with another question."""
     document = writer.text(tokens)
     return Workload(
         name=f"new instruction, {tokens} tokens",
@@ -77,7 +77,7 @@ def new_instruction(writer: Writer, tokens: int) -> Workload:
 
 
 def new_system_prompt(writer: Writer) -> Workload:
-    """A document behind a new system prompt of 1,200 tokens."""
+    """A document after a new system prompt of 1,200 tokens."""
     document = writer.text(4_000)
     return Workload(
         name="new 1,200-token system prompt",
@@ -87,7 +87,7 @@ def new_system_prompt(writer: Writer) -> Workload:
 
 
 def shared_wrapper(writer: Writer) -> Workload:
-    """Sixty donors behind one wrapper; the target has one of their documents."""
+    """Sixty donors with one wrapper. The target contains one of their documents."""
     wrapper = writer.text(400)
     documents = [writer.text(1_500) for _ in range(60)]
     return Workload(
@@ -98,7 +98,7 @@ def shared_wrapper(writer: Writer) -> Workload:
 
 
 def unseen_document(writer: Writer) -> Workload:
-    """A known document and one that nobody has read."""
+    """A known document and an unseen one."""
     known = writer.text(2_000)
     return Workload(
         name="known and unseen document",
@@ -139,7 +139,7 @@ def word_edits(writer: Writer, share: float, tokens: int) -> Workload:
 
 
 def shifted(writer: Writer, shift: int) -> Workload:
-    """The document a few tokens further on than it was."""
+    """The document, moved by a few tokens."""
     document = writer.text(2_000)
     return Workload(
         name=f"shift by {shift}",
@@ -149,7 +149,7 @@ def shifted(writer: Writer, shift: int) -> Workload:
 
 
 def positives(seed: int) -> list[Workload]:
-    """Every case in which something can be reused."""
+    """All cases in which something can be reused."""
     make: list[Callable[[Writer], Workload]] = [
         *((lambda w, n=n: new_instruction(w, n)) for n in (4_000, 8_000, 32_000)),
         new_system_prompt,
@@ -169,7 +169,7 @@ def positives(seed: int) -> list[Workload]:
 
 
 def negatives(seed: int) -> list[Workload]:
-    """Cases that look alike and must not be mistaken for reuse."""
+    """Cases that look alike but must not count as reuse."""
     writer = Writer(seed)
     template, topic = writer.text(60), writer.words(150)
     document = writer.words(1_000)

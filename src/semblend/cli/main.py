@@ -1,4 +1,4 @@
-"""The `semblend` command. Each command lives in a file of its own and is named here."""
+"""The `semblend` command. Each subcommand has its own file and is registered here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from semblend.cli.settings import settings
 
 app = typer.Typer(
     name="semblend",
-    help="Reuse the K/V of documents an engine has already read, wherever they stand.",
+    help="Reuse the K/V of documents an LLM engine has already read, anywhere in the prompt.",
     cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
@@ -43,11 +43,11 @@ def _options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and leave."
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
-    """Options of the command itself."""
+    """Options of `semblend` itself."""
 
 
 app.command()(demo)
@@ -69,7 +69,7 @@ bench.command("prefill")(bench_prefill)
 
 
 def run() -> None:
-    """Entry point."""
+    """Run the command line."""
     app()
 
 

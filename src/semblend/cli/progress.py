@@ -1,4 +1,4 @@
-"""Long work: one total with the time left, on a terminal as a bar, elsewhere as lines."""
+"""Progress of long work: one total and the time left, as a bar on a terminal, else as lines."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from rich.progress import (
 )
 
 EVERY_S = 15.0
-"""Seconds between two lines where there is no terminal."""
+"""Seconds between lines when there is no terminal."""
 Tell = Callable[[int], None]
-"""Told how much is done so far."""
+"""Called with the amount done so far."""
+Advance = Callable[[int], None]
+"""Called with the amount done since the last call."""
 
 
 @contextmanager
@@ -31,7 +33,7 @@ def one_total(
     every_s: float = EVERY_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Tell]:
-    """Show how far `total` pieces of work have come."""
+    """Show progress through `total` units of work."""
     if not console.is_terminal:
         yield _lines(what, total, console, every_s, clock)
         return
@@ -41,22 +43,44 @@ def one_total(
         yield lambda done: bars.update(bar, completed=done)
 
 
+@contextmanager
+def advancing(what: str, total: int, console: Console) -> Iterator[Advance]:
+    """Like `one_total`, for work that several functions share: each reports only its part."""
+    done = 0
+    with one_total(what, total, console) as tell:
+
+        def advance(units: int) -> None:
+            nonlocal done
+            done += units
+            tell(done)
+
+        tell(0)
+        yield advance
+
+
+def unseen(units: int) -> None:
+    """Report progress to nobody."""
+
+
 def _lines(
     what: str, total: int, console: Console, every_s: float, clock: Callable[[], float]
 ) -> Tell:
     started = said = clock()
     first: int | None = None
+    finished = False
 
     def tell(done: int) -> None:
-        nonlocal said, first
+        nonlocal said, first, finished
         now = clock()
-        # Work that a former run did took no time of this one.
+        # Work from an earlier run took none of this run's time.
         first = done if first is None else first
-        if done < total and now - said < every_s:
+        if finished or (done < total and now - said < every_s):
             return
-        said = now
+        said, finished = now, done >= total
         line = f"{what}: {done:,} of {total:,} ({done / max(1, total):.0%})"
-        if done > first:
+        if finished:
+            line += f", took {remaining(now - started)}"
+        elif done > first:
             left = (now - started) / (done - first) * (total - done)
             line += f", {remaining(left)} left"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -65,7 +89,7 @@ def _lines(
 
 
 def remaining(seconds: float) -> str:
-    """Seconds in words, rounded up.
+    """Format seconds for people, rounded up.
 
     >>> remaining(0.2), remaining(75), remaining(7300)
     ('1 s', '2 min', '2.1 h')

@@ -1,8 +1,9 @@
-"""`semblend redteam`: search for text under which a policy answers with a donor's fact."""
+"""`semblend redteam`: search for text that makes a policy answer with a donor's fact."""
 
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from semblend.cli.progress import one_total
 from semblend.core.errors import SettingsError
 from semblend.planning.certificates import find_depth_table, look_up
 from semblend.planning.policies.base import policy_from_spec
@@ -23,30 +25,33 @@ if TYPE_CHECKING:
 
 def redteam(
     model: Annotated[
-        str, typer.Option(help="Folder or hub name of the model.")
+        str, typer.Option(help="Model folder or hub name.")
     ] = "models/semblend-reference-27m",
-    minutes: Annotated[float, typer.Option(min=0, help="How long to search.")] = 10.0,
+    minutes: Annotated[float, typer.Option(min=0, help="Minutes to search.")] = 10.0,
     items: Annotated[
-        int | None, typer.Option(min=1, help="Stop once so many items counted.")
+        int | None, typer.Option(min=1, help="Stop after this many valid items.")
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(help="Policy to attack; else the certified one.")
+        str | None, typer.Option(help="Policy to attack; default: the certified one.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 1,
     output: Annotated[
-        Path, typer.Option(help="Folder of attempts and findings; a search goes on where it was.")
+        Path,
+        typer.Option(
+            help="Folder for attempts and findings; an interrupted search resumes from it."
+        ),
     ] = Path("results/redteam"),
     learn: Annotated[
-        Path | None, typer.Option(help="Also add what was found to this regression set.")
+        Path | None, typer.Option(help="Also add findings to this regression set.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")] = "auto",
     processes: Annotated[
-        int, typer.Option(min=1, help="Processes that search; a GPU wants as many as cores.")
+        int, typer.Option(min=1, help="Searching processes; on a GPU, use one per core.")
     ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Search structures of text for a leak; ends with 1 if one was found."""
+    """Search text structures for a leak. Exits with 1 if it finds one."""
     console = Console(stderr=True)
     job = _attack(console, model, minutes, items, policy, seed, output, device, dtype, processes)
     if learn is not None:
@@ -98,14 +103,21 @@ def _attack(
         seconds=60 * minutes,
         processes=processes,
     )
-    with console.status("searching") as status:
-        done = 0
+    what, total = ("red team, items", items) if items else ("red team, seconds", int(60 * minutes))
+    with one_total(what, total, console) as progress:
+        started, attempts, leaks = time.monotonic(), 0, 0
 
         def tell(job: RedTeamJob) -> None:
-            nonlocal done
-            done += 1
-            if done % 10 == 0 or processes > 1:
-                status.update(job.findings.sentence)
+            nonlocal attempts, leaks
+            attempts += 1
+            # Findings are read from files, so not after every attempt.
+            if attempts % 10 and processes == 1:
+                return
+            found = job.findings
+            progress(min(total, found.items if items else int(time.monotonic() - started)))
+            if found.leaks > leaks:
+                leaks = found.leaks
+                console.print(found.sentence, highlight=False, markup=False, soft_wrap=True)
 
         if processes > 1:
             attack_in_processes(job, tell)
@@ -123,18 +135,20 @@ def _number_format(model: LoadedModel) -> str:
 
 
 def _policy(model: LoadedModel, told: str | None) -> tuple[str, Path | None]:
-    """The policy to attack and the table it shifts depths by."""
+    """The policy to attack, and the depth table it needs."""
     dtype = _number_format(model)
     standing = look_up(model.fingerprint, dtype=dtype)
     spec = told or standing.policy
     if spec is None:
-        raise SettingsError(f"--policy: expected, for {standing.detail}")
+        raise SettingsError(f"--policy: required, because {standing.detail}")
     policy = policy_from_spec(spec)
     if not policy.shifts_depth:
         return policy.spec, None
     drift = find_depth_table(model.fingerprint, dtype)
     if drift is None:
-        raise SettingsError(f"{policy.spec} shifts depths: `semblend certify` makes the table")
+        raise SettingsError(
+            f"{policy.spec} shifts depths and needs the table that `semblend certify` makes"
+        )
     return policy.spec, drift
 
 
@@ -145,7 +159,7 @@ def _show(found: Findings) -> None:
     console.print(found.policy, markup=False)
     console.print(found.sentence, markup=False)
     if found.finds:
-        table = Table(title="found, made small")
+        table = Table(title="findings, reduced")
         for heading in FIND_HEADINGS:
             table.add_column(heading)
         for row in find_rows(found.finds):

@@ -1,4 +1,4 @@
-"""`semblend report AUDIT.jsonl`: what reuse saved, and what it would save."""
+"""`semblend report AUDIT.jsonl`: what reuse saved, and what it could save."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from semblend.integration.savings import Savings, Share, add_up, audit_files
 def report(
     audit: Annotated[
         list[Path],
-        typer.Argument(help="Audit streams (audit_path); files rotation put aside are found."),
+        typer.Argument(help="Audit files (audit_path); rotated files are found too."),
     ],
     html: Annotated[Path | None, typer.Option(help="Also write a page to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    top: Annotated[int, typer.Option(min=1, help="Documents and tenants shown.")] = 10,
+    top: Annotated[int, typer.Option(min=1, help="Documents and tenants to show.")] = 10,
     prefill_us_per_token: Annotated[
         float | None,
         typer.Option(
             min=0.0,
-            help="Microseconds of prefill a token; by default what the stream measured "
-            "(SGLang's has no such figure).",
+            help="Microseconds of prefill per token; default: as measured in the stream "
+            "(SGLang does not measure it).",
         ),
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(min=1, help="GPUs of one engine; by default its ranks.")
+        int | None, typer.Option(min=1, help="GPUs per engine; default: its ranks.")
     ] = None,
 ) -> None:
-    """Say how many prompt tokens were or could be reused, and the time that is worth."""
+    """Report how many prompt tokens were or could be reused, and the time that saves."""
     found = add_up(
         _lines(audit),
         seconds_per_token=None if not prefill_us_per_token else prefill_us_per_token / 1e6,
@@ -74,9 +74,11 @@ def _show(console: Console, found: Savings, *, top: int) -> None:
         "be saved",
     ]
     if not found.timed:
-        lines.append("some engines did not say how long a prefill takes: --prefill-us-per-token")
+        lines.append(
+            "some engines did not report prefill times; give them with --prefill-us-per-token"
+        )
     if found.unreadable:
-        lines.append(f"{found.unreadable:,} lines are no audit records and were left out")
+        lines.append(f"{found.unreadable:,} lines are not audit records and were skipped")
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
     if found.documents:

@@ -1,4 +1,4 @@
-"""The page of `semblend report`: one self-contained HTML file, nothing loaded from anywhere."""
+"""The page of `semblend report`: one self-contained HTML file that loads nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ code { font-family: ui-monospace, monospace; font-size: .9em; }
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person would say them.
+    """Format seconds for people.
 
     >>> duration(0.25), duration(90), duration(7200)
     ('0.25 s', '1.5 min', '2.0 h')
@@ -48,7 +48,7 @@ def duration(seconds: float) -> str:
 
 
 def write_page(path: Path, found: Savings, *, top: int) -> None:
-    """Write the page; folders on the way are made.
+    """Write the page and create missing folders.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def write_page(path: Path, found: Savings, *, top: int) -> None:
 
 
 def page(found: Savings, *, top: int) -> str:
-    """The page as text."""
+    """The page's HTML."""
     total = found.total
     documents = _table(
         ("document (donor)", "its tokens", "requests", "tokens reused or reusable"),
@@ -98,8 +98,8 @@ def page(found: Savings, *, top: int) -> str:
     unknown = (
         ""
         if found.timed
-        else '<p class="soft">Some engines did not say how long a prefill takes; their seconds '
-        "are missing. <code>--prefill-us-per-token</code> gives them.</p>"
+        else '<p class="soft">Some engines did not report prefill times, so their seconds '
+        "are missing. Give them with <code>--prefill-us-per-token</code>.</p>"
     )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>What reuse saves</title>
@@ -108,7 +108,7 @@ def page(found: Savings, *, top: int) -> str:
 <p class="soft">{total.requests:,} requests with {total.prompt_tokens:,} prompt tokens,
 {_day(found.first)} to {_day(found.last)} UTC. semblend {escape(__version__)}.</p>
 <div class="facts">
-<div><div class="big">{total.reusable_share:.1%}</div>of prompt tokens could be reused and were
+<div><div class="big">{total.reusable_share:.1%}</div>of prompt tokens could be reused but were
 computed</div>
 <div><div class="big">{duration(total.savable_seconds)}</div>of prefill that would save:
 {found.gpu_hours:.2f} GPU-hours</div>
@@ -120,14 +120,14 @@ computed</div>
 <h2>By tenant</h2>{tenants}
 <h2>Why requests were computed</h2>{reasons}
 <p class="soft">Seconds are the cost model's savings at the speed of the engine's own prefills.
-Reusable tokens were found in donors, passed every check of their worth, and were computed for
-want of a certificate or because the mode loads nothing.</p>
+Reusable tokens were found in donors, were worth reusing, and were computed for
+lack of a certificate or because the mode loads nothing.</p>
 </body></html>
 """
 
 
 def _bar(total: Share) -> str:
-    """Prompt tokens by what became of them."""
+    """Draw prompt tokens by their source."""
     whole = max(1, total.prompt_tokens)
     parts = (
         ("exact", "exact prefix", total.exact_tokens),

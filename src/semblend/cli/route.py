@@ -1,4 +1,4 @@
-"""`semblend route`: a gateway that sends each request where it starts first."""
+"""`semblend route`: a gateway that sends each request to the worker that can start it first."""
 
 from __future__ import annotations
 
@@ -23,39 +23,41 @@ from semblend.serve.gateway.options import GatewayOptions, parse_feed, parse_wor
 @with_flags(GatewayOptions, FleetCost)
 def route(
     tokenizer: Annotated[
-        str, typer.Argument(help="The workers' model: a folder or hub name with its tokenizer.")
+        str, typer.Argument(help="Model of the workers: a folder or hub name with the tokenizer.")
     ],
     worker: Annotated[
         list[str],
-        typer.Option(help="A worker as id=http://host:port; the id is its SEMBLEND_WORKER_ID."),
+        typer.Option(
+            help="Worker as id=http://host:port; id is its SEMBLEND_WORKER_ID; repeatable."
+        ),
     ],
     dynamo: Annotated[
         bool,
         typer.Option(
-            help="The URLs are Dynamo's frontend and the ids its instance ids: pin by header."
+            help="URLs are Dynamo's frontend, ids its instance ids; pin requests by header."
         ),
     ] = False,
     kv_events: Annotated[
         list[str] | None,
         typer.Option(
-            help="Where a worker's engine (vLLM, SGLang) publishes its K/V events: "
+            help="Where a worker's engine (vLLM, SGLang) publishes K/V events: "
             "id=tcp://host:port,tcp://host:replay-port."
         ),
     ] = None,
     exact_only: Annotated[
-        bool, typer.Option(help="The workers materialise no donors: place by exact prefix only.")
+        bool, typer.Option(help="Workers load no donors; place by exact prefix only.")
     ] = False,
     max_donor_mib: Annotated[
-        int, typer.Option(min=1, max=1 << 24, help="MiB of the donor directory.")
+        int, typer.Option(min=1, max=1 << 24, help="Size of the donor directory in MiB.")
     ] = 512,
     snapshot: Annotated[
         Path | None,
-        typer.Option(help="File the directory starts from and is saved to when stopped."),
+        typer.Option(help="File to load the directory from, and to save it to on exit."),
     ] = None,
-    log_level: Annotated[LogLevel, typer.Option(help="Least level logged.")] = LogLevel.INFO,
+    log_level: Annotated[LogLevel, typer.Option(help="Lowest level to log.")] = LogLevel.INFO,
     **given: Any,
 ) -> None:
-    """Place requests over a fleet; SEMBLEND_* variables set the rest (see `semblend settings`)."""
+    """Route requests over a fleet. SEMBLEND_* variables set the rest (see `semblend settings`)."""
     console = Console(stderr=True)
     try:
         settings = Settings.from_env()
@@ -112,7 +114,7 @@ def _run(
             package=error.name or "fastapi", extra="serve,fleet", purpose="semblend route"
         ) from error
     if not settings.nats_url:
-        raise SettingsError("SEMBLEND_NATS_URL: the address of the fleet's log is needed")
+        raise SettingsError("SEMBLEND_NATS_URL: set it to the address of the fleet's log")
     configure(log_level)
     with ExitStack() as leaving:
         sockets = take_port(options.host, options.port)
@@ -157,13 +159,13 @@ def _run(
 
 
 def _restored(directory: Any, path: Path | None, console: Console) -> int:
-    """Where to read the log from; a snapshot that cannot be used costs a replay, no more."""
+    """Where to start reading the log. An unusable snapshot only costs a full replay."""
     if path is None or not path.exists():
         return 0
     try:
         position: int = directory.load(path)
     except SemBlendError as error:
-        console.print(f"the snapshot is not used: {error}", style="yellow", markup=False)
+        console.print(f"snapshot not used: {error}", style="yellow", markup=False)
         return 0
     return position
 

@@ -1,4 +1,4 @@
-"""`semblend serve`: the embedded engine behind OpenAI's API, with a page to watch it."""
+"""`semblend serve`: the embedded engine with an OpenAI-compatible API and a status page."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ from semblend.serve.options import ServeOptions
 
 
 class LogLevel(StrEnum):
-    """How much is logged."""
-
     DEBUG = "DEBUG"
     INFO = "INFO"
     WARNING = "WARNING"
@@ -36,15 +34,15 @@ class LogLevel(StrEnum):
 @with_flags(ServeOptions, EngineOptions)
 def serve(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="A model folder or a Hugging Face hub name.")],
+    model: Annotated[str, typer.Argument(help="Model folder or Hugging Face hub name.")],
     model_name: Annotated[
-        str, typer.Option(help="Name clients put in 'model'; the folder's or hub name if empty.")
+        str, typer.Option(help="Name clients use in 'model'; default: the folder or hub name.")
     ] = "",
-    log_level: Annotated[LogLevel, typer.Option(help="Least level logged.")] = LogLevel.INFO,
+    log_level: Annotated[LogLevel, typer.Option(help="Lowest level to log.")] = LogLevel.INFO,
     config: Annotated[
         Path | None,
         typer.Option(
-            help="YAML or TOML file of these flags, and of settings; flags win.",
+            help="YAML or TOML file with these flags and settings; flags win.",
             callback=read_config,
             is_eager=True,
         ),
@@ -57,7 +55,7 @@ def serve(
     ] = None,
     **given: Any,
 ) -> None:
-    """Serve a model; SEMBLEND_* variables set the rest (see `semblend settings`)."""
+    """Serve a model. SEMBLEND_* variables set the rest (see `semblend settings`)."""
     overrides: dict[str, Any] = settings_given(context)
     if allow_uncertified is not None:
         overrides["allow_uncertified"] = allow_uncertified
@@ -80,7 +78,7 @@ def serve(
 
 
 def _settings(given: dict[str, Any], console: Console) -> Settings:
-    """What variables and flags say, less what the server does not do: it finds donors by tokens."""
+    """Read settings from variables and flags, and warn about those the server ignores."""
     settings = Settings.from_env(**given)
     stated = {variable(name): str(value) for name, value in given.items()}
     if said := unheeded({**os.environ, **stated}, here="semblend serve"):
@@ -132,11 +130,11 @@ def _run(
         )
         if not options.is_loopback and options.key_file is None:
             console.print(
-                "open to other machines without API keys; --key-file asks for them",
+                "open to other machines without API keys; require them with --key-file",
                 style="yellow",
             )
-        # uvicorn drains on these signals and then raises them again: end well, so that the
-        # engine is closed behind it.
+        # uvicorn drains on these signals and then raises them again. Exit normally, so that the
+        # engine is closed afterwards.
         for stop in (signal.SIGTERM, signal.SIGINT):
             signal.signal(stop, _leave)
         listen(sockets, options.host)
@@ -148,13 +146,13 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _name_of(model: str) -> str:
-    """A folder's name, or the hub name as it is."""
+    """A folder's name, or the hub name unchanged."""
     path = Path(model)
     return path.resolve().name if path.exists() else model
 
 
 def _default_temperature(model: str) -> float:
-    """What the model's own generation config asks for; 1, as OpenAI's, where it does not say."""
+    """The temperature of the model's generation config, else 1 as in OpenAI's API."""
     try:
         config = parse_json((Path(model) / "generation_config.json").read_bytes())
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""`semblend serve --config FILE`: the command's flags, and settings, from a YAML or TOML file.
+"""`semblend serve --config FILE`: flags and settings from a YAML or TOML file.
 
-Keys are the flags without dashes (`max_concurrent`, `model`); the table `settings` holds fields of
-docs/settings.md. A flag on the command line wins over the file, which wins over a variable.
+Keys are the flags without dashes (`max_concurrent`, `model`). The table `settings` holds fields of
+docs/settings.md. The command line overrides the file, and the file overrides variables.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _SETTINGS = "semblend.settings"
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Make the file's values the defaults of the command. A callback of the option.
+    """Make the file's values the command's defaults. Used as the option's callback.
 
     Raises
     ------
     SettingsError
-        Naming the file and the key that is wrong.
+        Naming the file and the wrong key.
     """
     if path is None or context.resilient_parsing:
         return path
     values = _table(path)
     settings = values.pop("settings", {})
     if not isinstance(settings, dict):
-        raise SettingsError(f"{path}: settings: a table of settings expected")
+        raise SettingsError(f"{path}: settings: expected a table of settings")
     for name in settings:
         if name not in Settings.model_fields:
             hint = nearest(str(name), Settings.model_fields)
@@ -49,18 +49,18 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def settings_given(context: typer.Context) -> dict[str, Any]:
-    """The settings of the file, if one was read."""
+    """The file's settings, if a file was read."""
     return dict(context.meta.get(_SETTINGS, {}))
 
 
 def _checked(path: Path, key: str, value: Any, flag: Any) -> Any:
-    """A value of the shape its flag takes; what it must be is checked with the flag itself."""
+    """Check that a value has the shape its flag takes. The flag checks the rest."""
     many, is_flag = bool(getattr(flag, "multiple", False)), bool(getattr(flag, "is_flag", False))
     if isinstance(value, list) is not many or isinstance(value, dict):
         kind = "a list" if many else "one value"
-        raise SettingsError(f"{path}: {key}: {kind} expected, got {value!r}")
+        raise SettingsError(f"{path}: {key}: expected {kind}, got {value!r}")
     if isinstance(value, bool) is not is_flag:
-        kind = "true or false expected" if is_flag else "true and false are no value of it"
+        kind = "expected true or false" if is_flag else "true and false are not allowed"
         raise SettingsError(f"{path}: {key}: {kind}, got {value!r}")
     if is_flag:
         return value
@@ -73,18 +73,18 @@ def _table(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{path}: not text in UTF-8") from error
+        raise SettingsError(f"{path}: not valid UTF-8") from error
     try:
         data = tomllib.loads(text) if path.suffix == ".toml" else _yaml(text)
     except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path}: {error}") from error
     if not isinstance(data, dict):
-        raise SettingsError(f"{path}: a table of keys expected")
+        raise SettingsError(f"{path}: expected a table of keys")
     return data
 
 
 def _yaml(text: str) -> Any:
-    # Comes with the extra `serve`: transformers reads YAML with it.
+    # Installed with the extra `serve`: transformers needs it.
     import yaml  # type: ignore[import-untyped, unused-ignore]
 
     try:

@@ -1,4 +1,4 @@
-"""`semblend settings`: every setting, its variable, what it is now and what it means."""
+"""`semblend settings`: every setting with its variable, value and meaning."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def settings(
     file: Annotated[Path | None, typer.Option(help="Read a JSON or TOML file instead.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the table of docs/settings.md.")
+        bool, typer.Option("--markdown", help="Print the table for docs/settings.md.")
     ] = False,
 ) -> None:
-    """Show the settings in force and what they mean."""
+    """Show the current settings and what they mean."""
     console = output()
     if markdown:
         console.print(settings_table_markdown(), soft_wrap=True, highlight=False, markup=False)
         return
     current = Settings.from_env() if file is None else Settings.from_file(file)
-    policy_from_spec(current.recompute_policy)  # a name that is none must not pass unseen
+    policy_from_spec(current.recompute_policy)  # report an unknown policy here
     if as_json:
         values = {name: _plain(getattr(current, name)) for name in Settings.shown()}
         values["namespace_secret"] = "set" if current.namespace_secret else ""
@@ -48,7 +48,7 @@ def settings(
 
 
 def settings_table_markdown() -> str:
-    """The table that docs/settings.md holds; a test compares the two."""
+    """The table in docs/settings.md. A test compares the two."""
     lines = ["| Variable | Default | What it does |", "| --- | --- | --- |"]
     for name, field in Settings.shown().items():
         default = f"`{_plain(field.default)}`" if _plain(field.default) != "" else "empty"

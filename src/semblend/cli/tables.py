@@ -1,4 +1,4 @@
-"""Tables of the command line: names are never cut, whatever the width of the terminal."""
+"""Tables for the command line. Names are never cut, however narrow the terminal."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from rich.console import Console
 from rich.table import Table
 
 _FILE_WIDTH = 160
-"""Columns where nobody looks at a terminal: logs and pipes have no width of their own."""
+"""Columns for logs and pipes, which have no width of their own."""
 
 
 def table(*headings: str, title: str | None = None, lines: bool = False, names: int = 1) -> Table:
-    """A table whose first `names` columns hold names: those stay on one line, others wrap."""
+    """Make a table whose first `names` columns stay on one line; the others wrap."""
     made = Table(title=title, show_lines=lines)
     for number, heading in enumerate(headings):
         made.add_column(heading, overflow="fold", no_wrap=number < names)
@@ -18,6 +18,6 @@ def table(*headings: str, title: str | None = None, lines: bool = False, names: 
 
 
 def output() -> Console:
-    """Standard output, wide enough for names where it is no terminal."""
+    """Standard output, wide enough for names if it is not a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=max(_FILE_WIDTH, console.width))

@@ -17,19 +17,19 @@ _WORDS = re.compile(r"\w+|[^\w\s]|\s+")
 
 @dataclass(frozen=True, slots=True)
 class TokenisedText:
-    """Token ids and, for each, the piece of text it stands for."""
+    """Token ids, and the text of each."""
 
     tokens: TokenArray
     pieces: list[str]
 
 
 def tokenise(text: str, tokenizer: str = "") -> TokenisedText:
-    """Cut `text` into tokens.
+    """Split `text` into tokens.
 
     Parameters
     ----------
     tokenizer
-        A folder with a tokenizer.json, or a hub name. Empty cuts into words,
+        A folder with a tokenizer.json, or a hub name. If empty, split into words,
         punctuation and white space, which needs nothing installed.
     """
     if not tokenizer:
@@ -51,7 +51,7 @@ def tokenise(text: str, tokenizer: str = "") -> TokenisedText:
         )
     except Exception as error:
         raise RequestError(
-            f"tokenizer {tokenizer!r}: neither a folder with a tokenizer.json nor on the hub "
+            f"tokenizer {tokenizer!r}: neither a folder with a tokenizer.json nor a hub name "
             f"({error})"
         ) from error
     encoded = loaded.encode(text, add_special_tokens=False)

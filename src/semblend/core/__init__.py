@@ -1,1 +1,1 @@
-"""Values and rules that every other part shares. Imports numpy and pydantic, nothing above it."""
+"""Values and rules that all other packages share. Imports only numpy and pydantic."""

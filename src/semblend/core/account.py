@@ -1,7 +1,7 @@
-"""One request's account: told what happens as it happens, written down once.
+"""One request's account: it follows what happens and is settled once.
 
-Bookkeeping must never stop an engine: nothing in here raises. Whatever the ledger says to a
-settlement, the request has one afterwards, and only one that the ledger took claims reuse.
+Bookkeeping must never stop an engine, so nothing here raises. If the ledger refuses a settlement,
+the request still gets one, but only a settlement the ledger accepted claims reuse.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from semblend.core.plan import Plan
 logger = logging.getLogger("semblend.account")
 
 Listener = Callable[[Settlement], None]
-"""Told of a settlement; what it raises is logged."""
+"""Called with each settlement. Exceptions are logged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reuse:
-    """What an engine has put in place for a request, in tokens of its prompt."""
+    """What an engine loaded for a request, in prompt tokens."""
 
     reused_tokens: int
     recomputed_tokens: int = 0
@@ -35,7 +35,7 @@ class Reuse:
 
     @classmethod
     def of(cls, plan: Plan) -> Reuse:
-        """A plan that was carried out as it stands."""
+        """The reuse of a plan that was executed unchanged."""
         return cls(
             reused_tokens=plan.reused_tokens,
             recomputed_tokens=plan.recomputed_tokens,
@@ -55,20 +55,20 @@ class Accounts:
 
     ledger: Ledger
     settled: Listener = _nobody
-    """Told once of every account: counters."""
+    """Called once per account, for counters."""
     refused: Listener = _nobody
-    """Told, before that, when the ledger refused the settlement and another stands for it."""
+    """Called first if the ledger refused the settlement and a substitute is used."""
 
     def open(self, request_id: str, *, prompt_tokens: int) -> Account:
-        """The account of a request that has arrived."""
+        """Open the account of a request that has arrived."""
         return Account(self, request_id, prompt_tokens)
 
 
 class Account:
-    """What becomes of one request.
+    """Follows one request to its settlement.
 
-    Requests come back (preempted, retracted, asked about again): what is told after the
-    settlement changes what :meth:`report` says and nothing else.
+    Requests can come back after settlement (preempted, retracted, looked up again). Later events
+    change what :meth:`report` says and nothing else.
     """
 
     __slots__ = (
@@ -88,38 +88,40 @@ class Account:
         self.request_id = request_id
         self.prompt_tokens = prompt_tokens
         self.exact_tokens = 0
-        """Tokens that the engine's own exact prefix cache serves."""
+        """Tokens served by the engine's own exact prefix cache."""
         self.continued_tokens = 0
-        """Tokens whose approximate K/V is the request's own chain's."""
+        """Tokens with approximate K/V from the request's own chain."""
         self.reason: DeclineReason | None = None
-        """Why it is computed, so far."""
+        """Why the request is computed, as far as known."""
         self.detail = ""
 
     @property
     def is_settled(self) -> bool:
-        """Whether the request stands in the ledger for good."""
+        """Whether the ledger entry is final."""
         return self._settlement is not None
 
     @property
     def settlement(self) -> Settlement | None:
-        """How the request ended; None while it has not."""
+        """How the request ended, or None while it runs."""
         return self._settlement
 
     def decline(self, reason: DeclineReason | None, detail: str = "") -> None:
-        """Note why this request is computed, unless something else happens to it yet."""
+        """Note why this request is computed, unless something else happens to it later."""
         self.reason, self.detail = reason, detail
 
     def claimed(self, plan: Plan) -> None:
-        """This plan is to be carried out; it takes the place of what was planned before."""
+        """Note that this plan will be executed. It replaces earlier plans."""
         if self.is_settled:
             return
         try:
             self._books.ledger.open(self.request_id, plan)
         except Exception:
-            logger.warning("request %s: its plan was not noted", self.request_id, exc_info=True)
+            logger.warning("request %s: could not record its plan", self.request_id, exc_info=True)
 
     def confirmed(self, reuse: Reuse) -> bool:
-        """The engine has put K/V in place; whether the ledger took it, for the first time."""
+        """Record that the engine loaded K/V. Returns whether the ledger accepted it for the first
+        time.
+        """
         if self.is_settled:
             return False
         settlement = self._settle(
@@ -135,12 +137,12 @@ class Account:
         return settlement.reason is None
 
     def failed(self, reason: DeclineReason, detail: str = "") -> None:
-        """What was planned or claimed was not carried out; the tokens are computed."""
+        """Record that the planned or claimed reuse did not happen and the tokens are computed."""
         self.decline(reason, detail)
         self.ended()
 
     def ended(self) -> None:
-        """The request ends. Without confirmed reuse it was computed, for the reason last noted."""
+        """Close the request. Without confirmed reuse it was computed, for the last reason noted."""
         if not self.is_settled:
             self._settle(
                 lambda: self._books.ledger.computed(
@@ -155,7 +157,7 @@ class Account:
             )
 
     def outcome(self, reuse: Reuse | None) -> Outcome:
-        """What the response calls it, with this reuse in place."""
+        """The outcome to report with this reuse."""
         reused = 0 if reuse is None else reuse.reused_tokens
         return outcome_of(
             self.reason,
@@ -167,16 +169,16 @@ class Account:
     def report(
         self, reuse: Reuse | None, *, approximate: bool, certified: bool, **notes: Any
     ) -> dict[str, Any]:
-        """What the response says was reused.
+        """Build the reuse section of the response.
 
         Parameters
         ----------
         reuse
-            What is in place by the engine's own word; None where it gave none.
+            What the engine confirmed, or None.
         approximate
-            Whether any of that K/V was computed behind another prefix.
+            Whether any of that K/V was computed after a different prefix.
         certified
-            Whether a certificate stands behind the policy.
+            Whether a certificate covers the policy.
         """
         said = Reuse(reused_tokens=0) if reuse is None else reuse
         body: dict[str, Any] = {
@@ -199,7 +201,7 @@ class Account:
 
     @property
     def _exact_tokens(self) -> int:
-        # An engine's cache may know more of a request than its prompt.
+        # An engine's cache may hold more of a request than its prompt.
         return min(self.exact_tokens, self.prompt_tokens)
 
     def _settle(
@@ -214,7 +216,7 @@ class Account:
         return settlement
 
     def _written_off(self, error: Exception, known: DeclineReason | None) -> Settlement:
-        """The ledger refused a settlement: the request ran, and nothing is claimed for it."""
+        """Settle a request whose settlement the ledger refused: it ran, and no reuse is claimed."""
         logger.warning("request %s: the ledger refused its settlement: %r", self.request_id, error)
         reason = known or DeclineReason.INTERNAL_ERROR
         settlement = Settlement(
@@ -228,7 +230,7 @@ class Account:
         try:
             self._books.ledger.write_off(settlement)
         except Exception:
-            logger.warning("request %s: not in the ledger", self.request_id, exc_info=True)
+            logger.warning("request %s: missing from the ledger", self.request_id, exc_info=True)
         self._tell(self._books.refused, settlement)
         return settlement
 

@@ -1,22 +1,22 @@
-"""Chains: requests that continue one another token for token, and what they may take over.
+"""Chains: requests that continue one another token for token, and the K/V they may take over.
 
-The one rule, for every engine:
+All engines follow one rule:
 
-- *Who continues.* A prompt that begins with the whole prompt of an earlier request and with at
-  least the first token of its answer, under the same share key (every part of the namespace:
-  model, tenant, template, salt) and the same recompute policy. A prompt that is merely repeated,
-  or shares a beginning, is another request.
-- *What it takes.* K/V of the tokens both have, whole blocks, no further than they agree: an answer
-  may come back trimmed (a stop string, a stream that was cut, a last word tokenised anew).
-- *What is private.* All of it from the first approximate token on. It is no exact prefix, no donor,
-  and no other request's.
-- *What is exact.* What the plan says (:attr:`Plan.first_approximate_token`): nothing from the first
-  approximate token of the chain on.
-- *How far.* As many requests as were measured; the next one is computed anew.
+- *Who continues.* A prompt that starts with an earlier request's complete prompt and at least the
+  first token of its answer, under the same share key (every part of the namespace: model, tenant,
+  template, salt) and the same recompute policy. A prompt that is only repeated, or only shares a
+  beginning, is a separate request.
+- *What it takes.* K/V of the tokens both have, in whole blocks, as far as they agree. An answer
+  may come back trimmed: a stop string, a cut stream, a last word tokenised differently.
+- *What is private.* Everything from the first approximate token on. It is never an exact prefix,
+  never a donor, and never used by a request outside the chain.
+- *What is exact.* What the plan says (:attr:`Plan.first_approximate_token`): nothing from the
+  chain's first approximate token on.
+- *How far.* As many requests as were measured. The next one is computed from scratch.
 
-Two users of one namespace who send the same conversation, answer included, may go on from the same
-K/V. A namespace is who shares K/V at all; what they get is what that conversation was generated
-with; and a prompt alone, which one of them could guess or have in common, is not enough.
+Two users in one namespace who send the same conversation, including the answer, may continue from
+the same K/V. The namespace decides who may share K/V at all. Both get the K/V that the conversation
+was generated with, and a prompt alone, which a user could guess, is not enough.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ import numpy as np
 from semblend.core.tokens import TokenArray
 
 MEASURED_TURNS = 10
-"""Requests of a chain that the measurements of this repository cover (docs/quality.md)."""
+"""Longest chain that this repository's measurements cover (docs/quality.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One request that has ended and can be continued."""
+    """A finished request that can be continued."""
 
     share_key: bytes
     tokens: TokenArray
-    """Prompt and answer; the answer's last token has no K/V."""
+    """Prompt and answer. The answer's last token has no K/V."""
     prompt_tokens: int
     computed_tokens: int
-    """Tokens at the front whose K/V is held."""
+    """Leading tokens whose K/V is held."""
     exact_tokens: int
-    """Tokens at the front whose K/V is exact."""
+    """Leading tokens whose K/V is exact."""
     turns: int
-    """Requests since the first approximate token of the chain, this one included."""
+    """Requests since the chain's first approximate token, including this one."""
     policy: str | None = None
-    """The recompute policy that the request itself asked for."""
+    """The recompute policy that the request asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,21 +64,21 @@ LinkLike = TypeVar("LinkLike", bound="HasLink")
 
 
 class HasLink(Protocol):
-    """What an engine keeps of a request that has ended."""
+    """What an engine keeps of a finished request."""
 
     @property
     def link(self) -> Link:
-        """What the rule asks of it."""
+        """The link that the chain rule checks."""
         ...
 
 
 def furthest(
     kept: Iterable[LinkLike], follower: Follower, *, block_size: int, max_turns: int
 ) -> tuple[LinkLike, int] | None:
-    """Which of what was kept a request continues, and how many tokens of it; None for nothing.
+    """Find the kept request that this one continues furthest, and how many of its tokens; or None.
 
-    Where the furthest is as long as was measured, none is: an earlier part of the same
-    conversation would only hide how long it has grown.
+    If that chain is already as long as was measured, return None. An earlier link of the same
+    conversation would only hide its length.
     """
     best: tuple[LinkLike, int] | None = None
     for one in kept:
@@ -89,9 +89,9 @@ def furthest(
 
 
 def continued_tokens(link: Link, follower: Follower, *, block_size: int) -> int:
-    """Tokens at the front of a request that a link holds K/V of, if the request continues it.
+    """Leading tokens of a request for which the link holds K/V, if the request continues it.
 
-    At least one token of the prompt stays to be computed, because its logits are wanted.
+    At least one prompt token is left to compute, because its logits are needed.
     """
     if link.share_key != follower.share_key or link.policy != follower.policy:
         return 0
@@ -103,7 +103,7 @@ def continued_tokens(link: Link, follower: Follower, *, block_size: int) -> int:
 
 
 def common_prefix(first: TokenArray, second: TokenArray) -> int:
-    """How many tokens two prompts have in common at their front."""
+    """Number of leading tokens two prompts share."""
     size = min(len(first), len(second))
     differs = np.flatnonzero(first[:size] != second[:size])
     return int(differs[0]) if differs.size else size

@@ -1,7 +1,7 @@
-"""Whether the `semblend` that runs is this project's, by what the installation says about it.
+"""Check, by installation metadata, that the running `semblend` is this project's.
 
-The package index has another project of the same name, with a connector at the same import path.
-Files and metadata of both can end up in one environment, and then nobody can say which code runs.
+The package index has a different project with the same name and a connector at the same import
+path. Both can end up mixed in one environment, and then it is unclear which code runs.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from semblend.core.installing import install_command
 PACKAGE = Path(__file__).resolve().parents[1]
 _FIRST_FILE = "semblend/__init__.py"
 _OUR_MARK = "semblend/core/distribution.py"
-"""This file: whoever installed the running package and not this one is not this project."""
+"""This file. A distribution that installed the running package without it is not this project."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ownership:
-    """What the installed distributions called semblend have to do with the running package."""
+    """How the installed distributions named semblend relate to the running package."""
 
     foreign: tuple[str, ...] = ()
-    """Those that installed the running package's files and are not this project."""
+    """Distributions that installed the running package's files and are not this project."""
     beside: tuple[str, ...] = ()
-    """Those that are installed elsewhere, while the running package is a tree of its own."""
+    """Distributions installed elsewhere, while the running package is a separate tree."""
 
 
 def ownership(package: Path = PACKAGE) -> Ownership:
-    """Look at every distribution called semblend. Never raises: no metadata, no objection."""
+    """Examine every distribution named semblend. Never raises: missing metadata is no objection."""
     foreign: list[str] = []
     beside: list[str] = []
     owned = False
@@ -51,25 +51,25 @@ def ownership(package: Path = PACKAGE) -> Ownership:
                 owned = True
             else:
                 beside.append(said)
-        except Exception:  # metadata is whatever somebody put there
+        except Exception:  # metadata can contain anything
             continue
     return Ownership(foreign=tuple(foreign), beside=() if owned else tuple(beside))
 
 
 def require_this_distribution(extra: str) -> Ownership:
-    """What was found, if nothing speaks against the running package.
+    """Check that the running package is ours, and return what was found.
 
-    `extra` is the one that brings what the caller needs.
+    `extra` is the one the caller needs.
 
     Raises
     ------
     ForeignDistributionError
-        Naming the distribution that installed the running package and is not this project.
+        Naming the foreign distribution that installed the running package.
     """
     found = ownership()
     if found.foreign:
         raise ForeignDistributionError(
-            f"the semblend that runs here was installed by {' and '.join(found.foreign)}, which is "
+            f"the running semblend was installed by {' and '.join(found.foreign)}, which is "
             "another project of this name. Uninstall it, then install this one; "
             f"{install_command(extra)}"
         )
@@ -77,7 +77,7 @@ def require_this_distribution(extra: str) -> Ownership:
 
 
 def _editable_trees(distribution: Distribution) -> Iterator[Path]:
-    """The source tree of an editable installation."""
+    """The source trees of an editable installation."""
     stated = json.loads(distribution.read_text("direct_url.json") or "{}")
     if stated.get("dir_info", {}).get("editable"):
         yield Path(unquote(urlsplit(stated["url"]).path)).resolve()

@@ -1,8 +1,8 @@
-"""Every public error of SemBlend, in one tree.
+"""All public errors of SemBlend, in one tree.
 
-A caller who catches :class:`SemBlendError` catches everything we raise on
-purpose. None of these ever reaches a user's request: the facade and the engine
-adapters turn them into a cold prefill and a named decline reason.
+Catching :class:`SemBlendError` catches everything SemBlend raises on purpose. None of these errors
+fails a user's request: the facade and the engine adapters turn them into a cold prefill with a
+decline reason.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from semblend.core.installing import install_command
 
 
 class SemBlendError(Exception):
-    """Base of every error SemBlend raises on purpose."""
+    """Base class of every error SemBlend raises on purpose."""
 
 
 class SettingsError(SemBlendError, ValueError):
-    """A setting has a value it cannot take; the message names it and what would be right."""
+    """A setting has an invalid value. The message names the setting and what is expected."""
 
 
 class PolicySpecError(SettingsError):
-    """The text of a recompute policy cannot be read; the message quotes it."""
+    """A recompute policy's text cannot be parsed. The message quotes it."""
 
 
 class NamespaceError(SemBlendError, ValueError):
-    """A namespace is missing a part, or two namespaces were mixed."""
+    """A namespace lacks a part, or two namespaces were mixed."""
 
 
 class InvalidTokensError(SemBlendError, ValueError):
-    """A prompt is not a one-dimensional run of token ids in range."""
+    """A prompt is not a one-dimensional sequence of valid token ids."""
 
 
 class PlanError(SemBlendError, ValueError):
@@ -35,7 +35,7 @@ class PlanError(SemBlendError, ValueError):
 
 
 class DonorError(SemBlendError, ValueError):
-    """A donor cannot be registered as asked (a duplicate id, tainted K/V, too large)."""
+    """A donor cannot be registered: duplicate id, tainted K/V or too large."""
 
 
 class SerialisationError(SemBlendError, ValueError):
@@ -43,7 +43,7 @@ class SerialisationError(SemBlendError, ValueError):
 
 
 class MissingExtraError(SemBlendError, ImportError):
-    """An optional dependency is needed; the message names the extra that brings it."""
+    """An optional dependency is missing. The message names the extra that installs it."""
 
     def __init__(self, *, package: str, extra: str, purpose: str) -> None:
         super().__init__(
@@ -55,23 +55,23 @@ class MissingExtraError(SemBlendError, ImportError):
 
 
 class ForeignDistributionError(SemBlendError, ImportError):
-    """Another project of our name installed the running `semblend`; the message names it."""
+    """A different project with our name installed the running `semblend`. The message names it."""
 
 
 class EmbedderError(SemBlendError, RuntimeError):
-    """An embedder or its model cannot be used here; the message says why and what would serve."""
+    """An embedder or its model cannot be used. The message says why and what would work."""
 
 
 class VectorError(SemBlendError, ValueError):
-    """Vectors are not finite rows of the dimension the index was made for."""
+    """Vectors are not finite rows of the index's dimension."""
 
 
 class UnsupportedRotaryError(SemBlendError, ValueError):
-    """The model's rotary embedding is of a kind whose K cannot be moved safely."""
+    """The model's rotary embedding does not allow K to be moved safely."""
 
 
 class UnsupportedModelError(SemBlendError, ValueError):
-    """The model has a feature segmented prefill was not proven for."""
+    """The model has a feature for which segmented prefill is not proven."""
 
 
 class StorageError(SemBlendError, OSError):
@@ -79,19 +79,19 @@ class StorageError(SemBlendError, OSError):
 
 
 class CorruptSegmentError(StorageError):
-    """A stored segment fails its checksum; it is treated as a miss."""
+    """A stored segment fails its checksum and is treated as a miss."""
 
 
 class CapacityError(StorageError):
-    """Nothing more fits and nothing may be evicted."""
+    """Storage is full and nothing may be evicted."""
 
 
 class RequestError(SemBlendError, ValueError):
-    """A request to the embedded engine or server cannot be served; the message says why."""
+    """A request to the embedded engine or server cannot be served. The message says why."""
 
 
 class RequestFieldError(RequestError):
-    """A field of a request has a value it cannot take."""
+    """A request field has an invalid value."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -99,4 +99,4 @@ class RequestFieldError(RequestError):
 
 
 class EngineBusyError(RequestError):
-    """The engine cannot take the request now; the same request may be taken later."""
+    """The engine cannot take the request now. The same request may succeed later."""

@@ -1,12 +1,12 @@
-"""Faults on purpose: named points at every boundary, each of which can be made to fail.
+"""Fault injection: named points at every boundary, each of which can be made to fail.
 
-A point that is reached while nothing is planted costs one look at a variable. Planted, it
-fails as the real thing would: a disk is full, memory runs out, a checksum differs. Tests
-plant with :func:`planted`; the hidden setting SEMBLEND_FAULTS plants in a whole process:
+A point that is not planted costs one variable lookup. A planted point fails as the real thing
+would: a full disk, no memory, a wrong checksum. Tests plant with :func:`planted`. The hidden
+setting SEMBLEND_FAULTS plants for a whole process:
 
     SEMBLEND_FAULTS="tier_read:0.01,checksum:0.001,disk_full:1:3"
 
-is one read in a hundred, one checksum in a thousand, and the first three writes.
+fails one read in a hundred, one checksum in a thousand, and the first three writes.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class FaultPoint(StrEnum):
     """Every boundary that can be made to fail."""
 
     INDEX_WRITE = "index_write"
-    """The index raises while it takes a donor's tokens."""
+    """The index raises while adding a donor's tokens."""
     INDEX_READ = "index_read"
-    """The index raises while a prompt is looked up."""
+    """The index raises during a lookup."""
     PLAN = "plan"
     """The planner raises."""
     LEASE = "lease"
-    """A donor is gone between planning and loading."""
+    """A donor disappears between planning and loading."""
     TIER_READ = "tier_read"
     """A K/V tier raises while a segment is leased."""
     TIER_WRITE = "tier_write"
@@ -55,39 +55,39 @@ class FaultPoint(StrEnum):
     DISK_READ = "disk_read"
     """The disk fails to read."""
     DISK_FULL = "disk_full"
-    """The disk is full half way through a file."""
+    """The disk becomes full in the middle of a file."""
     SLOW_DISK = "slow_disk"
-    """The disk takes its time."""
+    """The disk is slow."""
     ALLOCATION = "allocation"
-    """There is no memory for a copy of K/V."""
+    """No memory is left for a copy of K/V."""
     POOL = "pool"
     """The engine's own pool has no room."""
     COPY = "copy"
-    """Copying donor K/V raises when some of it is in place."""
+    """Copying donor K/V raises after some of it is in place."""
     NESTED_PASS = "nested_pass"
     """The pass over holes raises."""
     CAPTURE = "capture"
     """Reading a finished prompt's K/V out of the engine raises."""
     SETTLEMENT = "settlement"
-    """The ledger raises while a request is settled."""
+    """The ledger raises while settling a request."""
     TRANSPORT_READ = "transport_read"
-    """The store that workers share fails to read."""
+    """The shared store fails to read."""
     TRANSPORT_WRITE = "transport_write"
-    """The store that workers share fails to write."""
+    """The shared store fails to write."""
     EVENT_BUS = "event_bus"
-    """The log of events cannot be reached."""
+    """The event log cannot be reached."""
     CLOCK = "clock"
-    """The clock jumps by years, ahead and back again."""
+    """The clock jumps years ahead and back again."""
     KILLED_WORKER = "killed_worker"
-    """A background thread is struck down in the middle of its work."""
+    """A background thread dies in the middle of its work."""
 
 
 class InjectedError(Exception):
-    """Not one of ours: nothing may rely on the kind of error."""
+    """Not a SemBlend error: no code may rely on the type of error."""
 
 
 class KilledWorkerError(BaseException):
-    """Passes every `except Exception`, as the end of a thread does."""
+    """Passes every `except Exception`, as a dying thread does."""
 
 
 def _raise_io(number: int) -> Callable[[], None]:
@@ -125,7 +125,7 @@ _EFFECTS: dict[FaultPoint, Callable[[], None]] = {
     FaultPoint.LEASE: _raise_gone,
     FaultPoint.KILLED_WORKER: _kill,
 }
-"""How a point fails; those not named raise :class:`InjectedError`."""
+"""How points fail. Those not listed raise :class:`InjectedError`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +135,11 @@ class Fault:
     point: FaultPoint
     rate: float = 1.0
     times: int | None = None
-    """At most this often; None has no end."""
+    """Upper limit; None for no limit."""
 
 
 class Planted:
-    """Decides, thread-safely and repeatably, which reach of a point fails."""
+    """Decides which visits to a point fail. Thread-safe and repeatable."""
 
     def __init__(self, faults: tuple[Fault, ...], *, seed: int = 0) -> None:
         self._faults = {fault.point: fault for fault in faults}
@@ -148,7 +148,7 @@ class Planted:
         self.fired: Counter[FaultPoint] = Counter()
 
     def fires(self, point: FaultPoint) -> bool:
-        """Whether this reach of the point fails; counted if it does."""
+        """Whether this visit to the point fails. Counts it if so."""
         fault = self._faults.get(point)
         if fault is None:
             return False
@@ -161,7 +161,7 @@ class Planted:
             return True
 
     def reach(self, point: FaultPoint) -> None:
-        """Fail as the point does, if it is its turn."""
+        """Fail in the point's way if this visit is chosen."""
         if self.fires(point):
             effect = _EFFECTS.get(point)
             if effect is None:
@@ -173,8 +173,8 @@ _planted: Planted | None = None
 
 
 def reach(point: FaultPoint) -> None:
-    """Say that a boundary is reached: fails if the point is planted."""
-    now = _planted  # another thread may plant or mend meanwhile
+    """Visit a boundary; fails if the point is planted and this visit is chosen."""
+    now = _planted  # another thread may plant or remove faults meanwhile
     if now is not None:
         now.reach(point)
 
@@ -182,7 +182,7 @@ def reach(point: FaultPoint) -> None:
 def fault_point(
     point: FaultPoint, *, after: bool = False
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
-    """Make a function a boundary: it fails before it starts, or `after` it did its work."""
+    """Make a function a boundary that fails before it starts, or `after` its work."""
 
     def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         @functools.wraps(function)
@@ -208,7 +208,7 @@ def spoiled(point: FaultPoint, value: int) -> int:
 
 
 def clock_jump_s() -> float:
-    """Seconds by which the clock is wrong now: 0, or twenty years ahead and back in turn."""
+    """Current clock error in seconds: 0, or alternately twenty years ahead and back."""
     now = _planted
     if now is None or not now.fires(FaultPoint.CLOCK):
         return 0.0
@@ -217,7 +217,7 @@ def clock_jump_s() -> float:
 
 @contextmanager
 def planted(faults: str, *, seed: int = 0) -> Iterator[Planted]:
-    """Plant faults (as SEMBLEND_FAULTS spells them) until the block ends; for tests."""
+    """Plant faults, spelled as in SEMBLEND_FAULTS, until the block ends. For tests."""
     global _planted
     before, mine = _planted, Planted(parse_faults(faults), seed=seed)
     _planted = mine
@@ -228,20 +228,20 @@ def planted(faults: str, *, seed: int = 0) -> Iterator[Planted]:
 
 
 def plant(faults: str) -> None:
-    """Plant faults in this process for good; nothing happens for an empty string."""
+    """Plant faults permanently in this process. An empty string does nothing."""
     global _planted
     if faults:
-        logger.warning("faults are planted on purpose: %s", faults)
+        logger.warning("fault injection is on: %s", faults)
         _planted = Planted(parse_faults(faults))
 
 
 def parse_faults(text: str) -> tuple[Fault, ...]:
-    """Read `point[:rate[:times]],…`.
+    """Parse `point[:rate[:times]],…`.
 
     Raises
     ------
     SettingsError
-        Naming what is wrong and what would be right.
+        Saying what is wrong and what is expected.
     """
     return tuple(_parse_fault(item.strip()) for item in text.split(",") if item.strip())
 
@@ -252,14 +252,14 @@ def _parse_fault(item: str) -> Fault:
         point = FaultPoint(name)
     except ValueError:
         known = ", ".join(FaultPoint)
-        raise SettingsError(f"fault point {name!r}: one of {known} expected") from None
+        raise SettingsError(f"fault point {name!r}: expected one of {known}") from None
     try:
         rate = float(numbers[0]) if numbers else 1.0
         times = int(numbers[1]) if len(numbers) > 1 else None
     except ValueError:
-        raise SettingsError(f"fault {item!r}: point:rate:times expected") from None
+        raise SettingsError(f"fault {item!r}: expected point:rate:times") from None
     if len(numbers) > 2 or not 0.0 <= rate <= 1.0 or (times is not None and times < 1):
         raise SettingsError(
-            f"fault {item!r}: a rate from 0 to 1 and a number of times of at least 1 expected"
+            f"fault {item!r}: expected a rate from 0 to 1 and a count of at least 1"
         )
     return Fault(point=point, rate=rate, times=times)

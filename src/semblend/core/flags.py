@@ -1,4 +1,4 @@
-"""A field of an options class that is also a flag of a command: stated where the field is."""
+"""Marks a field of an options class as a command-line flag."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """Stands in a field's annotation: ``port: Annotated[int, Flag(help="…")] = 8000``.
+    """Goes into a field's annotation: ``port: Annotated[int, Flag(help="…")] = 8000``.
 
-    Name, type and default of the flag are the field's, unless it says otherwise.
+    The flag takes its name, type and default from the field unless stated otherwise.
     """
 
     help: str
     name: str = ""
-    """Another name than the field's."""
+    """Overrides the field's name."""
     unit: float = 1
-    """What one of the flag is in the field: 2**20 for a flag in MiB over a field in bytes."""
+    """Size of the flag's unit in the field's unit: 2**20 for MiB over a field in bytes."""
     panel: str | None = None
-    """The heading it is listed under."""
+    """Heading in `--help`."""

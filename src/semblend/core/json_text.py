@@ -1,4 +1,4 @@
-"""JSON that somebody else wrote: whatever is wrong with it is one kind of error."""
+"""Parse untrusted JSON with a single kind of error."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from semblend.core.errors import SerialisationError
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text.
+    """Parse a JSON text.
 
     Raises
     ------
     SerialisationError
-        If it is not JSON, not text, or nested deeper than the interpreter can follow
-        (the standard library raises RecursionError then, which no caller expects).
+        If it is not JSON, not text, or too deeply nested
+        (for which the standard library raises an unexpected RecursionError).
     """
     try:
         return json.loads(text)

@@ -1,9 +1,9 @@
-"""The ledger: what really happened, per token, and provable.
+"""The ledger: what really happened to every prompt token.
 
 A request is opened with its plan, then settled once, through its
-:class:`~semblend.core.account.Account`. Only :meth:`Ledger.confirm`, which an engine
-calls after it has loaded donor K/V, counts tokens as materialised. Requests never
-settled are counted as computed when they are forgotten: a match is evidence, not a hit.
+:class:`~semblend.core.account.Account`. Only :meth:`Ledger.confirm`, which an engine calls after
+loading donor K/V, counts tokens as materialised. Requests that are dropped without settlement count
+as computed: a match is evidence, not a hit.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class Settlement:
     prompt_tokens: int
     exact_tokens: int = 0
     continued_tokens: int = 0
-    """Tokens whose approximate K/V is the request's own chain's."""
+    """Tokens with approximate K/V from the request's own chain."""
     materialised_tokens: int = 0
     recomputed_tokens: int = 0
     """Tokens inside spans that were computed anyway; part of `computed_tokens`."""
     reusable_tokens: int = 0
-    """Tokens that only a missing permission kept from being reused; part of `computed_tokens`."""
+    """Tokens not reused only for lack of permission; part of `computed_tokens`."""
     cost: CostEstimate = field(default_factory=CostEstimate)
-    """Of what was reused or could have been; nothing otherwise."""
+    """For what was or could have been reused; zero otherwise."""
     donor_ids: tuple[str, ...] = ()
-    """Donors of what was reused or could have been."""
+    """Donors of what was or could have been reused."""
     tokens_by_donor: tuple[tuple[str, int], ...] = ()
-    """What each of them gave or could have given, as planned."""
+    """Tokens each donor gave or could have given, as planned."""
     policy: str = "none"
     reason: DeclineReason | None = None
     detail: str = ""
@@ -61,28 +61,27 @@ class Settlement:
 
     @property
     def computed_tokens(self) -> int:
-        """Prompt tokens the engine really computed."""
+        """Prompt tokens the engine actually computed."""
         placed = self.exact_tokens + self.continued_tokens
         return self.prompt_tokens - placed - self.materialised_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerTotals:
-    """A snapshot of everything counted since the ledger was made."""
+    """A snapshot of all counters."""
 
     requests: dict[Outcome, int]
     tokens: dict[Outcome, int]
-    """Prompt tokens by how they came to be: exact_prefix, continued, materialised, cold
-    (computed)."""
+    """Prompt tokens by source: exact_prefix, continued, materialised, cold (computed)."""
     reasons: dict[DeclineReason, int]
     discovered_tokens: int
-    """Tokens inside verified runs, reused or not: the evidence column."""
+    """Tokens inside verified runs, whether reused or not. This is evidence."""
     open_requests: int
 
 
 @dataclass(slots=True)
 class Ledger:
-    """Counts tokens by outcome; owns the rule that only confirmation materialises."""
+    """Counts tokens by outcome. Only an engine's confirmation counts as materialised."""
 
     recent_limit: int = 256
     open_limit: int = 65_536
@@ -95,7 +94,7 @@ class Ledger:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def open(self, request_id: str, plan: Plan) -> None:
-        """Note that `request_id` has this plan. Opening again replaces the plan."""
+        """Record the plan of `request_id`. A second call replaces it."""
         with self._lock:
             if self._open.pop(request_id, None) is None:
                 self._discovered_tokens += plan.evidence.matched_tokens
@@ -116,17 +115,17 @@ class Ledger:
         continued_tokens: int = 0,
         recomputed_tokens: int | None = None,
     ) -> Settlement:
-        """The engine confirms that it loaded `materialised_tokens` of donor K/V.
+        """Record that the engine loaded `materialised_tokens` of donor K/V.
 
         Raises
         ------
         PlanError
-            If the request has no open executable plan, or more is claimed than it planned.
+            If the request has no open executable plan, or claims more tokens than planned.
         """
         with self._lock:
             plan = self._open.get(request_id)
             if plan is None or not plan.executable:
-                raise PlanError(f"request {request_id!r} has no executable plan to confirm")
+                raise PlanError(f"request {request_id!r} has no open executable plan")
             if materialised_tokens > plan.reused_tokens:
                 raise PlanError(
                     f"request {request_id!r}: {materialised_tokens} tokens confirmed, "
@@ -167,14 +166,14 @@ class Ledger:
         exact_tokens: int = 0,
         continued_tokens: int = 0,
     ) -> Settlement:
-        """The request ran without donors, for this reason, or else for its plan's own.
+        """Record that the request ran without donors, for this reason or its plan's.
 
-        `prompt_tokens` is asked of requests that were never opened.
+        `prompt_tokens` is needed for requests that were never opened.
 
         Raises
         ------
         PlanError
-            If the request is not open and nothing says how long it is.
+            If the request is not open and its length is unknown.
         """
         with self._lock:
             plan = self._open.pop(request_id, None)
@@ -191,7 +190,7 @@ class Ledger:
         return settlement
 
     def write_off(self, settlement: Settlement) -> None:
-        """Take this for a request whose settlement has raised: the last word, as it stands."""
+        """Accept a final settlement, as given, for a request whose own settlement raised."""
         with self._lock:
             self._open.pop(settlement.request_id, None)
         self._settle(settlement)
@@ -265,6 +264,6 @@ def _as_computed(
 
 
 def _only_permission_is_missing(plan: Plan, reason: DeclineReason | None) -> bool:
-    """Gates against a plan's worth come first: one refused for want of permission had passed."""
+    """Whether the plan passed every gate of worth. Those are checked before permission."""
     worth_it = plan.executable or is_for_discovery(plan.reason)
     return worth_it and is_for_discovery(reason)

@@ -1,4 +1,4 @@
-"""Older import paths: a module that is only a name says where its contents are now."""
+"""Support for older import paths: modules that only point to the new place."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _PAGE = "docs/switching.md"
 
 
 def moved(old: str, *places: str) -> Callable[[str], Any]:
-    """Warn that `old` is an older name; what to use as that module's `__getattr__`.
+    """Warn that `old` is an older name, and return its module `__getattr__`.
 
-    Names are looked up in `places`, the first one first, when somebody asks for them: importing an
-    older name needs no engine.
+    Names are looked up in `places`, in order, on first use, so that importing an older name needs
+    no engine.
     """
-    # Three frames up is whoever imported the module; the import system's own do not count.
+    # Three frames up is the importing module; frames of the import system do not count.
     warnings.warn(
         f"{old} is an older name; import from {' or '.join(places)} ({_PAGE})",
         DeprecationWarning,
@@ -24,15 +24,13 @@ def moved(old: str, *places: str) -> Callable[[str], Any]:
     )
 
     def look_up(name: str) -> Any:
-        if name.startswith("__"):  # what Python itself asks a module for
+        if name.startswith("__"):  # asked for by Python itself
             raise AttributeError(f"module {old!r} has no attribute {name!r}")
         for place in places:
             try:
                 return getattr(import_module(place), name)
             except AttributeError:
                 continue
-        raise AttributeError(
-            f"{old}.{name} has no successor of this name in {' or '.join(places)}; see {_PAGE}"
-        )
+        raise AttributeError(f"{old}.{name} no longer exists in {' or '.join(places)}; see {_PAGE}")
 
     return look_up

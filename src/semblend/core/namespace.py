@@ -1,7 +1,7 @@
-"""Who may share K/V with whom.
+"""Which requests may share K/V.
 
-Two requests may share K/V only when every part of their namespaces is equal. A
-part that is not known is never "any": an incomplete namespace matches nothing.
+Two requests share K/V only if every part of their namespaces is equal. An unknown part never means
+"any": an incomplete namespace matches nothing.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from typing import Any
 from semblend.core.errors import NamespaceError
 
 NONE = "none"
-"""The explicit statement that a part does not apply (no adapter, no quantisation)."""
+"""States that a part does not apply (no adapter, no quantisation)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Namespace:
-    """Everything that must be equal for K/V to be shareable.
+    """All the parts that must be equal for K/V to be shared.
 
-    ``None`` means *unknown* and fails closed; a part that does not apply is
-    stated as ``"none"``.
+    ``None`` means *unknown* and matches nothing. A part that does not apply is ``"none"``.
 
     >>> ns = Namespace.of(model="m", rope="theta=1e5")
     >>> ns.unknown_parts
@@ -41,23 +40,23 @@ class Namespace:
     tokenizer_revision: str | None = None
     """Revision or content fingerprint of the tokenizer."""
     kv_dtype: str | None = None
-    """Type K/V is computed in."""
+    """Data type K/V is computed in."""
     cache_dtype: str | None = None
-    """Type K/V is stored in by the engine's cache."""
+    """Data type of the engine's K/V cache."""
     quantization: str | None = None
     """Weight quantisation, or ``"none"``."""
     adapter: str | None = None
     """LoRA or other adapter and its revision, or ``"none"``."""
     rope: str | None = None
-    """The rotary configuration, in full."""
+    """The complete rotary configuration."""
     tensor_parallel: int | None = None
-    """Number of tensor-parallel ranks: a rank holds its own heads only."""
+    """Number of tensor-parallel ranks. Each rank holds only its own heads."""
     block_size: int | None = None
-    """Tokens in a block of the engine's cache (1 where it has none)."""
+    """Tokens per block of the engine's cache (1 if it has no blocks)."""
     cache_layout: str | None = None
     """Memory layout of the engine's cache."""
     tenant: str | None = None
-    """Whose request it is."""
+    """Tenant that sent the request."""
     template: str | None = None
     """Chat or prompt template."""
     cache_salt: str | None = None
@@ -76,17 +75,17 @@ class Namespace:
             elif not isinstance(value, str) or not value:
                 raise NamespaceError(
                     f"namespace.{field.name}: expected a non-empty string, got {value!r} "
-                    f"(a part that does not apply is stated as 'none')"
+                    f"(use 'none' for a part that does not apply)"
                 )
             elif not value.isascii() and not _is_text(value):
-                raise NamespaceError(f"namespace.{field.name}: text that is valid Unicode expected")
+                raise NamespaceError(f"namespace.{field.name}: expected valid Unicode text")
 
     @classmethod
     def of(cls, *, model: str, **parts: str | int) -> Namespace:
-        """A complete namespace for one process with one model and one tokenizer.
+        """Make a complete namespace for one process with one model and one tokenizer.
 
-        Parts that are not given are stated to be that process's own: correct
-        where every caller of this pipeline shares the same engine.
+        Parts that are not given are taken to be the same for the whole process. This is correct if
+        all callers of the pipeline share one engine.
         """
         known: dict[str, Any] = {
             field.name: 1 if field.name in _NUMERIC else NONE for field in fields(cls)
@@ -101,16 +100,16 @@ class Namespace:
 
     @property
     def unknown_parts(self) -> tuple[str, ...]:
-        """Names of the parts that are not known, in declaration order."""
+        """Names of the unknown parts, in declaration order."""
         return tuple(f.name for f in fields(self) if getattr(self, f.name) is None)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every part is known, so that the namespace may match at all."""
+        """Whether every part is known. Only complete namespaces match."""
         return None not in _PARTS(self)
 
     def with_parts(self, **parts: str | int) -> Namespace:
-        """This namespace with some parts replaced (a tenant, a salt)."""
+        """Replace some parts, such as the tenant or the salt."""
         return replace(self, **parts)  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, str | int | None]:
@@ -118,10 +117,10 @@ class Namespace:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def key(self, secret: bytes = b"") -> bytes:
-        """A 16-byte key that names this namespace without revealing it.
+        """A 16-byte key for this namespace that does not reveal its parts.
 
-        With a `secret` the key cannot be computed by somebody who only knows the
-        parts, so neither keys nor fingerprints seeded with them can be probed.
+        With a `secret`, knowing the parts is not enough to compute the key, so neither keys nor the
+        fingerprints seeded with them can be probed.
 
         Raises
         ------
@@ -130,7 +129,7 @@ class Namespace:
         """
         if not self.is_complete:
             raise NamespaceError(f"namespace parts unknown: {', '.join(self.unknown_parts)}")
-        # Length-prefixed, so that no two different namespaces serialise alike.
+        # Length-prefixed, so that different namespaces never serialise to the same bytes.
         message = b"".join(
             len(part).to_bytes(4, "little") + part
             for f in fields(self)
@@ -140,17 +139,17 @@ class Namespace:
 
 
 def salt_part(cache_salt: str | None) -> str:
-    """A caller's cache salt as the part of a namespace.
+    """Turn a caller's cache salt into a namespace part.
 
     >>> salt_part(None), salt_part("none"), salt_part("")
     ('none', 'salt:none', 'salt:')
     """
-    # Marked: callers choose their salts, and none of them is the statement that there is none.
+    # The prefix keeps a caller's salt "none" apart from having no salt.
     return NONE if cache_salt is None else f"salt:{cache_salt}"
 
 
 def _is_text(value: str) -> bool:
-    """Whether it can be encoded; half of a surrogate pair cannot."""
+    """Whether the string can be encoded. A lone surrogate cannot."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""What can happen to a request, and why not: the two closed lists of SemBlend."""
+"""The two closed lists of SemBlend: what can happen to a request, and why it was not reused."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """What happened to (the tokens of) one request."""
+    """What happened to one request, or to its tokens."""
 
     EXACT_PREFIX = "exact_prefix"
-    """The engine's own exact prefix cache served them."""
+    """Served by the engine's own exact prefix cache."""
     DISCOVERY_ONLY = "discovery_only"
-    """Reusable spans were found and, by configuration or certificate, not offered."""
+    """Reusable spans were found, but configuration or a missing certificate forbids loading them.
+    """
     PLACEMENT = "placement"
-    """A router used the evidence to choose a worker; nothing is confirmed yet."""
+    """A router used the evidence to choose a worker. Nothing is confirmed yet."""
     MATERIALISED = "materialised"
     """The engine confirmed that donor K/V was loaded for this request."""
     CONTINUED = "continued"
-    """It went on from its own chain's K/V, which is approximate; nothing was taken from a donor."""
+    """Continued from its own chain's approximate K/V. No donor was used."""
     DECLINED = "declined"
-    """A plan existed and was not carried out; the reason says why."""
+    """A plan existed but was not executed. The reason says why."""
     COLD = "cold"
     """A normal prefill."""
 
 
 class DeclineReason(StrEnum):
-    """Why tokens were computed rather than reused. Every refusal has one of these."""
+    """Why tokens were computed instead of reused. Every refusal has a reason."""
 
     DISABLED = "disabled"
     NO_NAMESPACE = "no_namespace"
@@ -50,7 +51,7 @@ class DeclineReason(StrEnum):
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome a request has when it was refused for this reason."""
+        """The outcome of a request refused for this reason."""
         if self in _DISCOVERY:
             return Outcome.DISCOVERY_ONLY
         if self in _COLD:
@@ -65,7 +66,7 @@ def outcome_of(
     exact_tokens: int = 0,
     continued_tokens: int = 0,
 ) -> Outcome:
-    """What a request is called: the one rule, of ledgers, counters and responses.
+    """The outcome of a request. Ledgers, counters and responses all use this rule.
 
     >>> outcome_of(DeclineReason.NO_MATCH, exact_tokens=64).value
     'exact_prefix'
@@ -82,7 +83,7 @@ def outcome_of(
 
 
 def is_for_discovery(reason: DeclineReason | None) -> bool:
-    """Whether only a missing permission stands against reuse: what was found could be loaded."""
+    """Whether only a missing permission prevents reuse: what was found could be loaded."""
     return reason in _DISCOVERY
 
 

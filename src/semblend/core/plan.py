@@ -1,4 +1,4 @@
-"""The plan: the immutable description of one reuse. Values only, no behaviour of engines."""
+"""The plan: an immutable description of one reuse. Values only, nothing engine-specific."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ PLAN_VERSION = 1
 
 
 class SpanKind(StrEnum):
-    """How a span's surroundings in the donor relate to those in the target."""
+    """How a span's context in the donor relates to its context in the target."""
 
     PREFIX = "prefix"
-    """At position 0 in both: exact, and the business of the engine's own prefix cache."""
+    """At position 0 in both. It is exact, and the engine's own prefix cache handles it."""
     MOVED = "moved"
-    """A passage in other surroundings."""
+    """A passage in a different context."""
     BEHIND_EDIT = "behind_edit"
-    """What precedes it is the donor's text with a small difference: its K/V may
-    still mean what the donor said there."""
+    """Follows the donor's text with a small difference, so its K/V may still carry the donor's
+    meaning.
+    """
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Hole:
-    """A half-open run [start, end) of target tokens in the reuse region that is computed.
+    """Target tokens [start, end) in the reuse region that are computed.
 
-    A recompute run (inside a span, chosen for quality) is a hole to the engine.
+    To the engine, a recompute run (inside a span, chosen for quality) is also a hole.
     """
 
     start: int
@@ -41,7 +42,7 @@ class Hole:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
-            raise PlanError(f"hole [{self.start}, {self.end}): start must be in [0, end)")
+            raise PlanError(f"hole [{self.start}, {self.end}): expected 0 <= start < end")
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -59,12 +60,12 @@ class Span:
     edit_tokens: int = 0
     """For BEHIND_EDIT: size of the difference just before the span (the larger side)."""
     opens: bool = False
-    """For MOVED: a paragraph or a turn begins with the span, in the donor as in the target."""
+    """For MOVED: the span starts a paragraph or a turn, in both donor and target."""
 
     def __post_init__(self) -> None:
         if self.length < 1 or self.donor_start < 0 or self.target_start < 0:
             raise PlanError(
-                f"span: length >= 1 and starts >= 0 expected, got donor_start={self.donor_start}, "
+                f"span: expected length >= 1 and starts >= 0, got donor_start={self.donor_start}, "
                 f"target_start={self.target_start}, length={self.length}"
             )
 
@@ -80,12 +81,12 @@ class Span:
 
     @property
     def delta(self) -> int:
-        """How many positions K must be rotated by (target minus donor)."""
+        """Positions to rotate K by (target minus donor)."""
         return self.target_start - self.donor_start
 
     @property
     def is_exact(self) -> bool:
-        """Whether its K/V is what a cold prefill computes: the same tokens stand before it."""
+        """Whether its K/V equals a cold prefill's, because the same tokens precede it."""
         return self.kind is SpanKind.PREFIX and self.delta == 0
 
     def clipped(self, start: int, end: int) -> Span | None:
@@ -108,7 +109,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimilarRegion:
-    """Text that resembles a donor's without being identical. Evidence: never loaded by us."""
+    """Text that resembles a donor's but is not identical. Evidence only, never loaded."""
 
     donor_id: str
     donor_start: int
@@ -119,17 +120,17 @@ class SimilarRegion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What discovery saw; telemetry, never a reason to reuse by itself."""
+    """What discovery saw. For telemetry; never by itself a reason to reuse."""
 
     fingerprint_hits: int = 0
     matched_tokens: int = 0
-    """Target tokens inside some verified run, before any gate."""
+    """Target tokens in any verified run, before the gates."""
     candidate_donors: int = 0
     similarity: float | None = None
-    """Cosine similarity where an embedder was asked."""
+    """Cosine similarity, if an embedder was used."""
     similar_donor_id: str | None = None
     similar_regions: tuple[SimilarRegion, ...] = ()
-    """Only where SEMBLEND_EXACT_MATERIALIZATION_ONLY is 0."""
+    """Only if SEMBLEND_EXACT_MATERIALIZATION_ONLY is 0."""
     lookup_ms: float = 0.0
 
 
@@ -142,7 +143,7 @@ class CostEstimate:
 
     @property
     def saved(self) -> float:
-        """Units saved by carrying the plan out."""
+        """Units saved by executing the plan."""
         return self.cold - self.planned
 
     @property
@@ -155,11 +156,10 @@ class CostEstimate:
 class Plan:
     """What to copy, what to compute and why, for one request.
 
-    The reuse region is target[0:end). Its first `exact_tokens` are the engine's own, the
-    `continued_tokens` behind them the chain's (core/chain.py); spans are ordered, disjoint
-    and behind those; holes are what is left open;
-    recompute runs are parts of spans that are computed anyway. At least one token of
-    the prompt (the tail) stays outside.
+    The reuse region is target[0:end). It starts with `exact_tokens` from the engine's own cache,
+    followed by `continued_tokens` from the request's chain (core/chain.py). Spans come after those,
+    ordered and disjoint. Holes are the gaps between them. Recompute runs are parts of spans that
+    are computed anyway. At least one prompt token (the tail) stays outside the region.
     """
 
     namespace: str
@@ -168,9 +168,9 @@ class Plan:
     recompute: tuple[Hole, ...] = ()
     end: int = 0
     exact_tokens: int = 0
-    """Tokens at the front that the engine's own exact prefix cache already holds."""
+    """Leading tokens that the engine's own exact prefix cache holds."""
     continued_tokens: int = 0
-    """Tokens behind those that are in place and approximate: K/V of the request's own chain."""
+    """Tokens after those with approximate K/V already in place, from the request's own chain."""
     policy: str = "none"
     reason: DeclineReason | None = None
     detail: str = ""
@@ -186,42 +186,42 @@ class Plan:
             raise PlanError(f"plan: exact_tokens={self.exact_tokens} of {self.prompt_tokens}")
         if not 0 <= self.continued_tokens <= self.prompt_tokens - self.exact_tokens:
             raise PlanError(
-                f"plan: continued_tokens={self.continued_tokens} behind {self.exact_tokens} "
+                f"plan: continued_tokens={self.continued_tokens} after {self.exact_tokens} "
                 f"of {self.prompt_tokens}"
             )
         if self.spans and self.spans[0].target_start < self.placed_tokens:
-            raise PlanError("plan: a span begins inside what is in place already")
+            raise PlanError("plan: a span starts inside tokens that are already in place")
         for before, after in pairwise(self.spans):
             if before.target_end > after.target_start:
                 raise PlanError(f"plan: spans overlap or are unordered at {after.target_start}")
         if self.spans and self.spans[-1].target_end > self.end:
-            raise PlanError(f"plan: a span reaches past the reuse region's end {self.end}")
+            raise PlanError(f"plan: a span extends past the region's end {self.end}")
         for earlier, later in pairwise(self.recompute):
             if earlier.end > later.start:
                 raise PlanError(f"plan: recompute runs overlap or are unordered at {later.start}")
         if self.recompute and self.recompute[-1].end > self.end:
-            raise PlanError(f"plan: a recompute run reaches past the region's end {self.end}")
+            raise PlanError(f"plan: a recompute run extends past the region's end {self.end}")
 
     @property
     def executable(self) -> bool:
-        """Whether an engine may carry this plan out."""
+        """Whether an engine may execute this plan."""
         return self.reason is None and bool(self.spans)
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome so far. Never MATERIALISED: only an engine's confirmation is that."""
+        """The outcome so far. Never MATERIALISED, which needs an engine's confirmation."""
         if self.reason is not None:
             return self.reason.outcome
         return Outcome.DISCOVERY_ONLY if self.spans else Outcome.COLD
 
     @property
     def placed_tokens(self) -> int:
-        """Tokens at the front that are in place before the plan is carried out."""
+        """Leading tokens already in place before the plan is executed."""
         return self.exact_tokens + self.continued_tokens
 
     @property
     def gaps(self) -> tuple[Hole, ...]:
-        """Runs of the reuse region that no span covers."""
+        """Runs of the reuse region not covered by a span."""
         covered = ((span.target_start, span.target_end) for span in self.spans)
         return tuple(_complement(covered, self.placed_tokens, self.end))
 
@@ -232,19 +232,19 @@ class Plan:
 
     @property
     def copies(self) -> tuple[Span, ...]:
-        """The parts of spans that are really copied: spans minus recompute runs."""
+        """The parts of spans that are copied: spans minus recompute runs."""
         pieces = (span.clipped(start, end) for span, start, end in self.copied_runs())
         return tuple(piece for piece in pieces if piece is not None)
 
     def copied_runs(self) -> Iterator[tuple[Span, int, int]]:
-        """The same as (span, start, end): target positions [start, end) of a span are copied.
+        """The copies as (span, start, end), where target positions [start, end) are copied.
 
-        Between a plan and its first kernel nothing waits for spans to be made of them.
+        Cheaper than `copies` because no new spans are built before the first kernel.
         """
         behind = 0
         for span in self.spans:
             start, span_end = span.target_start, span.target_end
-            # Spans and runs are both in order: what lies before this span is never looked at again.
+            # Both lists are ordered, so runs before this span are not visited again.
             while behind < len(self.recompute) and self.recompute[behind].end <= start:
                 behind += 1
             for run in self.recompute[behind:]:
@@ -263,10 +263,10 @@ class Plan:
 
     @property
     def first_approximate_token(self) -> int | None:
-        """Where K/V stops being exact once this plan is carried out; None where all of it is.
+        """Where K/V stops being exact once this plan is executed, or None if all of it is exact.
 
-        The rule of taint: what is computed behind exact K/V is exact, and the first copy that
-        is not taints everything from there on, the rest of the request included.
+        K/V computed after exact K/V is exact. The first approximate copy taints everything after
+        it, including the rest of the request.
         """
         if self.continued_tokens:
             return self.exact_tokens
@@ -275,27 +275,27 @@ class Plan:
 
     @property
     def hole_tokens(self) -> int:
-        """Tokens of the region no span covers."""
+        """Tokens of the region not covered by a span."""
         return sum(map(len, self.gaps))
 
     @property
     def recomputed_tokens(self) -> int:
-        """Tokens inside spans that are computed for quality."""
+        """Tokens inside spans that are recomputed for quality."""
         return sum(span.length for span in self.spans) - self.reused_tokens
 
     @property
     def tail_tokens(self) -> int:
-        """Tokens after the region, left to the engine's normal forward."""
+        """Tokens after the region, computed by the engine's normal forward pass."""
         return self.prompt_tokens - self.end
 
     @property
     def donor_ids(self) -> tuple[str, ...]:
-        """Donors in use, in order of first use."""
+        """Donors used, in order of first use."""
         return tuple(dict.fromkeys(span.donor_id for span in self.spans))
 
     @property
     def tokens_by_donor(self) -> tuple[tuple[str, int], ...]:
-        """How many tokens each donor gives, in order of first use."""
+        """Tokens taken from each donor, in order of first use."""
         tokens: dict[str, int] = {}
         for span, start, end in self.copied_runs():
             tokens[span.donor_id] = tokens.get(span.donor_id, 0) + end - start
@@ -303,15 +303,15 @@ class Plan:
 
     @property
     def plan_id(self) -> str:
-        """A stable 16-hex-digit name of this plan's contents."""
+        """A stable 16-hex-digit id of this plan's contents."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def declined(self, reason: DeclineReason, detail: str = "") -> Plan:
-        """The same plan, refused."""
+        """This plan, declined."""
         return replace(self, reason=reason, detail=detail)
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready mapping that :meth:`from_dict` reads back."""
+        """A JSON-ready mapping; :meth:`from_dict` reads it."""
         return {"version": PLAN_VERSION, **asdict(self)}
 
     def to_json(self) -> str:
@@ -320,12 +320,12 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Read a plan back.
+        """Read a plan from a mapping.
 
         Raises
         ------
         SerialisationError
-            If the mapping is of another version or breaks an invariant.
+            If the mapping has another version or breaks an invariant.
         """
         try:
             if data["version"] != PLAN_VERSION:
@@ -360,7 +360,7 @@ def _evidence(data: Mapping[str, Any]) -> Evidence:
 
 
 def merge_holes(runs: Iterable[Hole]) -> tuple[Hole, ...]:
-    """Sort holes and join those that touch or overlap."""
+    """Sort holes and merge those that touch or overlap."""
     merged: list[Hole] = []
     for run in sorted(runs, key=attrgetter("start", "end")):
         if not merged or run.start > merged[-1].end:

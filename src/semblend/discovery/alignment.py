@@ -1,22 +1,22 @@
-"""Fuzzy alignment: identical runs inside edited text, too short for a fingerprint.
+"""Fuzzy alignment: finds identical runs in edited text that are too short for a fingerprint.
 
-A donor found by meaning may be the target's text, heavily edited: nothing of it is
-identical for long enough to be found by hash, yet most of it is identical piece by
-piece. Alignment is seed, then diff, then extend:
+A donor found by meaning may be a heavily edited copy of the target. No part of it is
+identical for long enough to be found by hash, yet most of it is identical piece by piece.
+Alignment has three steps:
 
-1. *Seeds*: k-grams that target and donor share, found by sorting hashes.
-2. *Diff*: the seeds of each window of the target fall into bands of neighbouring
-   offsets. The stretches of target and donor that the best few bands span are compared
-   with a bit-parallel longest common subsequence (rapidfuzz). Runs count only where
-   the surroundings resemble each other too; a phrase both texts happen to use does not.
-3. *Extend*: on every offset the diff found, tokens are compared one by one, over the
-   window and one more on either side; runs that touch are joined.
+1. *Seed*: find the k-grams that target and donor share, by sorting hashes.
+2. *Diff*: group the seeds of each target window into bands of similar offsets. Compare the
+   stretches of target and donor that the best bands span, with a bit-parallel longest common
+   subsequence (rapidfuzz). Runs count only if their surroundings are also similar, so a
+   phrase that both texts happen to use does not count.
+3. *Extend*: on every offset the diff found, compare tokens one by one, over the window and
+   one more on either side, and join runs that touch.
 
-Never a diff of whole prompts. For n target and m donor tokens the work is bounded by
+Complete prompts are never diffed. For n target and m donor tokens the work is bounded by
 O((n + m) log m) for seeds, at most `MAX_SEEDS_PER_GRAM` per target token, and
 `max_windows` × `MAX_BANDS` diffs of a window and its margins by `REGION_TOKENS`.
 
-Every run returned is compared token by token before it is returned.
+Every returned run has been compared token by token.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from semblend.core.tokens import TokenArray, TokenIds, as_token_array
 WINDOW_TOKENS = 256
 """Target tokens compared at a time."""
 REGION_TOKENS = 512
-"""Donor tokens a window is compared with: room for as many insertions as it has tokens."""
+"""Donor tokens to compare a window with: room for as many insertions as it has tokens."""
 BAND_TOKENS = 128
-"""Seeds whose offsets differ by less belong to one stretch of edited text."""
+"""Seeds whose offsets differ by less belong to the same stretch of edited text."""
 MARGIN = 16
-"""Tokens around a band's seeds that are compared too: the surroundings."""
+"""Tokens around a band's seeds that are also compared, as its surroundings."""
 MIN_RESEMBLANCE = 0.3
-"""Share of a band that must be common to both sides for its runs to count."""
+"""Share of a band that both sides must have in common for its runs to count."""
 MAX_BANDS = 4
-"""Donor regions a window is compared with: it may straddle passages from several places."""
+"""Donor regions to compare a window with. It may contain passages from several places."""
 MAX_SEEDS_PER_GRAM = 8
-"""Occurrences of one k-gram in the donor that are followed; more is boilerplate."""
+"""Occurrences of one k-gram in the donor that are followed. More is boilerplate."""
 MAX_EDIT_TOKENS = 128
-"""Longest side of :func:`edit_similarity`; a longer side is a caller's mistake."""
+"""Largest input to :func:`edit_similarity`; more is a caller's mistake."""
 
 Indices = npt.NDArray[np.int64]
 
@@ -67,12 +67,12 @@ class AlignedRun:
 
     @property
     def offset(self) -> int:
-        """Donor position minus target position: runs of one offset lie on one diagonal."""
+        """Donor position minus target position. Runs with the same offset are on one diagonal."""
         return self.donor_start - self.target_start
 
 
 class _Band(NamedTuple):
-    """A stretch of the target and the stretch of the donor that its seeds point at."""
+    """A stretch of the target and the donor stretch its seeds point to."""
 
     start: int
     end: int
@@ -82,11 +82,11 @@ class _Band(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alignment:
-    """Identical runs, ordered and disjoint in the target, and how alike the texts are."""
+    """Identical runs, ordered and disjoint in the target, and the similarity of the texts."""
 
     runs: tuple[AlignedRun, ...]
     similarity: float
-    """Share of the target's tokens inside an identical run, in [0, 1]."""
+    """Share of the target's tokens inside identical runs, in [0, 1]."""
 
     @property
     def matched_tokens(self) -> int:
@@ -102,14 +102,14 @@ def align(
     seed_tokens: int = 5,
     max_windows: int = 512,
 ) -> Alignment:
-    """Identical runs of at least `min_run` tokens where target and donor resemble each other.
+    """Identical runs of at least `min_run` tokens where target and donor are similar.
 
     With more than `max_windows` windows, those with the most seeds are compared.
 
     Raises
     ------
     InvalidTokensError
-        If either side is not a run of token ids.
+        If either side is not a sequence of token ids.
     SettingsError
         If `min_run`, `seed_tokens` or `max_windows` is out of range.
     """
@@ -119,7 +119,7 @@ def align(
             f"alignment: expected 2 <= seed_tokens <= min_run, got {seed_tokens} and {min_run}"
         )
     if max_windows < 1:
-        raise SettingsError(f"alignment: max_windows of at least 1 expected, got {max_windows}")
+        raise SettingsError(f"alignment: expected max_windows of at least 1, got {max_windows}")
     if min(len(target_ids), len(donor_ids)) < min_run:
         return Alignment(runs=(), similarity=0.0)
     positions, offsets = _seeds(target_ids, donor_ids, seed_tokens)
@@ -134,19 +134,19 @@ def align(
 
 
 def edit_similarity(a: TokenArray, b: TokenArray) -> float:
-    """Whether two short windows are one text with small differences, in [0, 1].
+    """Score in [0, 1] whether two short windows are the same text with small differences.
 
-    Twice the tokens that a longest common subsequence matches in blocks of at least
-    two, over the tokens of both: single matches are the commas and articles that any
-    two texts share. Measured on 64-token windows of prose, code documentation and
-    transcripts: 0.93 after a six-token edit, 0.90 after 10 % substitutions, 0.5 for a
-    shared half, and a median of 0.00 to 0.09 for unrelated text.
+    Twice the tokens that a longest common subsequence matches in blocks of at least two, over the
+    tokens of both. Single matches are the commas and articles that any two texts share. Measured on
+    64-token windows of prose, code documentation and transcripts: 0.93 after a six-token edit, 0.90
+    after 10 % substitutions, 0.5 for a shared half, and a median of 0.00 to 0.09 for unrelated
+    text.
 
-    At most `MAX_EDIT_TOKENS` a side, int32; a few microseconds.
+    Takes up to `MAX_EDIT_TOKENS` int32 tokens per side, in a few microseconds.
     """
     if max(len(a), len(b)) > MAX_EDIT_TOKENS:
         raise InvalidTokensError(
-            f"edit_similarity compares at most {MAX_EDIT_TOKENS} tokens a side, "
+            f"edit_similarity compares at most {MAX_EDIT_TOKENS} tokens per side, "
             f"got {len(a)} and {len(b)}"
         )
     if len(a) == 0 or len(b) == 0:
@@ -164,7 +164,7 @@ def _seeds(target: TokenArray, donor: TokenArray, k: int) -> tuple[Indices, Indi
     ordered = donor_grams[order]
     first = np.searchsorted(ordered, target_grams, side="left")
     count = np.searchsorted(ordered, target_grams, side="right") - first
-    # A k-gram the donor is full of points everywhere and so nowhere.
+    # A k-gram that is frequent in the donor gives no information about position.
     count[count > MAX_SEEDS_PER_GRAM] = 0
     positions = np.repeat(np.arange(len(target_grams), dtype=np.int64), count)
     within = np.arange(len(positions)) - np.repeat(np.cumsum(count) - count, count)
@@ -172,7 +172,7 @@ def _seeds(target: TokenArray, donor: TokenArray, k: int) -> tuple[Indices, Indi
 
 
 def _gram_hashes(tokens: TokenArray, k: int) -> npt.NDArray[np.uint64]:
-    """A 64-bit polynomial hash of every k-gram; proposals only, tokens decide later."""
+    """A 64-bit polynomial hash of every k-gram. Only a hint: tokens are compared later."""
     count = len(tokens) - k + 1
     hashes = np.zeros(count, dtype=np.uint64)
     for offset in range(k):
@@ -184,7 +184,7 @@ def _gram_hashes(tokens: TokenArray, k: int) -> npt.NDArray[np.uint64]:
 def _windows(
     positions: Indices, offsets: Indices, max_windows: int
 ) -> Iterator[tuple[Indices, Indices]]:
-    """The seeds of each window that has any: positions and offsets, the richest windows first."""
+    """Positions and offsets of each window's seeds, richest windows first."""
     if len(positions) == 0:
         return
     edges = np.flatnonzero(np.diff(positions // WINDOW_TOKENS)) + 1
@@ -194,13 +194,13 @@ def _windows(
 
 
 def _bands(positions: Indices, offsets: Indices, seed_tokens: int) -> Iterator[_Band]:
-    """The `MAX_BANDS` densest groups of a window's seeds whose offsets lie close together."""
+    """The `MAX_BANDS` densest groups of a window's seeds with similar offsets."""
     order = np.argsort(offsets, kind="stable")
     for _ in range(MAX_BANDS):
         if len(order) == 0:
             return
-        # The densest stretch of offsets, not chains of neighbours: phrases that a text
-        # repeats would link far-apart offsets into one band that fits nothing.
+        # Use the densest stretch of offsets, not chains of neighbours: repeated phrases would link
+        # distant offsets into one band that fits nothing.
         ordered = offsets[order]
         ends = np.searchsorted(ordered, ordered + BAND_TOKENS, side="right")
         first = int(np.argmax(ends - np.arange(len(ordered))))
@@ -216,9 +216,9 @@ def _bands(positions: Indices, offsets: Indices, seed_tokens: int) -> Iterator[_
 
 
 def _common_offsets(target: TokenArray, donor: TokenArray, band: _Band) -> list[int]:
-    """Offsets on which a band's two sides have something in common.
+    """Offsets at which a band's two sides share tokens.
 
-    None, where the two sides do not resemble each other.
+    Empty if the two sides are not similar.
     """
     first, donor_first = max(0, band.start - MARGIN), max(0, band.donor_start - MARGIN)
     side = target[first : min(band.end + MARGIN, first + WINDOW_TOKENS + 2 * MARGIN)]
@@ -233,7 +233,7 @@ def _common_offsets(target: TokenArray, donor: TokenArray, band: _Band) -> list[
 def _runs_on(
     target: TokenArray, donor: TokenArray, offset: int, band: _Band
 ) -> Iterator[AlignedRun]:
-    """Identical runs of one offset, in the band and up to a window around it."""
+    """Identical runs at one offset, in the band and up to a window around it."""
     first = max(0, -offset, band.start - WINDOW_TOKENS)
     last = min(len(target), len(donor) - offset, band.end + WINDOW_TOKENS)
     equal = np.zeros(last - first + 2, dtype=np.int8)
@@ -244,7 +244,7 @@ def _runs_on(
 
 
 def _joined(found: list[AlignedRun]) -> list[AlignedRun]:
-    """Runs of one offset that touch or overlap become one: windows see a long run in parts."""
+    """Join runs at one offset that touch or overlap. Windows see long runs in parts."""
     joined: list[AlignedRun] = []
     for run in sorted(found, key=lambda run: (run.offset, run.target_start)):
         last = joined[-1] if joined else None
@@ -256,7 +256,7 @@ def _joined(found: list[AlignedRun]) -> list[AlignedRun]:
 
 
 def _disjoint(found: list[AlignedRun], tokens: int, min_run: int) -> tuple[AlignedRun, ...]:
-    """Runs that share no target token: the longest first, others cut to what is left of them."""
+    """Make runs disjoint in the target: the longest first, others cut to what remains."""
     free = np.ones(tokens, dtype=np.bool_)
     kept: list[AlignedRun] = []
     for run in sorted(found, key=lambda run: (-run.length, run.target_start, run.donor_start)):

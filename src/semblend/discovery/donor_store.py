@@ -1,9 +1,8 @@
-"""Donors and the index over their tokens, bounded in bytes.
+"""Donors and the index over their tokens, within a byte limit.
 
-Content is stored once. A donor is a list of pieces, each a range of a *chunk*;
-content that some chunk already holds is referred to, not copied, and lives as
-long as any donor refers to it. Pieces overlap by 31 tokens, so that every window of
-32 tokens of a donor lies inside one chunk and stays findable.
+Content is stored once. A donor is a list of pieces, each a range of a *chunk*. Content that a chunk
+already holds is referenced, not copied, and lives as long as any donor refers to it. Pieces overlap
+by 31 tokens, so every 32-token window of a donor is inside one chunk and can be found.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from semblend.discovery.token_arena import PAGE_BYTES, PAGE_TOKENS, PageRun, Tok
 
 DONOR_BYTES = 900
 CHUNK_BYTES = 700
-"""Python objects of a donor and of a chunk, measured with tracemalloc (test_donor_store)."""
+"""Size of a donor's and a chunk's Python objects, measured with tracemalloc (test_donor_store)."""
 MAX_HOLDERS_TRIED = 16
 
 _PAGE_COST = PAGE_BYTES + PAGE_TOKENS * FINGERPRINTS_PER_TOKEN * SLOT_BYTES / FingerprintTable.LOAD
@@ -57,7 +56,7 @@ class _NamespaceUse:
 
 @dataclass(frozen=True, slots=True)
 class Donor:
-    """A request whose K/V was computed exactly and is still held by somebody."""
+    """A request whose exactly computed K/V is still held."""
 
     donor_id: str
     namespace: bytes
@@ -74,11 +73,12 @@ class Lookup:
 
 
 class StoreFollower(Protocol):
-    """Somebody who follows which donors are held. Called under the store's lock, in order:
-    it must return at once and must not call back."""
+    """Follows which donors are held. Called under the store's lock, in order, so it must return at
+    once and must not call back.
+    """
 
     def donor_held(self, donor_id: str, tokens: TokenArray, namespace: bytes) -> None:
-        """A donor can be found from now on."""
+        """A donor can now be found."""
         ...
 
     def donor_gone(self, donor_id: str) -> None:
@@ -87,10 +87,9 @@ class StoreFollower(Protocol):
 
 
 class DonorStore:
-    """Owns donors, chunks and their index; everything it holds fits in `max_bytes`.
+    """Holds donors, chunks and their index within `max_bytes`.
 
-    Registration, lookup and eviction cost the same however many donors there are.
-    Thread-safe.
+    Registration, lookup and eviction take the same time however many donors there are. Thread-safe.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -122,7 +121,7 @@ class DonorStore:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes charged to what is stored now."""
+        """Bytes used by what is stored now."""
         pages = self._arena.capacity_pages - self._arena.free_pages
         return int(
             pages * _PAGE_COST + len(self._donors) * DONOR_BYTES + len(self._chunks) * CHUNK_BYTES
@@ -130,12 +129,12 @@ class DonorStore:
 
     @property
     def stored_tokens(self) -> int:
-        """Tokens physically stored (shared content counted once)."""
+        """Tokens physically stored; shared content counts once."""
         with self._lock:
             return sum(chunk.run.length for chunk in self._chunks.values())
 
     def donor(self, donor_id: str) -> Donor | None:
-        """The donor of that id, if it is held."""
+        """The donor with this id, or None."""
         return self._donors.get(donor_id)
 
     def donor_tokens(self, donor_id: str) -> TokenArray | None:
@@ -154,10 +153,10 @@ class DonorStore:
 
     @fault_point(FaultPoint.INDEX_READ)
     def lookup(self, tokens: TokenArray, namespace: bytes) -> Lookup:
-        """Every maximal run of at least 32 tokens that a donor of this namespace shares.
+        """Every maximal run of at least 32 tokens shared with a donor of this namespace.
 
-        Where several donors hold the same content, one of them is named, by
-        preference one that holds the neighbouring content too.
+        If several donors hold the same content, one is named, preferably one that also holds the
+        neighbouring content.
         """
         with self._lock:
             runs = self._chunk_runs(tokens, namespace)
@@ -175,11 +174,11 @@ class DonorStore:
     # -- writing ---------------------------------------------------------------
 
     def add_eviction_listener(self, listener: Callable[[str], None]) -> None:
-        """Have `listener(donor_id)` called after a donor was evicted for room."""
+        """Call `listener(donor_id)` after a donor was evicted to make room."""
         self._listeners.append(listener)
 
     def follow(self, follower: StoreFollower) -> None:
-        """Have a follower told of every donor held or gone, beginning with those held now."""
+        """Notify a follower of every donor held or gone, starting with those held now."""
         with self._lock:
             for donor_id, donor in self._donors.items():
                 tokens = self.donor_tokens(donor_id)
@@ -188,43 +187,43 @@ class DonorStore:
             self._followers.append(follower)
 
     def register(self, donor_id: str, tokens: TokenArray, namespace: bytes) -> Donor:
-        """Hold `tokens` as a donor; the least recently used donors make room.
+        """Hold `tokens` as a donor, evicting the least recently used donors to make room.
 
         Raises
         ------
         DonorError
             If the id is taken, or the prompt is too short ever to match.
         CapacityError
-            If the prompt alone is larger than the store.
+            If the prompt alone exceeds the store.
         """
         if tokens.size < GUARANTEED_RUN_TOKENS:
             raise DonorError(
-                f"donor {donor_id!r}: {tokens.size} tokens, at least "
-                f"{GUARANTEED_RUN_TOKENS} are needed for a run to be found"
+                f"donor {donor_id!r}: {tokens.size} tokens; a run needs at least "
+                f"{GUARANTEED_RUN_TOKENS} to be found"
             )
         evicted: list[str] = []
         try:
             with self._lock:
                 if donor_id in self._donors:
-                    raise DonorError(f"donor {donor_id!r} is registered already")
+                    raise DonorError(f"donor {donor_id!r} is already registered")
                 donor = self._store(donor_id, tokens, namespace, evicted)
                 self.registrations += 1
                 for follower in self._followers:
                     follower.donor_held(donor_id, tokens, namespace)
         finally:
-            # Outside the lock: a listener may call back into the store. Also if there was no
-            # room in the end: those who made way are gone all the same.
+            # Outside the lock, because a listener may call back into the store. Also on failure:
+            # donors evicted to make room are gone either way.
             for gone, listener in itertools.product(evicted, self._listeners):
                 listener(gone)
         return donor
 
     def prepare(self) -> bool:
-        """Touch a slice of the index before donors have to; False once all is in memory."""
+        """Touch a slice of the index before donors need it. False once all of it is in memory."""
         with self._lock:
             return self._table.touch()
 
     def evict(self, donor_id: str) -> bool:
-        """Forget a donor. False if it was not held."""
+        """Drop a donor. False if it was not held."""
         with self._lock:
             donor = self._donors.pop(donor_id, None)
             if donor is None:
@@ -241,7 +240,7 @@ class DonorStore:
 
     def _chunk_runs(self, tokens: TokenArray, namespace: bytes) -> ChunkRuns:
         use = self._namespaces.get(namespace)
-        number = -2 if use is None else use.number  # -2: equal to no chunk's namespace
+        number = -2 if use is None else use.number  # -2 equals no chunk's namespace
         return find_runs(
             tokens,
             seed=seed_of(namespace),
@@ -255,8 +254,8 @@ class DonorStore:
     def _name_donors(self, runs: ChunkRuns) -> list[DonorRun]:
         """Turn runs inside chunks into runs inside donors, joined across pieces.
 
-        Content only one donor holds votes for that donor; widely shared content then
-        goes to a donor with votes, so that a document and its wrapper stay one span.
+        Content that only one donor holds votes for that donor. Widely shared content then goes to a
+        donor with votes, so that a document and its wrapper stay one span.
         """
         rows = runs.rows()
         votes: dict[str, int] = {}
@@ -276,7 +275,7 @@ class DonorStore:
     ) -> list[DonorRun]:
         """The run as seen by donors that hold the chunk, until it is covered.
 
-        A donor may hold only a part of a chunk whose first owner is gone.
+        A donor may hold only part of a chunk whose first owner is gone.
         """
         favoured = (donor_id for donor_id in favourites if donor_id in chunk.holders)
         recent = itertools.islice(reversed(chunk.holders), MAX_HOLDERS_TRIED)
@@ -304,14 +303,14 @@ class DonorStore:
     def _store(
         self, donor_id: str, tokens: TokenArray, namespace: bytes, evicted: list[str]
     ) -> Donor:
-        """Hold a donor, whole or not at all; `evicted` collects who had to make room."""
+        """Hold a donor completely or not at all. `evicted` collects the donors evicted for it."""
         shared = shared_pieces(self._chunk_runs(tokens, namespace))
         fresh = unshared_ranges(shared, int(tokens.size))
         pages = sum(pages_for(high - low) for low, high in fresh)
         cost = int(pages * _PAGE_COST) + DONOR_BYTES + len(fresh) * CHUNK_BYTES
         if cost > self.max_bytes or pages > self._arena.capacity_pages:
             raise CapacityError(
-                f"donor {donor_id!r} takes {cost} bytes of a store of {self.max_bytes}"
+                f"donor {donor_id!r} needs {cost} bytes, the store has {self.max_bytes}"
             )
         use = self._namespaces.get(namespace)
         if use is None:
@@ -319,7 +318,7 @@ class DonorStore:
         use.donors += 1
         pieces = list(shared)
         try:
-            # Hold what is shared before making room, so that making room cannot free it.
+            # Hold shared content before making room, so that making room cannot free it.
             for piece in shared:
                 self._chunks[piece.chunk].holders.setdefault(donor_id, []).append(piece)
             while self.used_bytes + cost > self.max_bytes or pages > self._arena.free_pages:
@@ -358,21 +357,21 @@ class DonorStore:
             self._arena.give_back(run)
             raise
         if self._free_numbers:
-            self._free_numbers.pop()  # only now: a number lost on the way would be given twice
+            self._free_numbers.pop()  # last: a number lost on the way would be assigned twice
         self._chunks[number] = _Chunk(run, namespace)
         self._chunk_length[number] = tokens.size
         self._chunk_namespace[number] = namespace_number
         return number
 
     def _gone(self, donor: Donor) -> None:
-        """A donor that was held is no longer."""
+        """Notify followers that a donor is gone."""
         self.evictions += 1
         for follower in self._followers:
             follower.donor_gone(donor.donor_id)
         self._release(donor.donor_id, donor.namespace, donor.pieces)
 
     def _release(self, donor_id: str, namespace: bytes, pieces: Iterable[Piece]) -> None:
-        """Let go of the content a donor held, or was about to."""
+        """Release the content a donor held or was about to hold."""
         for number in {piece.chunk for piece in pieces}:
             chunk = self._chunks[number]
             chunk.holders.pop(donor_id, None)

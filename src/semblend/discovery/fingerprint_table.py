@@ -1,8 +1,8 @@
-"""One open-addressed table from fingerprints to places in the token arena.
+"""An open-addressed table from fingerprints to places in the token arena.
 
-Array-backed and of fixed size: nothing is ever rehashed, so registration never
-pauses. A fingerprint lives in one of two buckets of eight slots, whichever is
-emptier; a lookup reads both. Deleting empties the slot: no tombstones.
+It is array-backed and of fixed size. Nothing is ever rehashed, so registration never pauses. A
+fingerprint is stored in the emptier of two buckets of eight slots, and a lookup reads both.
+Deleting empties the slot, so there are no tombstones.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from semblend.discovery.fingerprints import HashArray, IndexArray
 SLOTS = 8
 SLOT_BYTES = 8
 MAX_PLACES = 8
-"""Places kept per fingerprint. Long shared content is stored once (see the donor
-store), so only short boilerplate ever has more; half of its two buckets stays free
-for others."""
+"""Places kept per fingerprint. Long shared content is stored once (see the donor store), so only
+short boilerplate ever has more. Half of its two buckets stays free for others.
+"""
 
 TOUCH_BYTES = 1 << 20
-"""Touched at once by :meth:`FingerprintTable.touch`, of each of its arrays."""
+"""Bytes of each array that :meth:`FingerprintTable.touch` touches at once."""
 
 _PAGE = mmap.PAGESIZE
 _SECOND = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -31,13 +31,13 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 
 class FingerprintTable:
-    """Owns the invariant that every stored place is found under its fingerprint.
+    """Every stored place can be found under its fingerprint.
 
     Parameters
     ----------
     capacity
-        Number of fingerprints it should hold; memory is taken lazily by the
-        operating system as buckets are first written.
+        Number of fingerprints to hold. The operating system allocates memory lazily,
+        as buckets are first written.
     """
 
     LOAD = 0.65
@@ -46,7 +46,7 @@ class FingerprintTable:
         self._buckets = np.uint64(max(2, int(capacity / self.LOAD / SLOTS) + 1))
         shape = (int(self._buckets), SLOTS)
         self._tags: npt.NDArray[np.uint32] = np.zeros(shape, dtype=np.uint32)
-        # Places are stored plus one: zero is an empty slot.
+        # Places are stored plus one, because zero marks an empty slot.
         self._places: npt.NDArray[np.uint32] = np.zeros(shape, dtype=np.uint32)
         self._touched = 0
         self.stored = 0
@@ -54,14 +54,14 @@ class FingerprintTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the table when every page of it has been touched."""
+        """Size of the table in bytes once every page has been touched."""
         return self._tags.nbytes + self._places.nbytes
 
     def touch(self) -> bool:
-        """Have the next slice of the table in memory before it is needed; False at its end.
+        """Touch the next slice of the table before it is needed. False at its end.
 
-        Fingerprints fall anywhere: the first long donor alone would touch nearly all of it,
-        and pay for it. What is stored stays as it is.
+        Fingerprints are spread out, so the first long donor would touch nearly all of the table and
+        pay for it. Stored data does not change.
         """
         start, self._touched = self._touched, min(self._tags.nbytes, self._touched + TOUCH_BYTES)
         step = _PAGE // self._tags.itemsize
@@ -75,8 +75,8 @@ class FingerprintTable:
         tags, first, second = self._address(hashes)
         buckets = np.stack((first, second), axis=1)
         hit = self._tags.take(buckets, axis=0) == tags[:, None, None]
-        # A tag of zero is an empty slot's, too, and both choices may be one bucket: that
-        # counts once.
+        # Empty slots also have tag zero, and both choices may be the same bucket, which counts
+        # once.
         flat = np.flatnonzero(hit)
         choice = flat // SLOTS
         places = self._places.reshape(-1).take(
@@ -87,7 +87,7 @@ class FingerprintTable:
         return index[filled], places[filled].astype(np.int64) - 1
 
     def add(self, hashes: HashArray, places: IndexArray) -> None:
-        """Store a place for each hash; a hash with enough places already is left as it is."""
+        """Store a place for each hash. A hash that already has enough places is left unchanged."""
         tags, first, second = self._address(hashes)
         values = (places + 1).astype(np.uint32)
         waiting = np.arange(hashes.size)
@@ -105,7 +105,8 @@ class FingerprintTable:
             waiting, bucket = waiting[room], bucket[room]
             if not waiting.size:
                 return
-            # One insertion a bucket and round, so that two of this batch never take one slot.
+            # Insert one entry per bucket and round, so that two of a batch never take the same
+            # slot.
             bucket, chosen = np.unique(bucket, return_index=True)
             entry = waiting[chosen]
             slot = np.argmin(self._places[bucket] > 0, axis=1)
@@ -115,7 +116,7 @@ class FingerprintTable:
             waiting = np.delete(waiting, chosen)
 
     def remove(self, hashes: HashArray, places: IndexArray) -> None:
-        """Forget exactly these (hash, place) pairs; pairs not stored are ignored."""
+        """Remove exactly these (hash, place) pairs. Pairs not stored are ignored."""
         tags, first, second = self._address(hashes)
         values = (places + 1).astype(np.uint32)
         for buckets in (first, second):
@@ -127,7 +128,7 @@ class FingerprintTable:
             self.stored -= row.size
 
     def _address(self, hashes: HashArray) -> tuple[npt.NDArray[np.uint32], IndexArray, IndexArray]:
-        """(tags, first bucket, second bucket); ranges are reduced by multiply-shift."""
+        """(tags, first bucket, second bucket), reduced to range by multiply-shift."""
         first = ((hashes >> _HALF) * self._buckets) >> _HALF
         mixed = (hashes * _SECOND) >> _HALF
         second = (mixed * self._buckets) >> _HALF

@@ -1,9 +1,9 @@
 """Fingerprints of token runs: keyed rolling hashes, thinned by winnowing.
 
-A hash of every gram of 16 tokens is computed; of every 17 neighbouring grams the
-smallest hash is kept (Schleimer, Wilkerson and Aiken, SIGMOD 2003). Whether a gram
-is kept depends on its window alone, so two prompts that share a run of at least
-32 tokens, at any positions, keep at least one gram of it in common.
+Every gram of 16 tokens is hashed, and of every 17 neighbouring grams the smallest hash is kept
+(Schleimer, Wilkerson and Aiken, SIGMOD 2003). Whether a gram is kept depends only on its window, so
+two prompts that share a run of at least 32 tokens, at any positions, keep at least one of its grams
+in common.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GUARANTEED_RUN_TOKENS = GRAM_TOKENS + WINDOW_GRAMS - 1
 FINGERPRINTS_PER_TOKEN = 2 / (WINDOW_GRAMS + 1)
 """Expected density on text without repetition."""
 
-# Odd 64-bit multipliers with well mixed bits (from splitmix64 and xxh3's constants' family).
+# Odd 64-bit multipliers with well-mixed bits (from the constants of splitmix64 and xxh3).
 _MIX_IN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_OUT = np.uint64(0xBF58476D1CE4E5B9)
 _STEP = tuple(
@@ -38,7 +38,7 @@ _SHIFT = np.uint64(29)
 
 
 def seed_of(namespace_key: bytes) -> int:
-    """The 64-bit hash seed of a namespace: other namespaces, other fingerprints."""
+    """The 64-bit hash seed of a namespace. Different namespaces have different fingerprints."""
     return int.from_bytes(namespace_key[:8], "little")
 
 
@@ -71,7 +71,7 @@ def gram_hashes(tokens: TokenArray, seed: int) -> HashArray:
         doubled += hashes[width:]
         hashes = doubled
         width *= 2
-    # The seed goes in twice: added to tokens alone, neighbouring seeds would only shift them.
+    # Mix the seed in twice. Added only to tokens, neighbouring seeds would just shift them.
     hashes ^= (hashes >> _SHIFT) ^ np.uint64(seed * int(_STEP[0]) & 0xFFFFFFFFFFFFFFFF)
     hashes *= _MIX_OUT
     return hashes
@@ -80,14 +80,13 @@ def gram_hashes(tokens: TokenArray, seed: int) -> HashArray:
 def winnow(hashes: HashArray) -> IndexArray:
     """Indices of the grams that are the smallest of some window of 17 neighbours.
 
-    Equal smallest hashes are all kept: dropping some would lose matches inside
-    periodic text.
+    Equal smallest hashes are all kept. Dropping some would lose matches inside periodic text.
     """
     if hashes.size < WINDOW_GRAMS:
         return np.empty(0, dtype=np.int64)
     smallest = _slide(hashes, np.minimum)
-    # A gram is kept if and only if it equals the largest of the minima of the windows
-    # that contain it; windows over the edge do not exist, hence the zeros.
+    # A gram is kept if and only if it equals the largest of the minima of the windows that contain
+    # it. Windows across the edge do not exist, hence the zeros.
     padded = np.zeros(smallest.size + 2 * (WINDOW_GRAMS - 1), dtype=np.uint64)
     padded[WINDOW_GRAMS - 1 : 1 - WINDOW_GRAMS] = smallest
     return np.flatnonzero(_slide(padded, np.maximum) == hashes)
@@ -101,7 +100,7 @@ def fingerprints(tokens: TokenArray, seed: int) -> tuple[HashArray, IndexArray]:
 
 
 def _slide(values: HashArray, extreme: np.ufunc) -> HashArray:
-    """Sliding extreme over windows of 17, by doubling to 16 and one more."""
+    """Sliding extreme over windows of 17, by doubling to 16 and adding one."""
     result = values
     width = 1
     while width < WINDOW_GRAMS - 1:

@@ -1,4 +1,4 @@
-"""From fingerprints to verified runs: a hash proposes, tokens decide."""
+"""From fingerprints to verified runs. A hash only proposes; tokens decide."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from semblend.discovery.token_arena import TokenArena, spread
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 _REACH = WINDOW_GRAMS - 1
-"""Beyond the outermost shared fingerprint a run goes on for at most this many tokens:
-one more and another window of grams would be shared, and with it a fingerprint."""
+"""A run extends at most this many tokens beyond its outermost shared fingerprint. One more, and
+another window of grams, and thus a fingerprint, would be shared.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def find_runs(
     lengths
         Length of every chunk, by chunk number.
     read_chunk
-        Tokens of a chunk; asked only where a run outgrows the fingerprints' reach.
+        Reads a chunk's tokens. Called only if a run extends beyond its fingerprints' reach.
     """
     hashes, positions = _thinned(*fingerprints(tokens, seed), tokens.size)
     index, places = table.find(hashes)
@@ -86,7 +87,7 @@ def find_runs(
         return _NO_RUNS
     chunk, start, places = chunk[keep], positions[index[keep]], places[keep]
     shift = offset[keep] - start
-    # Hits come in target order, and a stable sort leaves those of one line in it.
+    # Hits are in target order, and a stable sort keeps those of one line in order.
     order = np.argsort(_line(chunk, shift), kind="stable")
     lines = _Lines(
         chunk=chunk[order],
@@ -118,14 +119,14 @@ def _thinned(hashes: HashArray, positions: IndexArray, tokens: int) -> tuple[Has
 
 
 def _line(chunk: IndexArray, shift: IndexArray) -> IndexArray:
-    """One number per (chunk, shift); shifts are shorter than a prompt may be."""
+    """One number per (chunk, shift). Shifts are smaller than the longest prompt."""
     line: IndexArray = chunk * (2 * MAX_PROMPT_TOKENS) + (shift + MAX_PROMPT_TOKENS)
     return line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lines:
-    """Hits, sorted by line (chunk and shift) and then by where their gram starts."""
+    """Hits sorted by line (chunk and shift), then by the start of their gram."""
 
     chunk: IndexArray
     shift: IndexArray
@@ -137,9 +138,9 @@ class _Lines:
 def _identical(tokens: TokenArray, lines: _Lines, arena: TokenArena) -> tuple[ChunkRuns, BoolArray]:
     """Runs of at least 32 tokens in the regions around hits, compared token by token.
 
-    Returned with a mask of those that may go on beyond their region. A region reaches _REACH
-    tokens to either side of its hits' grams; neighbouring hits on one line have one together,
-    so that every token is compared once.
+    Also returns a mask of those that may extend beyond their region. A region reaches _REACH tokens
+    to either side of its hits' grams. Neighbouring hits on one line share a region, so every token
+    is compared once.
     """
     start = lines.start
     first = np.ones(start.size, dtype=bool)
@@ -151,8 +152,8 @@ def _identical(tokens: TokenArray, lines: _Lines, arena: TokenArena) -> tuple[Ch
     most = np.minimum(tokens.size, lines.length[first] - shift)
     low = np.maximum(start[first] - _REACH, least)
     high = np.minimum(start[last] + GRAM_TOKENS + _REACH, most)
-    # Each hit stands for the tokens up to the next one. Behind a region comes one token that
-    # is never the same, so that runs end with their region.
+    # Each hit stands for the tokens up to the next one. A token that never matches follows each
+    # region, so that runs end with their region.
     before, after = np.zeros_like(start), np.empty_like(start)
     before[first] = start[first] - low
     after[:-1] = np.diff(start)
@@ -183,11 +184,11 @@ def _identical(tokens: TokenArray, lines: _Lines, arena: TokenArena) -> tuple[Ch
 def _extended(
     tokens: TokenArray, runs: ChunkRuns, cut: BoolArray, read_chunk: Callable[[int], TokenArray]
 ) -> ChunkRuns:
-    """The same runs, those that were cut to their ends.
+    """The same runs, with those that were cut extended to their ends.
 
-    Fingerprints of one run are at most 17 tokens apart, so only those the table did not
-    keep (boilerplate with too many places) leave much of a run unseen. It may then have
-    been seen in several regions.
+    Fingerprints of one run are at most 17 tokens apart, so much of a run is missing only if the
+    table dropped fingerprints (boilerplate with too many places). Such a run may have been seen in
+    several regions.
     """
     start, end = runs.start.copy(), runs.end.copy()
     kept = np.ones(start.size, dtype=bool)

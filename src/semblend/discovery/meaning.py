@@ -1,8 +1,8 @@
-"""Finding donors by meaning, off the request path.
+"""Finds donors by meaning, off the request path.
 
-Donors are embedded on a thread of their own, with a bounded queue: a full queue
-drops the newest, and that donor is found by its tokens alone. What is found here is
-evidence; a token is reused only where alignment shows it identical.
+Donors are embedded on a separate thread with a bounded queue. If the queue is full, the newest is
+dropped, and that donor is found only by its tokens. What is found here is evidence: a token is
+reused only if alignment shows it is identical.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ logger = logging.getLogger("semblend.meaning")
 CANDIDATES = 8
 """Donors whose windows are compared one by one after the first search."""
 ALIGNED = 2
-"""Donors a prompt is aligned with; alignment costs milliseconds each."""
+"""Donors to align a prompt with. Alignment costs milliseconds each."""
 FUZZY_RUN_TOKENS = 16
 """Shortest identical run that fuzzy alignment contributes."""
 QUEUE_LENGTH = 1024
 QUERY_WINDOWS = 16
-"""Windows a prompt is read through when it is looked up: fewer than a donor's, for time."""
+"""Windows embedded of a prompt for lookup: fewer than for a donor, to save time."""
 SEARCHED_VECTORS = 8
-"""Vectors of a prompt that the first search asks for; the comparison after it uses all."""
+"""A prompt's vectors used in the first search. The comparison after it uses all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +55,10 @@ class _Lesson:
 
 
 class MeaningIndex:
-    """Owns the embedder, its thread and the vectors of donors.
+    """Holds the embedder, its thread and the vectors of donors.
 
-    The embedder is loaded by the thread when there is something to embed: building a
-    pipeline never waits for a model.
+    The thread loads the embedder when there is something to embed, so building a pipeline never
+    waits for a model.
     """
 
     def __init__(self, kind: EmbedderKind, model: str, min_similarity: float) -> None:
@@ -79,11 +79,11 @@ class MeaningIndex:
 
     @property
     def embedder_name(self) -> str:
-        """The embedder in use, or the one asked for while none was needed."""
+        """The embedder in use, or the configured one before it is first needed."""
         return self._kind.value if self._embedder is None else self._embedder.name
 
     def learn(self, donor_id: str, text: str, namespace: bytes) -> bool:
-        """Queue a donor's text to be embedded. False if it was dropped."""
+        """Queue a donor's text for embedding. False if it was dropped."""
         if self._kind is EmbedderKind.NONE or self._closed:
             return False
         with self._lock:
@@ -97,7 +97,7 @@ class MeaningIndex:
             return True
 
     def forget(self, donor_id: str) -> None:
-        """Drop a donor's vectors, or the plan to make them."""
+        """Drop a donor's vectors, or cancel making them."""
         with self._lock:
             namespace = self._wanted.pop(donor_id, None)
             if namespace is not None and self._index is not None:
@@ -171,7 +171,7 @@ class MeaningIndex:
         return tuple(found)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the queue is worked off; False if it was not in time."""
+        """Wait until the queue is empty. False on timeout."""
         deadline = threading.Event()
         timer = threading.Timer(timeout_s, deadline.set)
         timer.daemon = True
@@ -184,7 +184,7 @@ class MeaningIndex:
             timer.cancel()
 
     def close(self) -> None:
-        """Stop the thread after the lesson at hand; queued ones are dropped."""
+        """Stop the thread after its current donor. Queued ones are dropped."""
         with self._lock:
             self._closed = True
             thread, self._thread = self._thread, None
@@ -223,7 +223,7 @@ class MeaningIndex:
             self._embedder = embedder
         vectors: PromptVectors = embed_text(self._embedder, lesson.text)
         with self._lock:
-            # Evicted while it was waiting: its vectors would never be removed again.
+            # If it was evicted while waiting, nothing would ever remove its vectors.
             wanted = self._wanted.get(lesson.donor_id) == lesson.namespace
             if wanted and self._index is not None and len(vectors.windows):
                 self._index.add(lesson.donor_id, vectors.windows, namespace=lesson.namespace)

@@ -1,4 +1,4 @@
-"""How a donor is put together from chunks: what is shared, what must be stored."""
+"""How a donor is made of chunks: what is shared and what must be stored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from semblend.discovery.matching import ChunkRuns
 
 OVERLAP = GUARANTEED_RUN_TOKENS - 1
 MIN_SHARED_TOKENS = 128
-"""Shorter shared runs are stored again: a reference costs about as much."""
+"""Shorter shared runs are stored again, because a reference costs about as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Piece:
 
 
 def shared_pieces(runs: ChunkRuns) -> list[Piece]:
-    """Ranges of a new donor that chunks already hold, left to right, not overlapping."""
+    """Ranges of a new donor that chunks already hold, left to right and disjoint."""
     pieces: list[Piece] = []
     position = 0
     for chunk, shift, start, end in runs.rows():
@@ -36,9 +36,9 @@ def shared_pieces(runs: ChunkRuns) -> list[Piece]:
 
 
 def unshared_ranges(shared: list[Piece], size: int) -> list[tuple[int, int]]:
-    """Ranges to store: what `shared` leaves out, 31 tokens wider on each shared side.
+    """Ranges to store: what `shared` omits, extended by 31 tokens on each shared side.
 
-    Two shared pieces that touch still get a seam of 62 tokens, for the windows across it.
+    Two adjacent shared pieces still get a seam of 62 tokens, for the windows across it.
     """
     ranges: list[tuple[int, int]] = []
     position = 0
@@ -49,8 +49,8 @@ def unshared_ranges(shared: list[Piece], size: int) -> list[tuple[int, int]]:
         position = piece.donor_start + piece.length
     if position < size:
         ranges.append((max(0, position - OVERLAP) if position else 0, size))
-    # Without sharing this is one range of at least 32 tokens; a range is never shorter
-    # than an overlap plus one.
+    # Without sharing, this is one range of at least 32 tokens. A range is never shorter than an
+    # overlap plus one.
     return ranges
 
 

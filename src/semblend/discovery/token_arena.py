@@ -1,8 +1,8 @@
 """All donors' token ids in one paged array.
 
-Pages of 64 tokens are handed out in any order, so nothing fragments and taking or
-giving back a chunk costs the same however full the arena is. Links between the
-pages of a chunk let thousands of places be read with one gather.
+Pages of 64 tokens are assigned in any order, so there is no fragmentation, and allocating or
+freeing a chunk takes the same time however full the arena is. Links between a chunk's pages let one
+gather read thousands of places.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ PAGE_TOKENS = 64
 _SHIFT = 6
 _MASK = PAGE_TOKENS - 1
 PAGE_BYTES = PAGE_TOKENS * 4 + 5 * 4
-"""A page's tokens plus its links, owner, rank and place on the free list."""
+"""A page's tokens plus its links, owner, rank and free-list entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageRun:
-    """Where a chunk lives: its pages in order and its length in tokens."""
+    """A chunk's pages in order, and its length in tokens."""
 
     pages: npt.NDArray[np.uint32]
     length: int
 
 
 def pages_for(tokens: int) -> int:
-    """Pages that many tokens take."""
+    """Number of pages for this many tokens."""
     return -(-tokens // PAGE_TOKENS)
 
 
 class TokenArena:
-    """Owns the pages: each is free or belongs to exactly one chunk.
+    """Every page is free or belongs to exactly one chunk.
 
     Parameters
     ----------
     pages
-        Capacity. The arrays are zeroed lazily by the operating system: untouched
+        Capacity. The operating system allocates the arrays lazily, so untouched
         pages take no memory.
     """
 
@@ -59,7 +59,7 @@ class TokenArena:
 
     @property
     def free_pages(self) -> int:
-        """Pages nobody holds."""
+        """Number of free pages."""
         return self._freed + self.capacity_pages - self._untouched
 
     def put(self, tokens: TokenArray, chunk: int) -> PageRun:
@@ -68,11 +68,11 @@ class TokenArena:
         Raises
         ------
         CapacityError
-            If fewer pages are free than needed. Nothing is taken then.
+            If too few pages are free. Nothing is taken then.
         """
         count = pages_for(tokens.size)
         if count > self.free_pages:
-            raise CapacityError(f"{count} pages asked of the token arena, {self.free_pages} free")
+            raise CapacityError(f"token arena: {count} pages requested, {self.free_pages} free")
         recycled = min(count, self._freed)
         fresh = count - recycled
         pages = np.empty(count, dtype=np.uint32)
@@ -89,7 +89,7 @@ class TokenArena:
             rows[pages[full], : rest.size] = rest
         self._chunk[pages] = chunk
         self._rank[pages] = np.arange(count, dtype=np.uint32)
-        # The ends link to themselves; nobody looks at what lies outside a chunk.
+        # The ends link to themselves. Nothing reads beyond a chunk.
         self._next[pages[:-1]] = pages[1:]
         self._next[pages[-1:]] = pages[-1:]
         self._previous[pages[1:]] = pages[:-1]
@@ -119,15 +119,15 @@ class TokenArena:
         return self._chunk[pages].astype(np.int64), offsets
 
     def around(self, places: IndexArray, before: IndexArray, after: IndexArray) -> TokenArray:
-        """Tokens around places, one place's behind the other's: shape [sum(before + after)].
+        """Tokens around places, concatenated: shape [sum(before + after)].
 
-        Of place i the `before[i]` tokens in front of it and `after[i]` from it on, each at
-        most a page. Those outside the chunk are arbitrary; the caller knows where it ends.
+        For place i, the `before[i]` tokens in front of it and `after[i]` from it on, each at most a
+        page. Tokens outside the chunk are arbitrary; the caller knows where it ends.
         """
         pages, inside = places >> _SHIFT, places & _MASK
         left = np.maximum(before - inside, 0)
         right = np.maximum(inside + after - PAGE_TOKENS, 0)
-        # A place's tokens lie in up to three pages, and inside a page they are neighbours.
+        # A place's tokens span up to three pages and are contiguous inside a page.
         first = np.empty((places.size, 3), dtype=np.int64)
         first[:, 0] = (self._previous[pages].astype(np.int64) << _SHIFT) + PAGE_TOKENS - left
         first[:, 1] = places - before + left
@@ -139,7 +139,7 @@ class TokenArena:
 
 
 def spread(first: IndexArray, sizes: IndexArray) -> IndexArray:
-    """The ranges [first, first + size) one behind the other, shape [sum(sizes)]."""
+    """The ranges [first, first + size), concatenated: shape [sum(sizes)]."""
     ends = np.cumsum(sizes)
     total = int(ends[-1]) if ends.size else 0
     ranges: IndexArray = np.repeat(first - ends + sizes, sizes)

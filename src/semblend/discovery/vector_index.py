@@ -1,15 +1,15 @@
-"""Cosine search over donors' vectors: exact while few, approximate when many.
+"""Cosine search over donors' vectors: exact for few, approximate for many.
 
-Each namespace has structures of its own, so a vector of another namespace is never
-even scored. New rows always go into a flat array that is scanned in full. Once a
-namespace holds more than `exact_limit` rows, the oldest move into a usearch graph, a
-few with every addition, so no call ever pays for building it; a search asks both and
-merges. Below half the limit everything moves back and answers are exact again.
+Each namespace has its own structures, so a vector of another namespace is never even scored. New
+rows go into a flat array that is scanned in full. Once a namespace has more than `exact_limit`
+rows, each addition moves a few of the oldest into a usearch graph, so no single call pays for
+building it. A search queries both and merges. Below half the limit everything moves back, and
+answers are exact again.
 
-The index is bounded in bytes. When it is full, the vectors registered first are
-dropped: their donors stay, found by tokens, and only discovery by meaning forgets them.
+The index has a byte limit. When it is full, the oldest vectors are dropped. Their donors stay and
+are still found by tokens, but no longer by meaning.
 
-All methods may be called from several threads.
+All methods are thread-safe.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ logger = logging.getLogger("semblend.vector_index")
 __all__ = ["EXACT_LIMIT", "VectorIndex", "VectorIndexStats", "VectorMatch"]
 
 EXACT_LIMIT = 20_000
-"""Rows of a namespace that are scanned in full: about 2 ms for 384 dimensions, one thread."""
+"""Rows of a namespace scanned in full: about 2 ms for 384 dimensions on one thread."""
 DONOR_BYTES = 512
 SHARD_BYTES = 2048
-"""Python objects of a donor and of a namespace (held to by a test with tracemalloc)."""
+"""Size of a donor's and a namespace's Python objects (a test checks it with tracemalloc)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +79,14 @@ class VectorIndex:
         self, dimension: int, *, max_bytes: int = 256 * 2**20, exact_limit: int = EXACT_LIMIT
     ) -> None:
         if dimension < 1:
-            raise SettingsError(f"dimension: at least 1 expected, got {dimension}")
+            raise SettingsError(f"dimension: expected at least 1, got {dimension}")
         if exact_limit < RECENT_SHARE:
-            raise SettingsError(f"exact_limit: at least {RECENT_SHARE} rows, got {exact_limit}")
+            raise SettingsError(
+                f"exact_limit: expected at least {RECENT_SHARE} rows, got {exact_limit}"
+            )
         self.dimension = dimension
         self.max_bytes = max_bytes
-        # The dearer of the two places a row can be in, growth slack included.
+        # The more expensive of a row's two places, with slack for growth.
         self._row_bytes = int(GROWTH * 4 * dimension) + SLOT_BYTES
         self._exact_limit = exact_limit
         self._can_approximate = True
@@ -106,19 +108,19 @@ class VectorIndex:
         NamespaceError
             If the namespace key is empty.
         CapacityError
-            If they alone take more than the index may.
+            If they alone exceed the index's limit.
         """
         rows = self._checked(vectors)
         _check_namespace(namespace)
         if not 1 <= len(rows) <= MAX_VECTORS_PER_DONOR:
             raise VectorError(
-                f"{donor_id!r}: 1 to {MAX_VECTORS_PER_DONOR} vectors a donor, got {len(rows)}"
+                f"{donor_id!r}: expected 1 to {MAX_VECTORS_PER_DONOR} vectors, got {len(rows)}"
             )
         alone = len(rows) * self._row_bytes + DONOR_BYTES + SHARD_BYTES
         if alone > self.max_bytes:
             raise CapacityError(
                 f"{donor_id!r}: {len(rows)} vectors of {self.dimension} need {alone} bytes, "
-                f"the index may take {self.max_bytes}"
+                f"but the limit is {self.max_bytes}"
             )
         with self._lock:
             self.remove(donor_id, namespace=namespace)
@@ -131,7 +133,7 @@ class VectorIndex:
             self._balance(shard, added=len(rows))
 
     def remove(self, donor_id: str, *, namespace: bytes) -> bool:
-        """Forget `donor_id`; False where it was not held."""
+        """Drop `donor_id`. False if it was not held."""
         with self._lock:
             if (namespace, donor_id) not in self._order:
                 return False
@@ -146,7 +148,7 @@ class VectorIndex:
             return True
 
     def search(self, vectors: Vectors, k: int, *, namespace: bytes) -> list[VectorMatch]:
-        """The `k` donors with the best cosine to any of `vectors`, best first, in one namespace.
+        """The `k` donors of a namespace with the best cosine to any of `vectors`, best first.
 
         Raises
         ------
@@ -161,7 +163,7 @@ class VectorIndex:
             return [] if shard is None else shard.search(queries, k)
 
     def get(self, donor_id: str, *, namespace: bytes) -> Vectors | None:
-        """A donor's vectors [n, dimension], to half precision; None where it is not held."""
+        """A donor's vectors [n, dimension], in half precision; None if it is not held."""
         with self._lock:
             if (namespace, donor_id) not in self._order:
                 return None
@@ -197,7 +199,7 @@ class VectorIndex:
             self._dropped_donors += 1
 
     def _bytes_with(self, rows: int, namespace: bytes) -> int:
-        """The most that the index can take with one donor of so many rows more."""
+        """The index's largest possible size with one more donor of this many rows."""
         shard = self._shards.get(namespace)
         graphs = self._graphs
         if (shard is None or shard.graph is None) and rows + len(shard or ()) > self._exact_limit:
@@ -215,7 +217,7 @@ class VectorIndex:
         if shard.graph is None and len(shard) > self._exact_limit and not graph_available():
             self._can_approximate = False
             logger.warning(
-                "more than %d vectors and usearch is not installed: every search scans all of "
+                "more than %d vectors, and usearch is not installed: every search scans all of "
                 "them (%s)",
                 self._exact_limit,
                 install_command("embedder"),
@@ -236,4 +238,4 @@ class VectorIndex:
 
 def _check_namespace(namespace: bytes) -> None:
     if not namespace:
-        raise NamespaceError("a vector needs a namespace key: without one it would match nothing")
+        raise NamespaceError("a vector needs a namespace key; without one it would match nothing")

@@ -1,6 +1,6 @@
-"""One namespace's vectors: who owns each row, and which tier it lies in.
+"""One namespace's vectors: the owner of each row, and the tier that holds it.
 
-Not thread-safe and without a bound of its own; the index has the lock and the budget.
+Not thread-safe and not bounded. The index has the lock and the limit.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from semblend.discovery.embedders.base import Vectors, normalised
 from semblend.discovery.vector_tiers import FlatTier, GraphTier, Keys
 
 MOVES_PER_ADD = 2
-"""Rows that move into the graph with each added row, so that the flat part shrinks."""
+"""Rows moved into the graph per added row, so that the flat part shrinks."""
 RECENT_SHARE = 8
-"""The newest exact_limit / RECENT_SHARE rows stay flat: recent donors are found exactly."""
+"""The newest exact_limit / RECENT_SHARE rows stay flat, so recent donors are found exactly."""
 GRAPH_CANDIDATES = 512
-"""Rows a graph is asked for, shared among the queries (but k each at least)."""
+"""Rows requested from a graph, shared among the queries (but at least k each)."""
 
 _ORDINAL_BITS = 12
 MAX_VECTORS_PER_DONOR = 1 << _ORDINAL_BITS
@@ -28,11 +28,11 @@ class VectorMatch(NamedTuple):
 
     donor_id: str
     cosine: float
-    """The best cosine of any of its vectors with any of the query's."""
+    """The best cosine between any of its vectors and any of the query's."""
 
 
 class Shard:
-    """One namespace's rows. A key is an owner's number and the row's ordinal in it."""
+    """One namespace's rows. A key is an owner's number and the row's index in it."""
 
     def __init__(self, dimension: int) -> None:
         self.flat = FlatTier(dimension)
@@ -41,13 +41,15 @@ class Shard:
         self.numbers: dict[str, tuple[int, int]] = {}
         """Number and row count of each donor."""
         self.most_rows = 1
-        """No donor ever had more rows here; the k best donors are among k × this best rows."""
+        """Largest row count of any donor so far. The k best donors are among the best k × this
+        rows.
+        """
 
     def __len__(self) -> int:
         return len(self.flat) + (0 if self.graph is None else len(self.graph))
 
     def keys_of(self, donor_id: str) -> list[int]:
-        """Keys of a donor's rows, in their order."""
+        """Keys of a donor's rows, in order."""
         number, count = self.numbers[donor_id]
         return [(number << _ORDINAL_BITS) | ordinal for ordinal in range(count)]
 
@@ -62,7 +64,7 @@ class Shard:
         return row
 
     def add(self, donor_id: str, number: int, rows: Vectors) -> None:
-        """Add a donor that is not held, under a number never used before."""
+        """Add a donor that is not held, under a new number."""
         self.owners[number] = donor_id
         self.numbers[donor_id] = (number, len(rows))
         self.most_rows = max(self.most_rows, len(rows))
@@ -70,7 +72,7 @@ class Shard:
             self.flat.add(key, row)
 
     def remove(self, donor_id: str) -> int:
-        """Remove a donor that is held; how many rows it had."""
+        """Remove a held donor and return its row count."""
         keys = self.keys_of(donor_id)
         for key in keys:
             if key in self.flat or self.graph is None:
@@ -82,7 +84,7 @@ class Shard:
         return len(keys)
 
     def balance(self, exact_limit: int, dimension: int, added: int) -> None:
-        """Move rows between the tiers so that no search scans much more than the limit."""
+        """Move rows between tiers so that no search scans much more than the limit."""
         if self.graph is None:
             if len(self.flat) <= exact_limit:
                 return

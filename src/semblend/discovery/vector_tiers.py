@@ -1,7 +1,7 @@
-"""Where one namespace's vectors lie: a flat array that is scanned, a graph that is walked.
+"""The two tiers of a namespace's vectors: a flat array to scan and a graph to walk.
 
-Both hold unit rows under 64-bit keys and answer with exact cosines of what they hold.
-Neither knows of owners, namespaces or bounds; that is the index's business.
+Both hold unit rows under 64-bit keys and return exact cosines of the rows they hold. Neither knows
+about owners, namespaces or limits, which the index handles.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from semblend.discovery.embedders.base import Vectors
 Keys = npt.NDArray[np.uint64]
 
 _FIRST_CAPACITY = 1
-"""Most namespaces of many are small: an empty one must cost next to nothing."""
+"""Most namespaces are small, so an empty one must cost almost nothing."""
 GROWTH = 1.5
 SLOT_BYTES = 160
-"""A row's key and its entry in the slot table: a dict entry and two integers."""
+"""A row's key and its slot-table entry: a dict entry and two integers."""
 GRAPH_FIXED_BYTES = 16 * 2**20
-"""What an empty usearch graph already takes: its two arenas start at 8 MiB each."""
+"""Size of an empty usearch graph, whose two arenas start at 8 MiB each."""
 
 
 class FlatTier:
-    """A contiguous float32 array [rows, dimension], scanned in full: exact by construction.
+    """A contiguous float32 array [rows, dimension], scanned in full and therefore exact.
 
-    Deleting swaps the last row into the gap, so rows stay contiguous and both adding and
-    removing take constant time (amortised).
+    Deleting swaps the last row into the gap, so rows stay contiguous and both adding and removing
+    take constant time (amortised).
     """
 
     def __init__(self, dimension: int) -> None:
@@ -46,11 +46,11 @@ class FlatTier:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated, keys and slot table included."""
+        """Bytes allocated, with keys and slot table."""
         return self._rows.nbytes + SLOT_BYTES * len(self._slots)
 
     def add(self, key: int, row: Vectors) -> None:
-        """Add one row, shape [dimension], under a key that is not yet in use."""
+        """Add one row, shape [dimension], under a new key."""
         slot = len(self._slots)
         if slot == len(self._keys):
             self._resize(int(slot * GROWTH) + 1)
@@ -59,7 +59,7 @@ class FlatTier:
         self._slots[key] = slot
 
     def remove(self, key: int) -> None:
-        """Remove the row of a key that is in use."""
+        """Remove the row of an existing key."""
         slot, last = self._slots.pop(key), len(self._slots)
         if slot != last:
             self._rows[slot] = self._rows[last]
@@ -69,12 +69,12 @@ class FlatTier:
             self._resize(max(_FIRST_CAPACITY, last * 2))
 
     def get(self, key: int) -> Vectors:
-        """The row of a key that is in use, shape [dimension]."""
+        """The row of an existing key, shape [dimension]."""
         row: Vectors = self._rows[self._slots[key]].copy()
         return row
 
     def some_keys(self, count: int) -> list[int]:
-        """Up to `count` keys (none for a negative count), the longest held first."""
+        """Up to `count` keys (none for a negative count), oldest first."""
         return list(islice(self._slots, max(0, count)))
 
     def search(self, queries: Vectors, count: int) -> tuple[Keys, Vectors]:
@@ -97,17 +97,17 @@ class FlatTier:
 
 
 class GraphTier:
-    """A usearch graph of float16 rows; what it proposes is scored again from the stored rows.
+    """A usearch graph of float16 rows. Its proposals are scored again from the stored rows.
 
-    Half precision keeps a cosine to about 1e-3 and needs no second copy for the scoring.
+    Half precision keeps a cosine accurate to about 1e-3 and needs no second copy for scoring.
     """
 
     CONFIDENT_COSINE = 0.6
-    """A best answer below this may be the graph's failure to reach a better one."""
+    """Below this, the graph may have failed to reach a better answer."""
     SCAN_LIMIT = 250_000
-    """Rows up to which such a weak answer is checked by scanning all of them."""
+    """Largest graph for which such a weak answer is checked with a full scan."""
     MAX_SCANS = 8
-    """Weak answers of one search that are checked: a scan costs milliseconds."""
+    """Weak answers checked per search. A scan takes milliseconds."""
 
     def __init__(self, dimension: int) -> None:
         usearch = importlib.import_module("usearch.index")
@@ -129,22 +129,22 @@ class GraphTier:
         return int(self._graph.memory_usage)
 
     def add(self, keys: Keys, rows: Vectors) -> None:
-        """Add rows [n, dimension] under keys [n] that are not yet in use."""
+        """Add rows [n, dimension] under new keys [n]."""
         self._graph.add(keys, rows, threads=1)
 
     def remove(self, key: int) -> None:
-        """Remove the row of a key that is in use; its place is taken by a later row."""
+        """Remove the row of an existing key. A later row takes its place."""
         self._graph.remove(key)
 
     def get(self, keys: Keys) -> Vectors:
-        """The rows of keys that are in use, shape [n, dimension]."""
+        """The rows of existing keys, shape [n, dimension]."""
         if len(keys) == 0:
             return np.empty((0, self._graph.ndim), dtype=np.float32)
         rows: Vectors = np.stack(self._graph.get(keys)).astype(np.float32)
         return rows
 
     def search(self, queries: Vectors, count: int) -> tuple[Keys, Vectors]:
-        """Rows near to any of `queries` [m, dimension]: keys and their best cosines."""
+        """Rows near any of `queries` [m, dimension]: keys and their best cosines."""
         keys = self._propose(queries, count, exact=False)
         cosines = self.get(keys) @ queries.T  # [proposed, m]
         weak = np.flatnonzero(cosines.max(axis=0, initial=-1.0) < self.CONFIDENT_COSINE)
@@ -155,16 +155,16 @@ class GraphTier:
         return keys, cosines.max(axis=1)
 
     def _propose(self, queries: Vectors, count: int, *, exact: bool) -> Keys:
-        """Keys of the rows nearest to each query, without repetition."""
+        """Keys of the rows nearest to each query, without duplicates."""
         found = self._graph.search(queries, min(count, len(self)), threads=1, exact=exact)
         keys = np.asarray(found.keys, dtype=np.uint64).reshape(len(queries), -1)
-        # A query may get fewer answers than asked for; what follows them is not a key.
+        # A query may get fewer answers than requested; the entries after them are not keys.
         answered = np.arange(keys.shape[1]) < np.reshape(_counts(found), (-1, 1))
         return np.unique(keys[answered])
 
 
 def _counts(found: Any) -> Any:
-    """Answers of each query: one number for a single query, an array for several."""
+    """Answers per query: one number for a single query, an array for several."""
     return found.counts if hasattr(found, "counts") else len(found)
 
 

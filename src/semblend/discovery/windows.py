@@ -1,13 +1,12 @@
-"""Long prompts are seen whole: overlapping windows, cut to what the embedder can take.
+"""Embeds long prompts in full, as overlapping windows of the embedder's size.
 
-A window is a run of the embedder's own units (words), so nothing is ever cut off
-by the embedder. Windows are evenly spaced, so they are all of one size and every
-unit lies in at least one of them.
+A window is a run of the embedder's own units (words), so the embedder never truncates it. Windows
+are evenly spaced and of one size, and every unit is in at least one of them.
 
-A prompt that would need more than `max_windows` windows gets `max_windows` wider
-*regions* instead. A region is read through evenly spaced pieces, its first and last
-units always among them, so no stretch longer than region/pieces goes unread, and
-the two ends of the prompt are always read. Text is never dropped behind a length.
+A prompt that would need more than `max_windows` windows gets `max_windows` wider *regions* instead.
+A region is sampled in evenly spaced pieces that always include its first and last units. So no
+stretch longer than region/pieces goes unread, and both ends of the prompt are always read. Text is
+never dropped beyond some length.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from semblend.core.errors import SettingsError, VectorError
 from semblend.discovery.embedders.base import Embedder, Offsets, Vectors, normalised
 
 DEFAULT_OVERLAP = 0.125
-"""Share of a window that the next one repeats, so that no sentence is seen only in halves."""
+"""Share of a window that the next one repeats, so that no sentence is only seen in halves."""
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-"""JSON can carry half a character; no tokenizer takes one."""
+"""JSON can carry half a character, which no tokenizer accepts."""
 PIECES = 8
-"""Pieces a region is read through when the prompt is too long for full windows."""
+"""Pieces per region if the prompt is too long for full windows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """A half-open run of units [start, end) and the parts of it that are read.
 
-    `pieces` are ordered, disjoint runs inside it; one piece that equals the window
-    means that everything is read.
+    `pieces` are ordered, disjoint runs inside it. A single piece equal to the window means that
+    everything is read.
     """
 
     start: int
@@ -64,10 +63,10 @@ class PromptVectors:
         return pooled
 
     def condensed(self, limit: int) -> PromptVectors:
-        """At most `limit` windows: neighbours are averaged, none is left out."""
+        """Average neighbours until there are at most `limit` windows. None is left out."""
         count = len(self.windows)
         if limit < 1:
-            raise SettingsError(f"limit: at least one window is kept, got {limit}")
+            raise SettingsError(f"limit: expected at least 1, got {limit}")
         if count <= limit:
             return self
         edges = np.linspace(0, count, limit + 1).round().astype(np.int64)
@@ -81,8 +80,8 @@ def cut_windows(
 ) -> tuple[Window, ...]:
     """Cut units with these costs (shape [n]) into windows of at most `size` tokens.
 
-    No window reads more than `size` tokens (a single unit above `size` excepted), every
-    unit lies in a window, and there are at most `max_windows` of them.
+    No window reads more than `size` tokens (except a single unit larger than that), every unit is
+    in a window, and there are at most `max_windows`.
 
     Raises
     ------
@@ -90,7 +89,7 @@ def cut_windows(
         If `size`, `overlap` or `max_windows` is out of range.
     """
     if size < 1:
-        raise SettingsError(f"size: a window holds at least one token, got {size}")
+        raise SettingsError(f"size: expected at least 1 token, got {size}")
     if not 0.0 <= overlap < 1.0:
         raise SettingsError(f"overlap: expected a share in [0, 1), got {overlap}")
     if max_windows < 1:
@@ -105,12 +104,12 @@ def cut_windows(
 def _full_windows(
     before: Offsets, size: int, overlap: float, max_windows: int
 ) -> tuple[Window, ...] | None:
-    """Windows that read everything, or None where that takes too many."""
+    """Windows that read everything, or None if there would be too many."""
     units = len(before) - 1
     windows: list[Window] = []
     for start_cost in _even_starts(int(before[-1]), size, overlap):
         start = int(np.searchsorted(before, start_cost, side="right")) - 1
-        # Rounding to whole units must not open a gap behind the last window.
+        # Rounding to whole units must not leave a gap after the previous window.
         start = min(start, windows[-1].end if windows else 0)
         end = _reach(before, start, size)
         if len(windows) == max_windows:
@@ -127,7 +126,7 @@ def _full_windows(
 
 
 def _even_starts(total: int, size: int, overlap: float) -> list[int]:
-    """Start costs of evenly spaced windows of `size` over `total`, overlapping at least so much."""
+    """Start costs of evenly spaced windows of `size` over `total`, with at least this overlap."""
     if total <= size:
         return [0]
     step = max(1, int(size * (1.0 - overlap)))
@@ -144,7 +143,7 @@ def _reach(before: Offsets, start: int, size: int) -> int:
 def _sampled_regions(
     before: Offsets, size: int, overlap: float, max_windows: int
 ) -> tuple[Window, ...]:
-    """`max_windows` regions that cover everything, each read through pieces."""
+    """`max_windows` regions that cover everything, each sampled in pieces."""
     total = int(before[-1])
     width = total / (1 + (max_windows - 1) * (1.0 - overlap))
     starts = np.linspace(0, total - width, max_windows)
@@ -158,12 +157,12 @@ def _sampled_regions(
 
 
 def _sample(before: Offsets, start: int, end: int, size: int) -> Window:
-    """Read region [start, end) through evenly spaced pieces that cost at most `size` together."""
+    """Sample region [start, end) in evenly spaced pieces with a total cost of at most `size`."""
     if before[end] - before[start] <= size:
         return Window(start=start, end=end, pieces=((start, end),))
     count = min(PIECES, size)
     share = size // count
-    # The last piece is fitted from the right, so that the region's last unit is read.
+    # Fit the last piece from the right, so that the region's last unit is read.
     tail = min(int(np.searchsorted(before, before[end] - share, side="left")), end - 1)
     pieces: list[tuple[int, int]] = []
     position, left = start, size - int(before[end] - before[tail])
@@ -184,7 +183,7 @@ def embed_text(
     overlap: float = DEFAULT_OVERLAP,
     max_windows: int | None = None,
 ) -> PromptVectors:
-    """Vectors of the whole of `text`; `max_windows` defaults to the embedder's own."""
+    """Vectors of all of `text`. `max_windows` defaults to the embedder's own."""
     if embedder.dimension == 0:
         return _nothing(embedder)
     text = _LONE_SURROGATE.sub("\ufffd", text)
@@ -206,10 +205,10 @@ def embed_text(
 def similarity(target: Vectors, donor: Vectors) -> float:
     """How much of the target is said somewhere in the donor, in [0, 1].
 
-    The mean over the target's windows of the best cosine with any window of the
-    donor: 1 when the donor holds all of the target in any order, and not symmetric
-    (a short target inside a long donor scores high, the reverse low). Shapes
-    [m, dimension] and [n, dimension]; 0 where either is empty.
+    The mean over the target's windows of the best cosine with any window of the donor. It is 1 if
+    the donor contains all of the target in any order. It is not symmetric: a short target inside a
+    long donor scores high, the reverse low. Shapes are [m, dimension] and [n, dimension]; 0 if
+    either is empty.
     """
     if target.ndim != 2 or donor.ndim != 2 or target.shape[1] != donor.shape[1]:
         raise VectorError(

@@ -1,7 +1,7 @@
 """The embedded engine: transformers models with segmented prefill, in this process.
 
-`EmbeddedEngine` is imported on first use, because it brings torch with it; the
-values of `semblend.engine.api` and `EngineOptions` do not.
+`EmbeddedEngine` is imported on first use because it needs torch. `semblend.engine.api` and
+`EngineOptions` do not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""From a waiting request to one with pages: exact prefix, its own chain, a plan, then cold.
+"""Gives a waiting request its pages: exact prefix first, then its own chain, a plan, or cold.
 
-Nothing in here can fail a request: whatever goes wrong while looking up or
-loading donors is written down as the reason, and the tokens are computed.
+Nothing here can fail a request. If looking up or loading donors fails, the reason is recorded and
+the tokens are computed.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ logger = logging.getLogger("semblend.engine")
 
 
 class Admission:
-    """Gives a request its pages and fills them as far as that costs no compute.
+    """Gives a request its pages and fills them as far as possible without compute.
 
-    A request is given room for its whole output at once: a running request can
-    then never be starved by others, and its pages lie side by side.
+    A request gets room for its whole output at once. Other requests can then never starve it, and
+    its pages are contiguous.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Admission:
         layerwise: bool | None = None,
         chains: Chains | None = None,
     ) -> None:
-        """`layerwise` leaves copying to the first pass; where None, on a GPU only.
+        """`layerwise` leaves copying to the first pass; None means on a GPU only.
 
-        `drift`, on the pool's device, is what policies that shift depths go by.
+        `drift`, on the pool's device, is the table for policies that shift depths.
         """
         self._chains = chains
         self._drift = drift
@@ -77,11 +77,11 @@ class Admission:
         self._side = SideStream(pool.data.device)
 
     def pages_needed(self, sequence: Sequence) -> int:
-        """Pages of prompt and longest output; the last output token needs no K/V."""
+        """Pages for the prompt and the longest output. The last output token needs no K/V."""
         return self._pool.pages_for(sequence.prompt_tokens + sequence.max_new_tokens - 1)
 
     def try_admit(self, sequence: Sequence) -> bool:
-        """Admit the request if there is room for it now."""
+        """Admit the request if there is room now."""
         shared = self._match(sequence)
         sequence.account.exact_tokens = len(shared) * self._pool.page_size
         shared = self._continue(sequence, shared)
@@ -111,34 +111,34 @@ class Admission:
         return True
 
     def settle(self, sequence: Sequence) -> None:
-        """Tell the account what became of the prompt, when the request ends."""
+        """Report what happened to the prompt to the account, when the request ends."""
         if sequence.plan is not None:
             sequence.account.confirmed(Reuse.of(sequence.plan))
         sequence.account.ended()
 
     def withdraw(self, sequence: Sequence) -> None:
-        """Take a request's pages back that continued a chain: it is admitted again, cold.
+        """Take back the pages of a request that continued a chain. It is admitted again, cold.
 
-        The chain's pages are shared and must not be written, so that it needs others.
+        The chain's pages are shared and must not be written, so the request needs other pages.
         """
         sequence.drop_load()
         if sequence.table is not None:
             self._pool.allocator.release(sequence.table.pages)
         if self._chains is not None and sequence.chain is not None:
-            self._chains.drop(sequence.chain)  # what it holds may be what failed
+            self._chains.drop(sequence.chain)  # its K/V may be what failed
         sequence.table, sequence.plan, sequence.chain = None, None, None
         sequence.account.continued_tokens, sequence.turns = 0, 0
         sequence.cold = True
         sequence.phase = Phase.WAITING
 
     def _continue(self, sequence: Sequence, shared: PageIds) -> PageIds:
-        """The exact pages and, where the request continues a chain further, that chain's."""
+        """The exact pages and, if the request continues a chain further, that chain's."""
         sequence.account.continued_tokens, sequence.turns, sequence.chain = 0, 0, None
         try:
             found = self._find_chain(sequence)
         except Exception:
             logger.warning(
-                "request %s: its chain was not looked up; computing it",
+                "request %s: could not look up its chain; computing it",
                 sequence.request.request_id,
                 exc_info=True,
             )
@@ -174,14 +174,14 @@ class Admission:
             return self._prefixes.match(sequence.share_key, sequence.request.tokens)
         except Exception:
             logger.warning(
-                "request %s: exact prefixes were not looked up; computing them",
+                "request %s: could not look up exact prefixes; computing them",
                 sequence.request.request_id,
                 exc_info=True,
             )
             return np.empty(0, dtype=np.int32)
 
     def _plan(self, sequence: Sequence) -> Plan | None:
-        """Ask for a plan; the ledger has it afterwards."""
+        """Make a plan and record it in the ledger."""
         request = sequence.request
         started = time.perf_counter()
         try:
@@ -213,7 +213,7 @@ class Admission:
         return plan
 
     def _load(self, sequence: Sequence, plan: Plan) -> bool:
-        """Copy the plan's spans in, or begin to; False, with the reason noted, if that failed."""
+        """Copy the plan's spans, or start to. False, with the reason noted, if that failed."""
         table, tokens = sequence.table, sequence.request.tokens
         if table is None:  # pragma: no cover - try_admit sets it
             return False
@@ -233,7 +233,7 @@ class Admission:
                     drift=drift,
                 )
                 if policy.dynamic:
-                    # Looked at before the first pass: they cannot wait for it.
+                    # Probes read the copies before the first pass, so place them now.
                     sequence.loading.place(pool.shape.layers)
             else:
                 load_spans(
@@ -257,10 +257,10 @@ class Admission:
         return True
 
     def _refined(self, sequence: Sequence, plan: Plan) -> Plan | None:
-        """The plan with what a dynamic policy adds now that the spans are in place.
+        """The plan plus what a dynamic policy adds now that the spans are in place.
 
-        The probe is one pass over the holes and the tail, at most through all layers, between
-        two steps. None, with the reason noted, if nothing is left to reuse or the probe failed.
+        The probe is one pass over the holes and the tail, through all layers at most, between two
+        steps. None, with the reason noted, if nothing is left to reuse or the probe failed.
         """
         policy = policy_from_spec(plan.policy)
         if not policy.dynamic or sequence.table is None:
@@ -289,7 +289,7 @@ class Admission:
 
 
 def compute_from_tokens(sequence: Sequence) -> None:
-    """Compute everything behind what is in shared pages from tokens, whatever was planned."""
+    """Discard the plan and compute everything after the shared pages from tokens."""
     sequence.drop_load()
     sequence.plan = None
     sequence.pending = deque((Hole(sequence.placed_tokens, sequence.length),))

@@ -1,6 +1,6 @@
-"""The embedded engine's public values: what goes in and what comes out. No torch here.
+"""The embedded engine's public values: requests, events and reports. No torch here.
 
-The server, the demo and the benchmarks speak to the engine through these alone.
+The server, the demo and the benchmarks use the engine only through these.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class FinishReason(StrEnum):
 
 
 class TokenSource(StrEnum):
-    """Where the K/V of a prompt token came from: the colours of the dashboard's strip."""
+    """Where a prompt token's K/V came from. These are the colours of the dashboard's strip."""
 
     EXACT = "exact"
     CONTINUED = "continued"
@@ -44,17 +44,17 @@ class SamplingParams:
     top_k: int = 0
     """0 keeps all tokens."""
     min_p: float = 0.0
-    """Tokens less likely than this share of the likeliest one's probability are dropped."""
+    """Drop tokens less likely than this share of the most likely token's probability."""
     presence_penalty: float = 0.0
-    """Taken off the logit of every token the answer holds already."""
+    """Subtracted from the logit of every token already in the answer."""
     frequency_penalty: float = 0.0
-    """Taken off once for every time the answer holds it."""
+    """Subtracted once per occurrence in the answer."""
     repetition_penalty: float = 1.0
-    """Divides the logits of tokens that prompt or answer hold; negative ones are multiplied."""
+    """Divides the positive logits of tokens in prompt or answer, and multiplies negative ones."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Added to the logits of these token ids."""
     json_schema: str | None = None
-    """A JSON schema, as JSON text, that the answer has to follow."""
+    """A JSON schema, as JSON text, that the answer must follow."""
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -63,25 +63,25 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
-            raise RequestFieldError("max_tokens", f"at least 1 expected, got {self.max_tokens}")
+            raise RequestFieldError("max_tokens", f"expected at least 1, got {self.max_tokens}")
         if not 0.0 <= self.temperature <= 10.0:
-            raise RequestFieldError("temperature", f"0 to 10 expected, got {self.temperature}")
+            raise RequestFieldError("temperature", f"expected 0 to 10, got {self.temperature}")
         if not 0.0 < self.top_p <= 1.0:
-            raise RequestFieldError("top_p", f"above 0 and at most 1 expected, got {self.top_p}")
+            raise RequestFieldError("top_p", f"expected above 0 and at most 1, got {self.top_p}")
         if self.top_k < 0:
-            raise RequestFieldError("top_k", f"0 or more expected, got {self.top_k}")
+            raise RequestFieldError("top_k", f"expected 0 or more, got {self.top_k}")
         if not 0.0 <= self.min_p <= 1.0:
-            raise RequestFieldError("min_p", f"0 to 1 expected, got {self.min_p}")
+            raise RequestFieldError("min_p", f"expected 0 to 1, got {self.min_p}")
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2.0 <= getattr(self, name) <= 2.0:
-                raise RequestFieldError(name, f"-2 to 2 expected, got {getattr(self, name)}")
+                raise RequestFieldError(name, f"expected -2 to 2, got {getattr(self, name)}")
         if not 0.0 < self.repetition_penalty <= 10.0:
             raise RequestFieldError(
                 "repetition_penalty",
-                f"above 0 and at most 10 expected, got {self.repetition_penalty}",
+                f"expected above 0 and at most 10, got {self.repetition_penalty}",
             )
         if not 0 <= self.top_logprobs <= 20:
-            raise RequestFieldError("top_logprobs", f"0 to 20 expected, got {self.top_logprobs}")
+            raise RequestFieldError("top_logprobs", f"expected 0 to 20, got {self.top_logprobs}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +94,11 @@ class GenerationRequest:
     namespace: Namespace
     sampling: SamplingParams = field(default_factory=SamplingParams)
     reuse: bool = True
-    """False computes the prompt cold: the baseline, and the shadow arm."""
+    """False computes the prompt cold: for baselines and shadow samples."""
     donate: bool = True
-    """Whether anything may be kept: exact parts as donors and prefix pages, the rest as a chain."""
+    """Whether to keep anything: exact parts as donors and prefix pages, the rest as a chain."""
     policy: str | None = None
-    """A recompute policy for this request, over the certificate's or the settings'."""
+    """A recompute policy for this request, overriding the certificate's or the settings'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,20 +113,20 @@ class StripSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestReport:
-    """What really happened to one request, confirmed by the engine."""
+    """What actually happened to one request, confirmed by the engine."""
 
     request_id: str
     outcome: Outcome
     prompt_tokens: int
     exact_tokens: int = 0
     continued_tokens: int = 0
-    """Tokens whose K/V the request's own conversation was generated with, and is approximate."""
+    """Tokens with approximate K/V from the request's own conversation."""
     reused_tokens: int = 0
     recomputed_tokens: int = 0
     computed_tokens: int = 0
-    """Prompt tokens computed, recomputed ones included."""
+    """Prompt tokens computed, including recomputed ones."""
     approximate: bool = False
-    """Whether any of the prompt's K/V is not what a cold prefill computes."""
+    """Whether any of the prompt's K/V differs from a cold prefill's."""
     donor_ids: tuple[str, ...] = ()
     similarity: float | None = None
     policy: str = "none"
@@ -135,7 +135,7 @@ class RequestReport:
     detail: str = ""
     strip: tuple[StripSegment, ...] = ()
     found: tuple[tuple[int, int], ...] = ()
-    """Runs [start, end) that donors hold and that discovery alone reported; all were computed."""
+    """Runs [start, end) that donors hold and discovery only reported. All were computed."""
     queue_ms: float = 0.0
     lookup_ms: float = 0.0
     prefill_ms: float = 0.0
@@ -144,9 +144,9 @@ class RequestReport:
     total_ms: float = 0.0
     output_tokens: int = 0
     cost: CostEstimate = field(default_factory=CostEstimate)
-    """What the prompt costs cold and by its plan, carried out or not."""
+    """Cost of the prompt cold and with its plan, executed or not."""
     tokens_by_donor: tuple[tuple[str, int], ...] = ()
-    """What each donor gave, or could have given where discovery alone reported it."""
+    """Tokens each donor gave, or could have given if discovery only reported them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEvent:
-    """One generated token. `text` is what is new and safe to show (stop strings withheld)."""
+    """One generated token. `text` is new and safe to show (stop strings are withheld)."""
 
     token_id: int
     text: str
@@ -203,24 +203,24 @@ class EngineStats:
     certified: bool = False
     """Whether a quality certificate allows reuse."""
     certificate: str = ""
-    """Why none does."""
+    """Why reuse is not certified."""
     certificate_until: str = ""
-    """When the certificate ends, ISO 8601; empty without one."""
+    """Expiry of the certificate, ISO 8601; empty without one."""
     shadow_samples: int = 0
     shadow_divergence: float = 0.0
-    """Mean KL of reused against cold next-token distributions, nats."""
+    """Mean KL between reused and cold next-token distributions, in nats."""
     shadow_disagreement: float = 0.0
-    """Mean share of sampled tokens whose best token differs from cold's."""
+    """Mean share of sampled tokens whose top token differs from cold's."""
     suspended_namespaces: int = 0
     chains: int = 0
-    """Requests whose approximate K/V is kept for whoever continues them."""
+    """Finished requests whose approximate K/V is kept for their continuation."""
     chain_bytes: int = 0
     promoted_tokens: int = 0
-    """Tokens of chains computed exactly in idle steps."""
+    """Chain tokens computed exactly in idle steps."""
     mode: str = "discovery_only"
     """What the settings ask for: discovery_only, segmented_experimental or segmented."""
     loading: bool = False
-    """Whether donor K/V may be loaded, now."""
+    """Whether donor K/V may be loaded now."""
     captures_skipped: int = 0
-    """Prompts not kept because too many waited."""
+    """Prompts not stored because the queue was full."""
     captures_waiting: int = 0

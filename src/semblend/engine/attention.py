@@ -1,16 +1,15 @@
-"""Attention over virtual sequences, as an attention implementation transformers knows by name.
+"""Attention over virtual sequences, registered with transformers as an implementation.
 
-The model is loaded with ``attn_implementation="semblend_paged"``; each layer then
-calls :func:`paged_attention`, which finds the pass's :class:`SegmentBatch` among
-its keyword arguments. No model code is replaced.
+The model is loaded with ``attn_implementation="semblend_paged"``. Each layer then calls
+:func:`paged_attention`, which finds the pass's :class:`SegmentBatch` in its keyword arguments. No
+model code is replaced.
 
-Per layer: the K/V of *all* rows is written into the pool first, so that later
-segments see earlier ones; then every segment attends. A segment of queries
-[s, e) sees keys [0, e) with a bottom-right causal mask. Stock kernels offer only
-a top-left one, so it is computed in two parts: everything before s without a
-mask, [s, e) with the top-left one, merged by their log-sum-exps. The merge is
-exact, and no mask is ever built. For the first part the query heads that share
-a K/V head are folded into rows, so that each key is read once per group.
+In each layer, the K/V of *all* rows is written to the pool first, so that later segments see
+earlier ones. Then every segment attends. A segment of queries [s, e) sees keys [0, e) with a
+bottom-right causal mask. Stock kernels only offer a top-left mask, so the work is done in two
+parts: everything before s without a mask, [s, e) with the top-left mask, merged by their
+log-sum-exps. The merge is exact and no mask is ever built. In the first part, query heads that
+share a K/V head are folded into rows, so each key is read once per group.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ BATCH_ARGUMENT = "semblend_batch"
 
 
 def register_attention() -> str:
-    """Make the implementation known to transformers; returns the name to load models with."""
+    """Register the implementation with transformers and return its name."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
@@ -65,7 +64,7 @@ def paged_attention(
     batch = kwargs.get(BATCH_ARGUMENT)
     if not isinstance(batch, SegmentBatch):
         raise UnsupportedModelError(
-            f"{type(module).__name__} does not hand keyword arguments to its attention; "
+            f"{type(module).__name__} does not pass keyword arguments to its attention; "
             "segmented prefill needs a model that does"
         )
     if attention_mask is not None or dropout or kwargs.get("softcap"):
@@ -86,7 +85,7 @@ def paged_attention(
 
 
 def write_rows(batch: SegmentBatch, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-    """Put rows [rows, kv_heads, head_dim] where the batch says they belong."""
+    """Write rows [rows, kv_heads, head_dim] to the slots given by the batch."""
     pool_keys, pool_values = batch.pool.keys(layer), batch.pool.values(layer)
     for row, slot, length in batch.writes:
         pool_keys[slot : slot + length] = keys[row : row + length]
@@ -101,7 +100,7 @@ def attend(
     values: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """All segments' attention, [rows, query_heads, head_dim]; K/V must be written already."""
+    """Attention of all segments, [rows, query_heads, head_dim]. K/V must already be written."""
     groups = queries.shape[1] // keys.shape[1]
     if len(batch.segments) == 1:
         return _segment(batch, batch.segments[0], layer, queries, keys, values, groups, scale)
@@ -124,10 +123,10 @@ def _segment(
     groups: int,
     scale: float,
 ) -> torch.Tensor:
-    """One virtual sequence: [length, query_heads, head_dim] over its past and itself."""
+    """One virtual sequence, [length, query_heads, head_dim], over its past and itself."""
     length, heads, dim = queries.shape
     kv_heads = heads // groups
-    # [kv_heads, groups, length, head_dim]; a K/V head is one entry of the kernel's batch.
+    # [kv_heads, groups, length, head_dim]: each K/V head is one batch entry for the kernel.
     grouped = queries.view(length, kv_heads, groups, dim).permute(1, 2, 0, 3)
     parts: list[tuple[torch.Tensor, torch.Tensor]] = []
     if length > 1:
@@ -171,11 +170,11 @@ def _past(
 def merge(
     out: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over two disjoint sets of keys from attention over each.
+    """Combine attention over two disjoint sets of keys.
 
-    Outputs are [..., head_dim], log-sum-exps [...]. softmax over the union weighs
-    the second by exp(other_lse) / (exp(lse) + exp(other_lse)), which is a sigmoid. In
-    float32, whatever the model computes in: parts are rounded once, not at every merge.
+    Outputs are [..., head_dim], log-sum-exps [...]. The softmax over the union weighs the second
+    set by exp(other_lse) / (exp(lse) + exp(other_lse)), which is a sigmoid. Computed in float32
+    whatever the model's type, so parts are rounded once and not at every merge.
     """
     weight = torch.sigmoid(other_lse - lse).float().unsqueeze(-1)
     return torch.lerp(out.float(), other.float(), weight), torch.logaddexp(lse, other_lse)
@@ -189,11 +188,11 @@ def flash(
     causal: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The device's fused attention kernel with its log-sum-exp.
+    """The device's fused attention kernel, with its log-sum-exp.
 
-    Shapes [batch, heads, queries, head_dim], [batch, heads, keys, head_dim]; returns the
-    output and the log-sum-exp [batch, heads, queries]. The public SDPA call hides
-    the log-sum-exp; these are the operators it dispatches to.
+    Shapes are [batch, heads, queries, head_dim] and [batch, heads, keys, head_dim]. Returns the
+    output and the log-sum-exp [batch, heads, queries]. The public SDPA call hides the log-sum-exp,
+    so this uses the operators it dispatches to.
     """
     aten = torch.ops.aten
     if query.device.type == "cpu":

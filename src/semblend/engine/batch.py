@@ -1,4 +1,4 @@
-"""What one forward pass computes: virtual sequences over the pages of their requests."""
+"""What one forward pass computes: virtual sequences over their requests' pages."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from semblend.engine.pages import PageTable
 from semblend.engine.pool import PagedPool
 
 MAX_RUNS = 8
-"""Runs of pages read in place; a table in more pieces is gathered first. A call over a short
-run costs about 20 microseconds whatever it reads, a gather one pass over memory."""
+"""Most runs of pages to read in place; a more fragmented table is gathered first. A call over a
+short run takes about 20 microseconds whatever its size, a gather one pass over memory.
+"""
 
 LayerHook = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Called in each layer once K/V is written: (layer, query [rows, query_heads, head_dim],
-key and value [rows, kv_heads, head_dim]). What policies that look into layers hang on to."""
+key and value [rows, kv_heads, head_dim]). Policies that inspect layers use it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeRun:
-    """Tokens [start, start + len(tokens)) of one request, to be computed: a hole or a tail.
+    """Tokens [start, start + len(tokens)) of one request to compute: a hole or a tail.
 
-    Every position before `start` must be in place when the pass runs: exact,
-    copied, or part of an earlier run of the same pass.
+    When the pass runs, every position before `start` must be in place: exact, copied, or part of an
+    earlier run of the same pass.
     """
 
     tokens: TokenArray
     start: int
     table: PageTable
     logit_rows: int = 0
-    """How many of the last tokens' logits are wanted."""
+    """How many of the last tokens need logits."""
 
     @property
     def end(self) -> int:
@@ -43,11 +45,11 @@ class ComputeRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One virtual sequence: queries are rows [row, row + length) of the batch.
+    """One virtual sequence, whose queries are rows [row, row + length) of the batch.
 
-    They see the keys of `past` (runs of slots, or gathered slots) and, where
-    there is more than one row, those of their own rows causally. A single row
-    needs no mask: its own slot is simply the last of its past.
+    They see the keys of `past` (runs of slots, or gathered slots) and, if there are several rows,
+    their own rows causally. A single row needs no mask, because its own slot is the last of its
+    past.
     """
 
     row: int
@@ -58,7 +60,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentBatch:
-    """The context of one forward, handed through the model to every attention layer."""
+    """The context of one forward pass, passed through the model to every attention layer."""
 
     pool: PagedPool
     segments: tuple[Segment, ...]
@@ -69,20 +71,19 @@ class SegmentBatch:
     positions: torch.Tensor
     """[1, rows]"""
     logit_rows: torch.Tensor
-    """[wanted]: rows whose logits are wanted, in the order of their runs."""
+    """[wanted]: rows that need logits, in the order of their runs."""
     hook: LayerHook | None = None
 
 
 def build_batch(
     pool: PagedPool, runs: Sequence[ComputeRun], *, hook: LayerHook | None = None
 ) -> SegmentBatch:
-    """Lay `runs` out as the virtual sequences of one pass.
+    """Lay out `runs` as the virtual sequences of one pass.
 
-    Runs of one request must be in order of position, because a later one reads
-    what an earlier one writes.
+    Runs of one request must be in position order, because later ones read what earlier ones write.
     """
     device = pool.data.device
-    # A GPU gathers faster than it launches: there only a table in one piece is read in place.
+    # A GPU gathers faster than it launches, so only an unfragmented table is read in place there.
     most_runs = MAX_RUNS if device.type == "cpu" else 1
     segments: list[Segment] = []
     writes: list[tuple[int, int, int]] = []

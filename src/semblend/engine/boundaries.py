@@ -8,7 +8,7 @@ from semblend.planning.boundaries import Boundaries
 
 
 def boundaries_of(tokenizer: Any) -> Boundaries | None:
-    """Decode every token id once; None for a model without a tokenizer."""
+    """Decode every token id once. Returns None for a model without a tokenizer."""
     if tokenizer is None:
         return None
     texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])

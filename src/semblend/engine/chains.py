@@ -1,7 +1,7 @@
-"""K/V of conversations that is approximate: kept for whoever continues them, for nobody else.
+"""Approximate K/V of conversations, kept only for requests that continue them.
 
-`core/chain.py` says who that is. Pages with exact K/V of the same tokens are found in the prefix
-cache; these are found by the rule of the chain alone.
+`core/chain.py` defines which requests those are. Exact K/V of the same tokens is found in the
+prefix cache; this K/V is found only by the chain rule.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from semblend.engine.sequence import Sequence
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Chain:
-    """One ended request's K/V, held."""
+    """The retained K/V of one finished request."""
 
     link: Link
     pages: PageIds
-    """Full pages from the front, one reference to each."""
+    """Full pages from the start, one reference to each."""
     namespace: Namespace
     request_id: str
     promoted_tokens: int = field(default=0, init=False)
-    """Tokens computed exactly for it so far, those that were lost again included."""
+    """Tokens computed exactly for it so far, including any lost again."""
 
     @property
     def tokens(self) -> TokenArray:
-        """The tokens whose K/V was computed."""
+        """Tokens whose K/V was computed."""
         return self.link.tokens[: self.link.computed_tokens]
 
 
 class Chains:
-    """Holds chains within a cap, the oldest given up first. Touched by the engine's thread only.
+    """Holds chains up to a limit and evicts the oldest first. Used by the engine's thread only.
 
-    A chain's pages are never written: who continues it takes references to whole pages and
-    writes to pages of its own, so that a conversation can fork and nobody sees the other branch.
+    A chain's pages are never written. A request that continues it takes references to full pages
+    and writes to its own, so a conversation can fork and neither branch sees the other.
     """
 
     def __init__(
@@ -54,18 +54,18 @@ class Chains:
         self._chains: OrderedDict[int, Chain] = OrderedDict()
         self._by_prompt: dict[bytes, list[Chain]] = {}
         self._held: Counter[int] = Counter()
-        """How many chains hold a page."""
+        """Number of chains holding each page."""
 
     def __len__(self) -> int:
         return len(self._chains)
 
     @property
     def pages(self) -> int:
-        """Different pages that are held."""
+        """Number of distinct pages held."""
         return len(self._held)
 
     def keep(self, sequence: Sequence) -> bool:
-        """Keep the K/V of a request that ended; whether it can be continued from now on."""
+        """Keep the K/V of a finished request. Returns whether it can now be continued."""
         table, key = sequence.table, sequence.share_key
         if table is None or key is None or not sequence.request.donate or not sequence.output_ids:
             return False
@@ -95,13 +95,13 @@ class Chains:
         self._held.update(pages.tolist())
         self._chains[id(chain)] = chain
         self._by_prompt.setdefault(self._prompt_key(link), []).append(chain)
-        # A chain may hold no page that others do not: their number is capped, too.
+        # A chain may share all its pages with others, so the number of chains is limited too.
         while self.pages > self._max_pages or len(self) > self._max_pages:
             self.drop(next(iter(self._chains.values())))
         return True
 
     def find(self, follower: Follower) -> tuple[Chain, int] | None:
-        """The chain that a request continues furthest, and how many tokens that is."""
+        """The chain that a request continues furthest, and by how many tokens."""
         if not self._chains:
             return None
         size, share_key = self._page_size, follower.share_key
@@ -110,20 +110,20 @@ class Chains:
         return furthest(kept, follower, block_size=size, max_turns=self._max_turns)
 
     def used_again(self) -> tuple[Chain, ...]:
-        """Chains of conversations that went on, the oldest first."""
+        """Chains of conversations that went on, oldest first."""
         return tuple(chain for chain in self._chains.values() if chain.link.turns > 1)
 
     def became_exact(self, share_key: bytes, tokens: TokenArray) -> None:
-        """Exact K/V of `tokens` is held elsewhere: chains that hold nothing else are given up."""
+        """Drop chains that hold nothing beyond `tokens`, whose exact K/V is now available."""
         for chain in tuple(self._chains.values()):
             mine = chain.tokens
             if chain.link.share_key == share_key and np.array_equal(mine, tokens[: len(mine)]):
                 self.drop(chain)
 
     def evict(self, pages: int) -> int:
-        """Give chains up, the oldest first, until so many of their pages can be had.
+        """Drop chains, oldest first, until this many of their pages are available.
 
-        Those are free then, or held by the prefix cache alone, which gives them up when asked.
+        Those pages are then free, or held only by the prefix cache, which releases them on demand.
         """
         had = 0
         while self._chains and had < pages:
@@ -134,7 +134,7 @@ class Chains:
         return had
 
     def drop(self, chain: Chain) -> None:
-        """Give one chain up; nothing happens if it is gone already."""
+        """Drop one chain; does nothing if it is already gone."""
         if self._chains.pop(id(chain), None) is None:
             return
         key = self._prompt_key(chain.link)
@@ -150,14 +150,14 @@ class Chains:
         self._allocator.release(chain.pages)
 
     def clear(self) -> int:
-        """Give all chains up; returns how many there were."""
+        """Drop all chains and return how many there were."""
         count = len(self)
         for chain in tuple(self._chains.values()):
             self.drop(chain)
         return count
 
     def _prompt_key(self, link: Link) -> bytes:
-        """Under which a chain is found: what a follower's prompt has in common with it for sure."""
+        """Lookup key of a chain: what a follower's prompt is sure to share with it."""
         prompt = link.tokens[: link.prompt_tokens]
         return (link.share_key, *page_keys(link.share_key, prompt, self._page_size))[-1]
 

@@ -1,10 +1,9 @@
-"""Attention of one pass on a GPU: one launch over all tiles of all holes of all requests.
+"""GPU attention of one pass: one launch over all tiles of all holes of all requests.
 
-`engine.tiles` says what a tile and an item are. A program owns one item of one K/V
-head: it loads the tile's queries once, all query heads of the K/V head folded into
-its rows, walks over the item's keys and keeps a running softmax. Keys are read where
-they lie in the pool: by bulk tensor copies where every request's pages lie side by
-side, through page numbers where they do not. `engine.attention` is what it is held to.
+`engine.tiles` defines tiles and items. A program owns one item of one K/V head. It loads the tile's
+queries once, with all query heads of the K/V head folded into its rows, walks over the item's keys
+and keeps a running softmax. Keys are read in place from the pool: by bulk tensor copies if every
+request's pages are contiguous, else through page numbers. `engine.attention` is the reference.
 """
 
 from __future__ import annotations
@@ -28,10 +27,11 @@ except ImportError as error:
 
 LOG2_E = 1.4426950408889634
 _MERGED_ROWS = 16
-"""Rows of a tile that one program merges: no tile is smaller."""
+"""Rows of a tile that one program merges. No tile is smaller."""
 FLOAT32_PRODUCTS = "tf32x3"
-"""How float32 is multiplied: three products on tensor cores, as exact as one of float32 and
-three times as fast. Other types know one way only, and take no notice."""
+"""How float32 is multiplied: three tensor-core products, as exact as one in float32 and three
+times as fast. Other types have only one way and ignore this.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,28 +48,28 @@ class TileGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowMap:
-    """Where the rows of a pass stand and where their requests' keys are, on the device."""
+    """Positions of a pass's rows and locations of their requests' keys, on the device."""
 
     positions: torch.Tensor
     """int32 [rows]"""
     slots: torch.Tensor
     """int32 [rows]: where each row's K/V goes."""
     pages: torch.Tensor | None
-    """int32: page numbers of all requests one behind another; None if pages lie side by side."""
+    """int32: page numbers of all requests, concatenated; None if pages are contiguous."""
     page_size: int
     groups: tuple[TileGroup, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerKv:
-    """K and V of one layer by slot, [slots, kv_heads, head_dim], and how a kernel takes them."""
+    """K and V of one layer by slot, [slots, kv_heads, head_dim], as kernels take them."""
 
     keys: torch.Tensor
     values: torch.Tensor
     _descriptors: dict[int, tuple[Any, Any]] = field(default_factory=dict)
 
     def bulk(self, key_block: int) -> tuple[Any, Any]:
-        """Both as descriptors of bulk copies of `key_block` tokens of one head."""
+        """Descriptors for bulk copies of `key_block` tokens of one head, for K and V."""
         if key_block not in self._descriptors:
             block = [key_block, self.keys.shape[2]]
             self._descriptors[key_block] = (
@@ -80,7 +80,7 @@ class LayerKv:
 
     @property
     def allows_bulk(self) -> bool:
-        """Bulk copies take blocks of powers of two and rows of whole 16 bytes."""
+        """Whether bulk copies work: they need power-of-two blocks and rows of whole 16 bytes."""
         dim = self.keys.shape[2]
         return dim >= 16 and dim & (dim - 1) == 0 and self.keys.stride(0) % 16 == 0
 
@@ -88,7 +88,7 @@ class LayerKv:
 def attend_tiles(
     queries: torch.Tensor, kv: LayerKv, rows: RowMap, scale: float, *, bulk: bool = True
 ) -> torch.Tensor:
-    """Attention of all rows, [rows, query_heads, head_dim]; K/V must be written already.
+    """Attention of all rows, [rows, query_heads, head_dim]. K/V must already be written.
 
     `queries` has that shape and may be a slice of wider rows.
     """
@@ -177,7 +177,7 @@ def _load(  # type: ignore[no-untyped-def]
     bulk: tl.constexpr,
     paged: tl.constexpr,
 ):
-    """Keys or values [start, start + key_block) of one head, [key_block, head_block]."""
+    """Load keys or values [start, start + key_block) of one head, [key_block, head_block]."""
     if bulk:
         block = rows.load([base + start, kv_head * head_dim])
     else:
@@ -219,7 +219,9 @@ def _walk(  # type: ignore[no-untyped-def]
     paged: tl.constexpr,
     products: tl.constexpr,
 ):
-    """The running softmax over keys [begin, end); the mask hides keys behind a row's position."""
+    """Update the running softmax with keys [begin, end). The mask hides keys after a row's
+    position.
+    """
     for start in tl.range(begin, end, key_block):
         key_rows = _load(
             keys, pages, base, start, end, kv_head, slot_stride,
@@ -230,7 +232,7 @@ def _walk(  # type: ignore[no-untyped-def]
             key = start + tl.arange(0, key_block)
             scores = tl.where(key[None, :] <= position[:, None], scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
-        # A row that has seen nothing yet has no peak to subtract.
+        # A row that has seen no keys yet has no peak to subtract.
         shift = tl.where(new_peak == float("-inf"), 0.0, new_peak) if masked else new_peak
         weights = tl.math.exp2(scores - shift[:, None])
         fade = tl.math.exp2(peak - shift)
@@ -240,7 +242,7 @@ def _walk(  # type: ignore[no-untyped-def]
             page_size, head_dim, head_block, key_block, bulk, paged,
         )  # fmt: skip
         if masked and bulk:
-            # What lies behind the request's last key is somebody else's and may be anything.
+            # Slots after the request's last key belong to others and may hold anything.
             live = start + tl.arange(0, key_block) < end
             value_rows = tl.where(live[:, None], value_rows, 0.0)
         out = tl.dot(
@@ -334,7 +336,7 @@ def _merge(  # type: ignore[no-untyped-def]
     merged_rows: tl.constexpr,
     fields: tl.constexpr,
 ):
-    """Partial results of some rows of a tile as one, weighed by their log-sum-exps."""
+    """Merge partial results of some rows of a tile, weighted by their log-sum-exps."""
     entry = merges + tl.program_id(0) * fields
     kv_head = tl.program_id(1)
     first_row = tl.load(entry)

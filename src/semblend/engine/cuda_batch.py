@@ -1,4 +1,4 @@
-"""What one pass on a GPU needs to know, as one buffer: one transfer whatever its parts."""
+"""Everything a GPU pass needs to know in one buffer, so that it takes one transfer."""
 
 from __future__ import annotations
 
@@ -30,17 +30,19 @@ class Layout:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """What decides how a pass is launched: equal sizes differ in nothing but numbers."""
+        """The sizes that determine how a pass is launched. Passes of equal size differ only in
+        data.
+        """
         tiles = [(plan.shape.rows, len(plan.items), len(plan.merges)) for plan in self.plans]
         pages = 0 if self.pages is None else len(self.pages)
         return (len(self.tokens), len(self.wanted), pages, *(n for sizes in tiles for n in sizes))
 
 
 def padded(layout: Layout, rows: int, items: int) -> Layout | None:
-    """The pass as `rows` rows and `items` items; None if it does not fit.
+    """Pad the pass to `rows` rows and `items` items; None if it does not fit.
 
-    Added rows have no slot and no tile, added items and merges no rows: nothing is
-    written for them.
+    Added rows have no slot and no tile, added items and merges no rows, so nothing is written for
+    them.
     """
     (plan,) = layout.plans
     merges = items // 2
@@ -63,7 +65,7 @@ def padded(layout: Layout, rows: int, items: int) -> Layout | None:
 
 
 def _longer(array: IntArray, size: int, fill: int) -> IntArray:
-    """`array` with rows of `fill` behind it; numpy's own padding takes ten times as long."""
+    """Append rows of `fill`. numpy's own padding takes ten times as long."""
     result = np.empty((size, *array.shape[1:]), dtype=array.dtype)
     result[: len(array)] = array
     result[len(array) :] = fill
@@ -77,7 +79,7 @@ def to_device(
     hook: LayerHook | None = None,
     before_layer: LayerCall | None = None,
 ) -> Rows:
-    """Everything a pass needs as views of one buffer: one transfer whatever their number."""
+    """Put everything a pass needs on the device in one transfer, as views of one buffer."""
     host, places = _packed(layout, pool.data.device)
     buffer = host.to(pool.data.device, non_blocking=True)
     views = [buffer[start : start + size].view(shape) for start, size, shape in places]
@@ -102,7 +104,7 @@ def to_device(
 
 
 def refill(layout: Layout, rows: Rows) -> None:
-    """Make `rows` those of a pass of the same sizes: its views then hold this pass."""
+    """Overwrite `rows` with a pass of the same sizes, so that its views hold this pass."""
     host, _ = _packed(layout, rows.buffer.device)
     rows.buffer.copy_(host, non_blocking=True)
 
@@ -110,12 +112,12 @@ def refill(layout: Layout, rows: Rows) -> None:
 def _packed(
     layout: Layout, device: torch.device
 ) -> tuple[torch.Tensor, list[tuple[int, int, tuple[int, ...]]]]:
-    """All arrays of a pass one behind another, and where each begins, its size and shape."""
+    """All arrays of a pass concatenated, with each one's start, size and shape."""
     parts = [layout.tokens, layout.positions, layout.slots, layout.wanted]
     parts += [array for plan in layout.plans for array in (plan.items, plan.merges)]
     if layout.pages is not None:
         parts.append(layout.pages)
-    # Sections begin at 16 bytes: kernels are compiled for aligned pointers.
+    # Sections start at 16 bytes, because kernels are compiled for aligned pointers.
     total = sum(-(-part.size // 4) * 4 for part in parts)
     host = torch.zeros(total, dtype=torch.int32, pin_memory=device.type == "cuda")
     packed = host.numpy()

@@ -1,8 +1,8 @@
-"""Which models the GPU's own passes compute: those of a table; all others go through transformers.
+"""The models our GPU passes support. All others run through transformers.
 
-What a forward does cannot be seen from its weights: a model with another multiplier in front of a
-sum has the same modules and computes something else. So a model is known by its class, and is
-still refused if it holds a parameter that the passes would not use.
+Weights do not reveal what a forward pass does: a model with an extra multiplier before a sum has
+the same modules and computes something else. So models are identified by class, and still refused
+if they hold a parameter that the passes would not use.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from semblend.kv.rotary_spec import Pairing
 from semblend.kv.rotary_table import RotaryTable
 
 WIDEST_HEADS = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 64}
-"""Numbers of a head up to which tiles were run: wider ones may not fit into a processor."""
+"""Largest head size for which tiles were tested. Larger ones may not fit on a processor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedArchitecture:
-    """One class of transformers whose forward :class:`FusedForward` computes."""
+    """A transformers class whose forward :class:`FusedForward` implements."""
 
     model_class: str
-    """In full: a subclass of it may compute anything."""
+    """Fully qualified, because a subclass may compute anything."""
     head_norms: bool = False
-    """Whether queries and keys are normalised head by head."""
+    """Whether queries and keys are normalised per head."""
 
 
 FUSED = (
@@ -39,7 +39,7 @@ FUSED = (
         model_class="transformers.models.qwen3.modeling_qwen3.Qwen3ForCausalLM", head_norms=True
     ),
 )
-"""A row joins when `tests/engine/gpu_interpreter.py` compares it with transformers."""
+"""Add a row only when `tests/engine/gpu_interpreter.py` compares it with transformers."""
 
 _PROJECTIONS = (
     *(f"self_attn.{name}_proj" for name in "qkvo"),
@@ -52,7 +52,7 @@ _BIASES = frozenset(f"{name}.bias" for name in _PROJECTIONS)
 
 
 def fits(model: Any, rotary: RotaryTable) -> bool:
-    """Whether the passes of :class:`FusedForward` are those of this model."""
+    """Whether :class:`FusedForward` computes what this model does."""
     name = f"{type(model).__module__}.{type(model).__qualname__}"
     known = next((one for one in FUSED if one.model_class == name), None)
     if known is None:
@@ -71,7 +71,7 @@ def fits(model: Any, rotary: RotaryTable) -> bool:
 
 
 def _is_plain(layer: Any, known: FusedArchitecture) -> bool:
-    """Whether a layer holds what the passes use and nothing else: no adapter, no further norm."""
+    """Whether a layer holds what the passes use and nothing else: no adapter, no extra norm."""
     names = {name for name, _ in layer.named_parameters()}
     needed = _NORMS | _WEIGHTS | (_HEAD_NORMS if known.head_norms else frozenset())
     biased = {bool(names & {f"self_attn.{one}_proj.bias"}) for one in "qkv"}

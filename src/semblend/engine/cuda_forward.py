@@ -1,13 +1,13 @@
-"""A pass through a supported model on a GPU, with as few launches as it takes.
+"""A pass through a supported model on a GPU with as few launches as possible.
 
-The architectures of `engine.cuda_fit` are one computation: norm, projections, rotary
-attention, norm, gated products. On a GPU the time between the matrix products is
-launches and passes over memory, so here a layer is four matrix products and five
-kernels of ours. The weights are the model's own: its projections become views of
-the joined ones. `LoadedModel.forward` through transformers is what this is held to.
+The architectures of `engine.cuda_fit` are one computation: norm, projections, rotary attention,
+norm, gated products. Between matrix products, a GPU spends its time on launches and passes over
+memory, so here a layer is four matrix products and five kernels of ours. The weights are the
+model's own: its projections become views of joined ones. `LoadedModel.forward` through transformers
+is the reference.
 
-The last layer is computed only as far as somebody reads it: K and V of all rows, the
-rest for the rows whose logits are wanted.
+The last layer is computed only as far as it is read: K and V of all rows, the rest only for rows
+that need logits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from semblend.kv.rotary_table import RotaryTable
 
 LayerCall = Callable[[int], None]
 State = tuple[torch.Tensor, torch.Tensor | None]
-"""What one layer leaves to the next: its output and the sum so far, [rows, hidden]."""
+"""What a layer passes on: its output and the residual sum, [rows, hidden]."""
 RowsHook = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
@@ -59,11 +59,11 @@ class Rows:
     """int32 [rows]"""
     map: RowMap
     wanted: torch.Tensor
-    """int32 [wanted]: rows whose logits are wanted."""
+    """int32 [wanted]: rows that need logits."""
     buffer: torch.Tensor
-    """int32: what all of the above are views of."""
+    """int32: the buffer that all of the above are views of."""
     before_layer: LayerCall | None = None
-    """Called before a layer's attention: puts that layer's copied K/V in place."""
+    """Called before a layer's attention to put that layer's copied K/V in place."""
     hook: RowsHook | None = None
 
 
@@ -82,21 +82,20 @@ class FusedForward:
 
     @property
     def layers(self) -> int:
-        """Layers of the model."""
         return len(self._layers)
 
     def __call__(self, pool: PagedPool, rows: Rows) -> torch.Tensor:
-        """Logits [wanted, vocabulary] of one pass, in the model's type; its K/V is in the pool."""
+        """Write a pass's K/V to the pool; logits [wanted, vocabulary] in the model's type."""
         return self.head(self.some_layers(pool, rows, self.embed(rows), 0, self.layers))
 
     @torch.inference_mode()
     def embed(self, rows: Rows) -> State:
-        """What stands before the first layer."""
+        """The state before the first layer."""
         return functional.embedding(rows.tokens, self._embedding), None
 
     @torch.inference_mode()
     def some_layers(self, pool: PagedPool, rows: Rows, state: State, first: int, end: int) -> State:
-        """Layers [first, end) of a pass, from what was before them."""
+        """Run layers [first, end) of a pass, starting from `state`."""
         hidden, residual = state
         kvs = self._kvs_of(pool)
         for number in range(first, end):
@@ -122,12 +121,12 @@ class FusedForward:
 
     @torch.inference_mode()
     def head(self, state: State) -> torch.Tensor:
-        """Logits from what the last layer left."""
+        """Logits from the last layer's state."""
         normal, _ = add_norm(*state, self._norm, self._epsilon)
         return functional.linear(normal, self._head)
 
     def _kvs_of(self, pool: PagedPool) -> list[LayerKv]:
-        """A pool's layers as kernels take them, made once a pool."""
+        """A pool's layers in the kernels' form, made once per pool."""
         kvs = self._kvs.get(pool)
         if kvs is None:
             layers = range(pool.shape.layers)
@@ -157,7 +156,7 @@ def _layer(layer: Any) -> _Layer:
 
 
 def _joined(*modules: Any) -> _Linear:
-    """Several projections of one input as one; the modules' parameters become views of it."""
+    """Join several projections of one input. The modules' parameters become views of the result."""
     if len(modules) == 1:
         bias = modules[0].bias
         return _Linear(

@@ -1,8 +1,7 @@
-"""What stands between the matrix products of a layer, one launch each.
+"""The kernels between a layer's matrix products, one launch each.
 
-Rounding follows transformers: sums and norms are rounded to the model's type where
-its modules round, so that results differ from them only by the order of sums.
-Rotation is done in fp32 and rounded once.
+Rounding follows transformers: sums and norms are rounded to the model's type where its modules
+round, so results differ only by the order of sums. Rotation is done in fp32 and rounded once.
 """
 
 from __future__ import annotations
@@ -52,14 +51,14 @@ def rotate_and_write(
     rotary: RotaryTable,
     norms: tuple[torch.Tensor, torch.Tensor, float] | None,
 ) -> torch.Tensor:
-    """Rotate queries in place and put K and V into the pool.
+    """Rotate queries in place and write K and V to the pool.
 
     Parameters
     ----------
     qkv
         [rows, (query_heads + 2 * kv_heads) * head_dim].
     norms
-        Weights [head_dim] and epsilon of the norms of each query and key head, if it has them.
+        Weights [head_dim] and epsilon of the per-head query and key norms, if any.
 
     Returns
     -------
@@ -190,7 +189,7 @@ def _rotate_and_write(  # type: ignore[no-untyped-def]
     query_live = live & is_query[:, None]
     tl.store(read, turned_first, mask=query_live)
     tl.store(read + half, turned_second, mask=query_live)
-    # A row that belongs to nobody has no slot.
+    # A padding row has no slot.
     owned = (head * 0 + slot) >= 0
     key_live = live & (is_key & owned)[:, None]
     key_at = slot * slot_stride + (head[:, None] - query_heads) * (2 * half) + pair[None, :]

@@ -1,7 +1,7 @@
-"""Passes on a GPU: runs laid out as rows and tiles, in one transfer, and computed.
+"""GPU passes: lays out runs as rows and tiles, in one transfer, and computes them.
 
-Decodes and short prefills are replayed from graphs; everything else is launched kernel
-by kernel, which is fast enough where there is more to compute.
+Decodes and short prefills are replayed from graphs. Everything else is launched kernel by kernel,
+which is fast enough when there is more to compute.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ from semblend.kv.rotary_table import RotaryTable
 LONG_SHAPE = TileShape(rows=128, keys=128, warps=8, stages=3)
 SHORT_SHAPE = TileShape(rows=64, keys=64, warps=4, stages=3)
 DECODE_SHAPE = TileShape(rows=16, keys=64, warps=4, stages=3)
-"""Of the shapes in docs/lab/gpu-prefill.md the fastest for items of many keys, of few keys,
-and of one row."""
+"""The fastest shapes in docs/lab/gpu-prefill.md for items with many keys, few keys and one row."""
 FLOAT32_SHAPE = TileShape(rows=64, keys=32, warps=4, stages=2)
-"""Numbers are twice as wide and products take three turns: small tiles, whatever the length."""
+"""Numbers are twice as wide and products take three steps, so tiles are small at any length."""
 LONG_KEYS = 2048
-"""Keys an item has on average from which the long shape is the faster one."""
+"""Average keys per item from which the long shape is faster."""
 SHORT_ITEMS_EACH = 2
-"""Two programs of the short shape fit into a processor: as many items are one wave."""
+"""Two programs of the short shape fit on a processor, so this many items make one wave."""
 
 
 class CudaPasses:
@@ -62,7 +61,7 @@ class CudaPasses:
         before_layer: LayerCall | None = None,
         replay: bool = True,
     ) -> torch.Tensor:
-        """Compute all runs in one pass; returns the wanted logits, [wanted, vocabulary], fp32."""
+        """Compute all runs in one pass and return the wanted logits, [wanted, vocabulary], fp32."""
         if hook is None and replay and self._graphs is not None:
             layout = self.recordable(pool, runs)
             if layout is not None:
@@ -73,10 +72,10 @@ class CudaPasses:
         return self._forward(pool, rows).float()
 
     def recordable(self, pool: PagedPool, runs: Sequence[ComputeRun]) -> Layout | None:
-        """The pass in one of the sizes that are recorded, or None.
+        """The pass in one of the recorded sizes, or None.
 
-        Decodes are filled up with their first request: its K/V is then written more than
-        once with the same numbers, and its further logits are not looked at.
+        Decode batches are filled up with their first request. Its K/V is then written several times
+        with the same values, and the extra logits are ignored.
         """
         if all(len(run.tokens) == run.logit_rows == 1 for run in runs):
             size = decode_size(len(runs))
@@ -99,7 +98,7 @@ class CudaPasses:
     def lay_out(
         self, pool: PagedPool, runs: Sequence[ComputeRun], *, splits: int | None = None
     ) -> Layout:
-        """Rows, slots and tiles of a pass. Runs of one request stand together, in order."""
+        """Rows, slots and tiles of a pass. Runs of one request stay together, in order."""
         requests = _by_request(runs)
         bases, pages = _bases(requests, pool.page_size)
         positions = np.concatenate([np.arange(run.start, run.end) for run in runs])
@@ -164,7 +163,7 @@ class CudaPasses:
         )
 
     def _decode_splits(self, requests: int) -> int:
-        """Items of each request that fill the device, whatever its length: graphs do not grow."""
+        """Items per request that fill the device at any length, so that graphs keep their size."""
         return max(1, min(64, -(-2 * self._processors // (requests * self._kv_heads))))
 
 
@@ -190,7 +189,7 @@ def _by_request(runs: Sequence[ComputeRun]) -> list[list[ComputeRun]]:
 def _bases(
     requests: Sequence[Sequence[ComputeRun]], page_size: int
 ) -> tuple[list[int], IntArray | None]:
-    """Where each request's keys begin, and all page numbers unless all pages lie side by side."""
+    """Where each request's keys start, and all page numbers unless all pages are contiguous."""
     tables: list[tuple[PageTable, int]] = [(runs[0].table, runs[-1].end) for runs in requests]
     used = [table.pages[: -(-end // page_size)] for table, end in tables]
     if all(bool((pages[1:] - pages[:-1] == 1).all()) for pages in used):

@@ -1,4 +1,4 @@
-"""Text from tokens as they come: whole characters only, and never the start of a stop string."""
+"""Streaming text from tokens: whole characters only, and never the start of a stop string."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _REPLACEMENT = "�"
 
 
 class StreamDecoder:
-    """Turns a growing run of token ids into text that never has to be taken back.
+    """Turns a growing sequence of token ids into text that never has to be retracted.
 
-    A token may end inside a character, and what a token reads as may depend on its
-    neighbours; so text is given out only up to where decoding a little further
-    back and decoding now agree, and held while it ends in an unfinished character.
+    A token may end inside a character, and its text may depend on its neighbours. So text is
+    emitted only as far as decoding from a little further back agrees with decoding now, and held
+    while it ends in an incomplete character.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -23,7 +23,7 @@ class StreamDecoder:
         self._shown = 0
 
     def push(self, token_id: int) -> str:
-        """Add a token; returns the text that is new and final."""
+        """Add a token and return the text that is new and final."""
         self._ids.append(token_id)
         if self._tokenizer is None:
             return ""
@@ -34,7 +34,7 @@ class StreamDecoder:
         return text
 
     def flush(self) -> str:
-        """What is left at the end, an unfinished character included."""
+        """The remaining text at the end, including an incomplete character."""
         if self._tokenizer is None or self._shown == len(self._ids):
             return ""
         text = self._new_text()
@@ -50,14 +50,14 @@ class StreamDecoder:
 
 
 class StopStrings:
-    """Holds back text that may be the beginning of a stop string."""
+    """Holds back text that may be the start of a stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Add text; returns what may be shown, and whether a stop string was completed.
+        """Add text. Returns what may be shown, and whether a stop string was completed.
 
         Text from the stop string on is dropped.
         """
@@ -72,12 +72,12 @@ class StopStrings:
         return shown, False
 
     def flush(self) -> str:
-        """What was held, at the end of generation."""
+        """The held text, at the end of generation."""
         shown, self._held = self._held, ""
         return shown
 
     def _overlap(self, stop: str) -> int:
-        """Length of the longest end of the held text that begins `stop`."""
+        """Length of the longest suffix of the held text that is a prefix of `stop`."""
         for length in range(min(len(stop) - 1, len(self._held)), 0, -1):
             if self._held.endswith(stop[:length]):
                 return length

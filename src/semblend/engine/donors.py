@@ -1,13 +1,12 @@
-"""Donors: exactly computed tokens whose K/V is kept, off the request path.
+"""Donors: tokens with exact K/V, stored off the request path.
 
-A finished prefill, or a finished answer, is offered with a reference to its
-pages; a thread of its own copies them out, stores them as content-addressed
-segments and only then registers the tokens, so that a donor that can be found
-can be loaded. Where nothing may be loaded (discovery only, no certificate) tokens
-are registered and no K/V is kept. What is evicted on one side (segments for room,
-the index for room) leaves the other.
-The copies go to memory that was touched before: in a moment without requests, or
-for a segment that is gone.
+A finished prefill or answer is offered with a reference to its pages. A separate thread copies them
+out, stores them as content-addressed segments and only then registers the tokens, so every donor
+that can be found can be loaded. If nothing may be loaded (discovery only, no certificate), tokens
+are registered without K/V. Whatever one side evicts (segments or index entries) is removed from the
+other.
+
+Copies go to memory that was touched before, either while idle or by an evicted segment.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ from semblend.pipeline import SemBlendPipeline
 logger = logging.getLogger("semblend.engine")
 
 SEGMENT_TOKENS = 512
-"""Prompts that begin alike share whole segments of this size."""
+"""Prompts with the same beginning share whole segments of this size."""
 
 AHEAD_BYTES = 1 << 30
-"""Most memory that is touched before there is a prompt to keep, whatever the tier's cap."""
+"""Most memory to touch before a prompt needs it, whatever the tier's limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Capture:
-    """Tokens to be stored; whoever made it holds a reference to the table's pages."""
+    """Tokens to store. Its creator holds a reference to the table's pages."""
 
     donor_id: str
     tokens: TokenArray
@@ -58,7 +57,7 @@ class _Capture:
     share_key: bytes
     table: PageTable
     mark: torch.cuda.Event | None
-    """The passes that computed it; None on a CPU, where they are over."""
+    """The passes that computed it; None on a CPU, where they have finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +68,9 @@ class _Donor:
 
 
 class DonorListener(Protocol):
-    """Somebody who follows which donors are held. Called under the library's lock: it must
-    return at once and must not call back."""
+    """Follows which donors are held. Called under the library's lock, so it must return at once
+    and must not call back.
+    """
 
     def donor_kept(self, donor_id: str, tokens: TokenArray, namespace: Namespace) -> None:
         """The donor can be found and loaded from now on."""
@@ -82,10 +82,10 @@ class DonorListener(Protocol):
 
 
 class DonorLibrary:
-    """Owns one invariant: a donor is registered exactly while all its segments are held.
+    """A donor is registered exactly while all its segments are held.
 
-    Thread-safe. Calls into the pipeline and the tiers are made without the lock,
-    because both call back.
+    Thread-safe. Calls into the pipeline and the tiers are made without the lock, because both call
+    back.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class DonorLibrary:
         queued: int,
         stored: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the thread; `stored` is called on it after each prompt, kept or not."""
+        """Start the thread. It calls `stored` after each prompt, kept or not."""
         self._stored = stored
         self._pool = pool
         self._side = SideStream(pool.data.device)
@@ -111,9 +111,9 @@ class DonorLibrary:
         self._lock = threading.Lock()
         self._queue: queue.Queue[_Capture | None] = queue.Queue(maxsize=queued)
         self.skipped = 0
-        """Prompts not kept because the queue was full."""
+        """Prompts not stored because the queue was full."""
         self.busy_seconds = 0.0
-        """Processor time spent on keeping prompts so far, beside whatever request runs."""
+        """Processor time spent on storing prompts so far, in parallel with requests."""
         pipeline.add_eviction_listener(self._forget)
         tiers.add_eviction_listener(self._segment_gone)
         self._thread = threading.Thread(target=self._run, name="semblend-donors", daemon=True)
@@ -124,13 +124,13 @@ class DonorLibrary:
 
     @property
     def waiting(self) -> int:
-        """Prompts in line to be kept."""
+        """Prompts waiting to be stored."""
         return self._queue.qsize()
 
     # -- giving ------------------------------------------------------------------
 
     def offer(self, exact: ExactKv) -> None:
-        """Keep tokens whose K/V was computed exactly. Never blocks, never raises."""
+        """Store tokens whose K/V was computed exactly. Never blocks, never raises."""
         capture = _Capture(
             donor_id=f"{exact.name}.{next(self._serials)}",
             tokens=exact.tokens,
@@ -156,27 +156,27 @@ class DonorLibrary:
         namespace: Namespace,
         read: Callable[[SegmentKey], Segment],
     ) -> bool:
-        """Keep a donor computed by another worker; `read` brings its segments, checked.
+        """Store a donor computed by another worker. `read` fetches its segments, verified.
 
         Blocks while it reads. Returns whether the donor is held.
 
         Raises
         ------
         SemBlendError
-            If a segment cannot be had.
+            If a segment is not available.
         """
         if not self._pipeline.may_load:
             return False
         keys = _segment_keys(self._pipeline.share_key(namespace), tokens)
-        # Read before room is made: whoever waits for another worker must not hold any.
+        # Read before making room, so that no room is held while waiting for another worker.
         self._hold(donor_id, tokens, namespace, keys, lambda key: self._tiers.put(read(key)))
         return self._register(donor_id, tokens, namespace, keys)
 
     def prepare(self, *, longest: int) -> bool:
-        """Touch a slice of memory for prompts to come, the index first; False if there is enough.
+        """Touch a slice of memory for future prompts, index first. False if there is enough.
 
-        Enough is what as many prompts of `longest` tokens take as may wait to be stored. For
-        moments in which nothing else wants the processor.
+        Enough means room for as many prompts of `longest` tokens as may wait to be stored. Call it
+        when nothing else needs the processor.
         """
         if not self._pipeline.settings.enabled:
             return False
@@ -192,30 +192,33 @@ class DonorLibrary:
     # -- taking ------------------------------------------------------------------
 
     def lease(self, donor_id: str, start: int, end: int) -> AbstractContextManager[DonorKv]:
-        """K/V that covers donor positions [start, end), kept from eviction meanwhile.
+        """K/V that covers donor positions [start, end), protected from eviction.
 
         Raises
         ------
         DonorError, CorruptSegmentError
-            If the donor is gone, or a segment of it just failed its checksum.
+            If the donor is gone, or one of its segments just failed its checksum.
         """
         return self._lease(donor_id, start, end, unchecked=False)
 
     def lease_unchecked(
         self, donor_id: str, start: int, end: int
     ) -> AbstractContextManager[DonorKv]:
-        """The same at once: what its `checks` find corrupt is dropped then."""
+        """Like `lease`, but without waiting. Corrupt segments are dropped by its `checks`."""
         return self._lease(donor_id, start, end, unchecked=True)
 
     @contextmanager
     def _lease(self, donor_id: str, start: int, end: int, *, unchecked: bool) -> Iterator[DonorKv]:
         donor = self._donors.get(donor_id)
         if donor is None:
-            # Who lost it may have been too early for the index, which would offer it for ever.
+            # The donor may have been lost before the index knew it. Evict it, or it is offered
+            # forever.
             self._pipeline.evict(donor_id)
             raise DonorError(f"donor {donor_id!r} is gone")
         if not donor.keys:
-            raise DonorError(f"donor {donor_id!r}: its K/V was not kept, none could be loaded")
+            raise DonorError(
+                f"donor {donor_id!r}: its K/V was not stored, because reuse was not allowed"
+            )
         reach(FaultPoint.LEASE)
         pieces: list[DonorPiece] = []
         checks: list[Check] = []
@@ -239,7 +242,7 @@ class DonorLibrary:
     # -- following -----------------------------------------------------------------
 
     def add_listener(self, listener: DonorListener) -> None:
-        """Have a listener told of every donor kept or lost from now on."""
+        """Notify a listener of every donor kept or lost from now on."""
         with self._lock:
             self._listeners.append(listener)
 
@@ -255,7 +258,7 @@ class DonorLibrary:
     # -- housekeeping --------------------------------------------------------------
 
     def clear(self) -> int:
-        """Forget all donors; returns how many there were."""
+        """Drop all donors and return how many there were."""
         self.wait()
         with self._lock:
             ids = list(self._donors)
@@ -264,13 +267,13 @@ class DonorLibrary:
         return len(ids)
 
     def close(self) -> None:
-        """Stop the thread, once it has stored what was offered."""
+        """Stop the thread after it has stored what was offered."""
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
 
     def _corrupt_segments(self) -> int:
-        """Segments that failed their checksum so far: tells a corrupt donor from a lost one."""
+        """Segments that failed their checksum so far. Tells corrupt donors from lost ones."""
         return sum(tier.corrupt for tier in self._tiers.stats())
 
     def _run(self) -> None:
@@ -279,9 +282,9 @@ class DonorLibrary:
             try:
                 self._store(capture)
             except BaseException:
-                # Losing a donor harms no request; losing the thread would keep the
-                # pages of everything that waits in line.
-                logger.warning("donor %s was not kept", capture.donor_id, exc_info=True)
+                # Losing a donor harms no request. Losing the thread would pin the pages of
+                # everything queued.
+                logger.warning("donor %s was not stored", capture.donor_id, exc_info=True)
             finally:
                 self.busy_seconds += time.thread_time() - started
                 self._queue.task_done()
@@ -301,7 +304,7 @@ class DonorLibrary:
             return Segment(key=key, kv=out)
 
         def store(key: SegmentKey) -> str | None:
-            # Copied once there is room, so that the memory of what made room is used again.
+            # Copy only once there is room, so that the evicted segment's memory is reused.
             nbytes = key.length * self._pool.shape.token_bytes
             return self._tiers.put_from(key, nbytes, lambda: read(key))
 
@@ -321,7 +324,7 @@ class DonorLibrary:
         keys: tuple[SegmentKey, ...],
         store: Callable[[SegmentKey], str | None],
     ) -> None:
-        """Have a donor's segments stored in the tiers, those that are not there yet."""
+        """Store those of a donor's segments that the tiers do not hold yet."""
         try:
             with self._lock:
                 self._donors[donor_id] = _Donor(tokens=tokens, namespace=namespace, keys=keys)
@@ -329,7 +332,7 @@ class DonorLibrary:
                     self._users.setdefault(key.digest, set()).add(donor_id)
             for key in keys:
                 if key not in self._tiers and store(key) is None:
-                    raise CapacityError("no tier took it")
+                    raise CapacityError("no tier has room")
         except BaseException:
             self._forget(donor_id)
             raise
@@ -341,7 +344,7 @@ class DonorLibrary:
         namespace: Namespace,
         keys: tuple[SegmentKey, ...],
     ) -> bool:
-        """Let a donor be found; it is given up again if it is not whole."""
+        """Make a donor findable. It is dropped again if it is incomplete."""
         held = donor_id in self._donors and self._pipeline.register_donor(
             donor_id, tokens, namespace
         )
@@ -349,9 +352,9 @@ class DonorLibrary:
             self._drop(donor_id)
             return False
         with self._lock:
-            # Under the lock, so that nobody hears of a loss before the donor.
+            # Under the lock, so that listeners never hear of a loss before the donor.
             kept = donor_id in self._donors
-            if kept and keys:  # others are told of what can be loaded
+            if kept and keys:  # announce only what can be loaded
                 self._announced.add(donor_id)
                 for listener in self._listeners:
                     listener.donor_kept(donor_id, tokens, namespace)
@@ -361,7 +364,7 @@ class DonorLibrary:
         return kept
 
     def _segment_gone(self, key: SegmentKey) -> None:
-        """The tiers gave a segment up: its donors are no longer whole."""
+        """Drop the donors of an evicted segment, which are now incomplete."""
         with self._lock:
             users = tuple(self._users.get(key.digest, ()))
         for donor_id in users:
@@ -372,7 +375,7 @@ class DonorLibrary:
         self._forget(donor_id)
 
     def _forget(self, donor_id: str) -> None:
-        """Let go of a donor's segments; those nobody else uses leave the tiers."""
+        """Release a donor's segments. Those no other donor uses leave the tiers."""
         with self._lock:
             donor = self._donors.pop(donor_id, None)
             if donor_id in self._announced:

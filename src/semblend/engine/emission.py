@@ -1,4 +1,4 @@
-"""From logits to events: choosing tokens, showing text, and the end of a request."""
+"""From logits to events: chooses tokens, emits text and ends requests."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ logger = logging.getLogger("semblend.engine")
 
 
 class Emission:
-    """Owns the end of a request: its last event, its settlement and the return of its pages.
+    """Ends requests: the last event, the settlement and the return of pages.
 
-    Only K/V computed exactly goes on from here to the prefix cache and to donors. What is not
-    goes to the chains, where only the same conversation finds it.
+    Only exactly computed K/V goes to the prefix cache and to donors. The rest goes to the chains,
+    where only the same conversation finds it.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Emission:
         shadow: Shadow | None = None,
         chains: Chains | None = None,
     ) -> None:
-        """`min_donor_tokens` are the fewest that a later request could find again."""
+        """`min_donor_tokens` is the shortest prefix that a later request could find."""
         self._pool = pool
         self._prefixes = prefixes
         self._admission = admission
@@ -66,7 +66,7 @@ class Emission:
         self._tokens: Counter[TokenSource] = Counter()
 
     def token(self, sequence: Sequence, logits: torch.Tensor) -> None:
-        """Choose the next token from its logits, [vocabulary], and tell the caller."""
+        """Choose the next token from its logits, [vocabulary], and notify the caller."""
         first = sequence.phase is Phase.PREFILL
         if first:
             sequence.phase, sequence.prefilled_at = Phase.DECODE, time.perf_counter()
@@ -77,7 +77,7 @@ class Emission:
         try:
             allowed = None if sequence.grammar is None else sequence.grammar.allowed()
         except Exception as error:
-            # A grammar that cannot go on ends its own answer and nobody else's.
+            # If a grammar cannot continue, only its own answer ends.
             logger.warning("request %s: its grammar failed", sequence.request.request_id)
             self.finish(sequence, FinishReason.ERROR, f"{type(error).__name__}: {error}")
             return
@@ -126,7 +126,7 @@ class Emission:
             self.finish(sequence, reason)
 
     def finish(self, sequence: Sequence, reason: FinishReason, error: str = "") -> None:
-        """End a request in any phase: settle, publish, give pages back, tell the caller."""
+        """End a request in any phase: settle, publish, release pages, notify the caller."""
         if sequence.phase is Phase.FINISHED:
             return
         sequence.drop_load()
@@ -135,7 +135,7 @@ class Emission:
             with _beside(sequence, "what can be continued"):
                 self._keep(sequence, failed=reason is FinishReason.ERROR)
         else:
-            # The prompt was never computed to its end, so nothing was reused.
+            # The prompt was never fully computed, so nothing was reused.
             sequence.plan = None
             sequence.account.continued_tokens = 0
             if reason is FinishReason.CANCELLED:
@@ -154,7 +154,7 @@ class Emission:
         sequence.handle.push(FinishedEvent(reason=reason, report=report, error=error))
 
     def tokens_by_source(self) -> dict[str, int]:
-        """Prompt tokens of all admitted requests that have ended."""
+        """Prompt tokens by source, for all admitted requests that have ended."""
         return {source.value: self._tokens[source] for source in TokenSource}
 
     def _count(self, report: RequestReport) -> None:
@@ -165,12 +165,12 @@ class Emission:
         self._tokens[TokenSource.COMPUTED] += report.computed_tokens - report.recomputed_tokens
 
     def _share(self, sequence: Sequence) -> None:
-        """The prompt has its K/V and the caller the first token: others may use exact parts."""
+        """Share the exact parts, now that the prompt has its K/V and the caller the first token."""
         self._publish(sequence, sequence.prompt_tokens)
         self._offer(sequence, min(sequence.prompt_tokens, sequence.exact_until))
 
     def _keep(self, sequence: Sequence, *, failed: bool) -> None:
-        """The answer is there as well: a donor where all of it is exact, else a chain."""
+        """Keep the finished request: as a donor if all of it is exact, else as a chain."""
         if sequence.tainted:
             if self._chains is not None and not failed:
                 self._chains.keep(sequence)
@@ -178,9 +178,9 @@ class Emission:
             self._offer(sequence, sequence.length - 1)
 
     def _offer(self, sequence: Sequence, exact: int) -> None:
-        """Donate the first `exact` tokens, where others could find something new in them.
+        """Donate the first `exact` tokens, if they contain anything new.
 
-        An exact prefix was computed by somebody who has donated it.
+        An exact prefix was already donated by the request that computed it.
         """
         table, key = sequence.table, sequence.share_key
         if table is None or key is None or not sequence.request.donate:
@@ -199,7 +199,7 @@ class Emission:
         )
 
     def _publish(self, sequence: Sequence, computed: int) -> None:
-        """Offer what is exact of the first `computed` tokens; a failure is nobody's loss."""
+        """Publish the exact part of the first `computed` tokens. A failure harms no request."""
         if self._prefixes is None or sequence.table is None or sequence.share_key is None:
             return
         if not sequence.request.donate:
@@ -215,8 +215,8 @@ class Emission:
 
 @contextmanager
 def _beside(sequence: Sequence, what: str) -> Iterator[None]:
-    """What is done for others beside a request must not cost it its answer."""
+    """Guard work done for other requests: it must not cost this one its answer."""
     try:
         yield
     except Exception:
-        logger.warning("request %s: %s was lost", sequence.request.request_id, what, exc_info=True)
+        logger.warning("request %s: lost %s", sequence.request.request_id, what, exc_info=True)

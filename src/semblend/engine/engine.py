@@ -1,4 +1,4 @@
-"""The embedded engine: a model, a pool, donors and one worker thread behind a small surface.
+"""The embedded engine: a model, a pool, donors and one worker thread behind a small API.
 
 engine = EmbeddedEngine.load("models/semblend-reference-27m")
 request = GenerationRequest(request_id="1", tokens=tokens, namespace=engine.namespace())
@@ -55,7 +55,7 @@ logger = logging.getLogger("semblend.engine")
 
 
 class EmbeddedEngine:
-    """Answers requests on its own thread. Every public method may be called from any thread."""
+    """Answers requests on its own thread. All public methods are thread-safe."""
 
     def __init__(
         self,
@@ -65,13 +65,13 @@ class EmbeddedEngine:
         settings: Settings | None = None,
         certified_policy: str | None = None,
     ) -> None:
-        """Start an engine around a loaded model; see :meth:`load` for the usual way.
+        """Start an engine around a loaded model. Usually called through :meth:`load`.
 
         Parameters
         ----------
         certified_policy
-            The recompute policy to take as certified; without it the model's certificate is
-            looked up, and where none holds plans are for discovery only.
+            The recompute policy to treat as certified. By default the model's certificate is
+            looked up, and without a valid one plans are for discovery only.
         """
         self.model = model
         self.options = options or EngineOptions()
@@ -127,7 +127,7 @@ class EmbeddedEngine:
             pipeline=self.pipeline,
             tiers=self._tiers,
             queued=self.options.capture_queue,
-            stored=self._wake,  # idle, it makes up for the memory that was used
+            stored=self._wake,  # when idle, it replaces the memory that was used
         )
         admission = Admission(
             model=model,
@@ -187,12 +187,12 @@ class EmbeddedEngine:
         settings: Settings | None = None,
         certified_policy: str | None = None,
     ) -> Self:
-        """Load a folder or hub name and start.
+        """Load a model by folder or hub name and start.
 
         Raises
         ------
         UnsupportedModelError, UnsupportedRotaryError
-            Naming the feature of the model that is not supported.
+            Naming the unsupported feature of the model.
         """
         options = options or EngineOptions()
         loaded = load_model(model, device=options.device, dtype=options.dtype)
@@ -205,7 +205,7 @@ class EmbeddedEngine:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """The longest prompt this engine takes: one output token must fit behind it."""
+        """The longest prompt this engine takes, with room for one output token."""
         return min(self.model.max_positions - 1, self.pool.capacity_tokens)
 
     def namespace(
@@ -215,7 +215,7 @@ class EmbeddedEngine:
         template: str | None = None,
         cache_salt: str | None = None,
     ) -> Namespace:
-        """The namespace of a request; a part left out is this engine's default."""
+        """The namespace of a request. Omitted parts are this engine's defaults."""
         dtype = str(self.model.kv_shape.dtype).removeprefix("torch.")
         return Namespace(
             model=self.model.name,
@@ -241,23 +241,23 @@ class EmbeddedEngine:
         Raises
         ------
         RequestError
-            If it is malformed, can never fit, or too many are waiting.
+            If it is malformed, can never fit, or too many requests are waiting.
         """
         tokens = as_token_array(request.tokens)
         size, limit = len(tokens), self.max_prompt_tokens
         if not 1 <= size <= limit:
             raise RequestFieldError(
-                "tokens", f"a prompt of 1 to {limit} tokens expected, got {size}"
+                "tokens", f"expected a prompt of 1 to {limit} tokens, got {size}"
             )
         if int(tokens.max()) >= self.model.vocab_size:
             raise RequestFieldError(
-                "tokens", f"ids below {self.model.vocab_size} expected, got {int(tokens.max())}"
+                "tokens", f"expected ids below {self.model.vocab_size}, got {int(tokens.max())}"
             )
         namespace, sampling = request.namespace, request.sampling
         for token_id, _ in sampling.logit_bias:
             if not 0 <= token_id < self.model.vocab_size:
                 raise RequestFieldError(
-                    "logit_bias", f"ids below {self.model.vocab_size} expected, got {token_id}"
+                    "logit_bias", f"expected ids below {self.model.vocab_size}, got {token_id}"
                 )
         schema = sampling.json_schema
         grammar = None if schema is None else self._grammars.of_schema(schema)
@@ -281,7 +281,7 @@ class EmbeddedEngine:
 
     @property
     def failure(self) -> str | None:
-        """Why this engine answers no request any more; None while it does."""
+        """Why this engine no longer answers requests; None while it does."""
         return None if self._worker.alive else "the engine's thread has ended"
 
     def stats(self) -> EngineStats:
@@ -319,7 +319,7 @@ class EmbeddedEngine:
         )
 
     def flush_prefix_cache(self) -> int:
-        """Forget all exactly cached pages, and chains; returns how many pages were cached."""
+        """Drop all exactly cached pages, and chains. Returns how many pages were cached."""
         return self._worker.call(self._flush)
 
     def _flush(self) -> int:
@@ -328,18 +328,18 @@ class EmbeddedEngine:
         return 0 if self._prefixes is None else self._prefixes.clear()
 
     def drop_donors(self) -> int:
-        """Forget all donors; returns how many there were."""
+        """Drop all donors and return how many there were."""
         return self.donors.clear()
 
     def resume_reuse(self, namespace: Namespace | None = None) -> int:
-        """Turn reuse on again where shadow samples turned it off; returns in how many namespaces.
+        """Turn reuse on again where shadow samples turned it off. Returns the number of namespaces.
 
-        Without a namespace, everywhere. The watch starts anew.
+        Without a namespace, this applies everywhere. Monitoring starts afresh.
         """
         return self.shadow.resume(None if namespace is None else self.pipeline.share_key(namespace))
 
     def close(self) -> None:
-        """Cancel what runs, stop the threads and free the donors. Idempotent."""
+        """Cancel running requests, stop the threads and free the donors. Idempotent."""
         self._worker.close()
         self.shadow.close()
         self.donors.close()
@@ -350,7 +350,7 @@ class EmbeddedEngine:
         self._worker.wake()
 
     def _use_time(self, busy: bool) -> bool:
-        """Between two steps a shadow sample; while nobody waits a promotion, memory for donors."""
+        """Use time between steps for a shadow sample and, when idle, promotion or donor memory."""
         if self.shadow.turn(busy=busy):
             return True
         if not busy and self.promotion is not None and self.promotion.turn():
@@ -370,16 +370,16 @@ class EmbeddedEngine:
 
 
 def _mode(settings: Settings) -> str:
-    """The adapters' word for what the settings ask for."""
+    """The adapters' name for what the settings ask for."""
     if settings.discovery_only or not settings.enabled:
         return "discovery_only"
     return "segmented_experimental" if settings.allow_uncertified else "segmented"
 
 
 def _standing(model: LoadedModel, settings: Settings) -> Standing:
-    """What certificates say about the model; said once in the log.
+    """What certificates say about the model. Logged once.
 
-    An experiment with a policy of its own is not what was certified.
+    A policy set explicitly for an experiment is not the certified one.
     """
     if settings.allow_uncertified and "recompute_policy" in settings.model_fields_set:
         return Standing(detail=f"an experiment with {settings.recompute_policy}")
@@ -403,7 +403,7 @@ def _standing(model: LoadedModel, settings: Settings) -> Standing:
 
 
 def _drift(model: LoadedModel, standing: Standing, settings: Settings) -> DepthDrift | None:
-    """The model's table of depth drift: its certificate's, or for experiments any that is there."""
+    """The model's depth-drift table: its certificate's or, for experiments, any that exists."""
     dtype = str(model.kv_shape.dtype).removeprefix("torch.")
     folders = certificate_folders(settings.certificate_dir)
     path = standing.depth_table or find_depth_table(model.fingerprint, dtype, folders)
@@ -412,13 +412,13 @@ def _drift(model: LoadedModel, standing: Standing, settings: Settings) -> DepthD
     try:
         return read_table(path).to(model.device)
     except SerialisationError as error:
-        # Policies that need it are declined by name; everything else needs no table.
-        logger.warning("depth drift is not corrected: %s", error)
+        # Policies that need it are declined by name. Nothing else needs a table.
+        logger.warning("no depth-drift correction: %s", error)
         return None
 
 
 def _make_tiers(options: EngineOptions, model: LoadedModel) -> TierStack:
-    """Host memory; the device above it and disk below it where they are asked for."""
+    """Host memory, with the device above it and disk below it if requested."""
     host = MemoryTier.on_host(
         capacity_bytes=options.host_donor_bytes,
         segment_bytes=SEGMENT_TOKENS * model.kv_shape.token_bytes,
@@ -434,7 +434,7 @@ def _make_tiers(options: EngineOptions, model: LoadedModel) -> TierStack:
 
 
 def _cost_model(model: LoadedModel) -> CostModel:
-    """The planner's cost model for this model's shape; embeddings cost no matrix product."""
+    """The planner's cost model for this model. Embeddings cost no matrix product."""
     embedding = model.model.get_input_embeddings().weight.numel()
     parameters = sum(parameter.numel() for parameter in model.model.parameters())
     config = model.model.config

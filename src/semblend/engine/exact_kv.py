@@ -1,4 +1,4 @@
-"""Exactly computed K/V on its way to others: what may become prefix pages and donors."""
+"""Exactly computed K/V that may become prefix pages and donors."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from semblend.engine.pages import PageTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactKv:
-    """Exactly computed K/V in the pool; the caller holds the pages while it hands this over."""
+    """Exactly computed K/V in the pool. The caller holds the pages while passing it on."""
 
     name: str
-    """Of the request it was computed for."""
+    """The request it was computed for."""
     tokens: TokenArray
     table: PageTable
     share_key: bytes

@@ -1,4 +1,4 @@
-"""Answers that are JSON of a schema: which tokens may come next, by llguidance."""
+"""Answers that follow a JSON schema: the allowed next tokens, by llguidance."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from semblend.core.errors import RequestFieldError
 
 LONGEST_SCHEMA = 65_536
-"""Characters; a schema is compiled before its request is queued."""
+"""Characters. A schema is compiled before its request is queued."""
 
 
 class Grammars:
-    """Makes grammars for one model's tokenizer; the tokenizer is read at the first one."""
+    """Makes grammars for one model's tokenizer, which is read on first use."""
 
     def __init__(self, tokenizer: Any, *, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         self._hugging_face = tokenizer
@@ -30,23 +30,23 @@ class Grammars:
         Raises
         ------
         RequestFieldError
-            If the package is not installed or the schema cannot be followed.
+            If llguidance is not installed or does not support the schema.
         """
         try:
             from llguidance import LLMatcher
         except ImportError as error:
             raise RequestFieldError(
                 "response_format",
-                "this server cannot hold an answer to a schema; it is installed without the json "
+                "this server does not support JSON schemas: it was installed without the json "
                 "extra (llguidance)",
             ) from error
         if len(schema) > LONGEST_SCHEMA:
             raise RequestFieldError(
-                "response_format", f"a schema of at most {LONGEST_SCHEMA} characters expected"
+                "response_format", f"expected a schema of at most {LONGEST_SCHEMA} characters"
             )
         tokenizer = self._tokenizer()
         try:
-            # One way to write each value: small models love white space too much.
+            # Allow one way to write each value, because small models add too much white space.
             grammar = LLMatcher.grammar_from_json_schema(
                 schema, defaults={"whitespace_flexible": False}
             )
@@ -54,7 +54,8 @@ class Grammars:
         except Exception as error:  # the package raises several kinds, all about the schema
             problem = str(error)
         if problem:
-            # Its words may quote the schema, which may quote a prompt: the first line will do.
+            # The message may quote the schema, which may quote a prompt, so keep only the first
+            # line.
             raise RequestFieldError("response_format", problem.splitlines()[0][:200])
         return Grammar(LLMatcher(tokenizer, grammar), self._vocab_size)
 
@@ -70,19 +71,19 @@ class Grammars:
 
 
 class Grammar:
-    """Where one answer stands in its grammar; touched by the worker thread only."""
+    """One answer's position in its grammar. Used by the worker thread only."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
 
     def allowed(self) -> torch.Tensor:
-        """Which tokens may come next, [vocabulary], bool.
+        """The tokens that may come next, [vocabulary], bool.
 
         Raises
         ------
         RequestFieldError
-            If none may: the grammar met something it cannot follow.
+            If there are none, because the grammar cannot continue.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         mask = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(np.bool_)
@@ -91,6 +92,6 @@ class Grammar:
         return torch.from_numpy(mask)
 
     def take(self, token_id: int) -> bool:
-        """The answer goes on with this token; True where it is complete."""
+        """Advance by this token. Returns whether the answer is complete."""
         self._matcher.consume_token(token_id)
         return bool(self._matcher.is_stopped())

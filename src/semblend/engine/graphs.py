@@ -1,13 +1,12 @@
-"""Passes from CUDA graphs: one replay instead of some three hundred launches.
+"""Passes replayed from CUDA graphs: one replay instead of about three hundred launches.
 
-A graph is recorded for the sizes of a pass: rows, items, merges. What changes between
-two passes of the same sizes is one buffer of numbers. Decoding comes in a few batch
-sizes; short prefills are padded with rows that belong to nobody (`cuda_batch.padded`).
-A size is recorded when it is seen for the second time, and forgotten when sixteen
-others were used since: recording takes as long as a few passes.
+A graph is recorded per pass size: rows, items, merges. Two passes of the same size differ only in
+one buffer of numbers. Decoding uses a few batch sizes. Short prefills are padded with unused rows
+(`cuda_batch.padded`). A size is recorded when it occurs for the second time and dropped after
+sixteen others were used since, because recording takes as long as a few passes.
 
-A prefill is recorded in pieces of some layers, the same that travel together from the
-host (`layerwise.layer_chunks`): between two of them K/V still on its way is waited for.
+A prefill is recorded in pieces of several layers, the same groups that are copied together from the
+host (`layerwise.layer_chunks`), so that copies can be awaited between pieces.
 """
 
 from __future__ import annotations
@@ -30,31 +29,31 @@ logger = logging.getLogger("semblend.engine")
 DECODE_SIZES = (1, 2, 4, 8, 16, 32, 64)
 ROWS_STEP = 64
 MOST_ROWS = 2048
-"""Longer passes compute for longer than their launches take, and are not recorded."""
+"""Longer passes are not recorded, because computing takes longer than launching."""
 MOST_GRAPHS = 16
 
 _Key = tuple[int, ...]
 
 
 def decode_size(requests: int) -> int | None:
-    """The smallest recorded batch that holds so many requests."""
+    """The smallest recorded batch that holds this many requests."""
     return next((size for size in DECODE_SIZES if size >= requests), None)
 
 
 def padded_rows(rows: int) -> int | None:
-    """Rows of the graph that computes so many; None for a pass that is not recorded."""
+    """Rows of the graph for a pass of this size; None if it is not recorded."""
     return -(-rows // ROWS_STEP) * ROWS_STEP if rows <= MOST_ROWS else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Recorded:
     pieces: tuple[tuple[range, torch.cuda.CUDAGraph], ...]
-    """Layers and their graph; the first embeds, the last ends in logits."""
+    """Layers and their graph. The first piece embeds, the last ends in logits."""
     rows: Rows
     logits: torch.Tensor
 
     def replay(self, before_layer: LayerCall | None) -> None:
-        """The pass whose numbers are in `rows`."""
+        """Replay the pass whose numbers are in `rows`."""
         for layers, graph in self.pieces:
             if before_layer is not None:
                 for layer in layers:
@@ -63,7 +62,7 @@ class _Recorded:
 
 
 class PassGraphs:
-    """Recorded passes by pool and size, least recently used first. Owned by one thread."""
+    """Recorded passes by pool and size, least recently used first. Used by one thread."""
 
     def __init__(self, forward: FusedForward) -> None:
         self._forward = forward
@@ -76,7 +75,7 @@ class PassGraphs:
     def run(
         self, pool: PagedPool, layout: Layout, *, before_layer: LayerCall | None = None
     ) -> torch.Tensor:
-        """Logits [wanted, vocabulary] of a pass; good until the next one."""
+        """Logits [wanted, vocabulary] of a pass, valid until the next one."""
         all_recorded = self._by_pool.setdefault(pool, OrderedDict())
         key = layout.sizes
         known = key in all_recorded
@@ -96,17 +95,17 @@ class PassGraphs:
         return logits
 
     def _try_record(self, pool: PagedPool, rows: Rows) -> _Recorded | None:
-        """A graph is a shortcut: where it cannot be had, passes are launched as ever."""
+        """Record a graph, or launch passes as usual if recording fails."""
         try:
             return self._record(pool, rows)
         except RuntimeError as error:
-            logger.warning("passes are launched, not replayed: recording failed (%s)", error)
+            logger.warning("recording a CUDA graph failed, so passes are launched (%s)", error)
             self._recording = False
             return None
 
     def _record(self, pool: PagedPool, rows: Rows) -> _Recorded:
         if self._memory is None:
-            # Passes never overlap, so that all graphs may compute in the same memory.
+            # Passes never overlap, so all graphs may use the same memory.
             self._memory = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize(pool.data.device)
         forward = self._forward

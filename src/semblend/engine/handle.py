@@ -1,4 +1,4 @@
-"""What a caller holds of a submitted request."""
+"""The caller's handle on a submitted request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from semblend.engine.api import Event, FinishedEvent, FinishReason, RequestRepor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationResult:
-    """A finished request, all at once."""
+    """A finished request in one piece."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -22,7 +22,7 @@ class GenerationResult:
 
 
 class RequestHandle:
-    """A request in the engine's hands. Thread-safe; events may be read any number of times."""
+    """A submitted request. Thread-safe; events may be read any number of times."""
 
     def __init__(self, request_id: str, *, on_cancel: Callable[[], None]) -> None:
         self.request_id = request_id
@@ -31,21 +31,21 @@ class RequestHandle:
         self._changed = threading.Condition()
         self._cancelled = False
         self.prompt_report: RequestReport | None = None
-        """What happened to the prompt, known from the first token on; set before its event."""
+        """What happened to the prompt. Set just before the first token's event."""
 
     @property
     def cancelled(self) -> bool:
-        """Whether somebody asked to stop."""
+        """Whether cancellation was requested."""
         return self._cancelled
 
     @property
     def done(self) -> bool:
-        """Whether the last event is there."""
+        """Whether the last event has arrived."""
         with self._changed:
             return bool(self._events) and isinstance(self._events[-1], FinishedEvent)
 
     def events(self) -> Iterator[Event]:
-        """Block for each event in turn; the last one is always a FinishedEvent."""
+        """Block for each event in turn. The last is always a FinishedEvent."""
         index = 0
         while True:
             with self._changed:
@@ -57,7 +57,7 @@ class RequestHandle:
             index += 1
 
     def cancel(self) -> None:
-        """Ask the engine to stop; idempotent, from any thread."""
+        """Ask the engine to stop. Idempotent and thread-safe."""
         self._cancelled = True
         self._on_cancel()
 
@@ -77,7 +77,7 @@ class RequestHandle:
         )
 
     def push(self, event: Event) -> None:
-        """Add an event: the engine's side."""
+        """Add an event. Called by the engine."""
         with self._changed:
             self._events.append(event)
             self._changed.notify_all()

@@ -1,10 +1,9 @@
-"""A load on its way: what a request's first pass puts in place, layer by layer.
+"""A pending load, which a request's first pass puts in place layer by layer.
 
-On a GPU admission does not wait for donor K/V from the host. It leases the donors,
-starts the first copies and leaves the rest to the request's first pass. Checksums are
-computed meanwhile, on threads of their own; what they say is waited for before the pass's
-answer is given. A load is used once: a pass that fails half way, or read what fails its checksum,
-leaves its request to be computed from tokens.
+On a GPU, admission does not wait for donor K/V from the host. It leases the donors, starts the
+first copies and leaves the rest to the request's first pass. Separate threads compute checksums
+meanwhile, and the pass's result is held back until they are known. A load is used once: if a pass
+fails half way, or read corrupt K/V, its request is computed from tokens.
 """
 
 from __future__ import annotations
@@ -27,34 +26,34 @@ from semblend.kv.rotary_table import RotaryTable
 
 
 class PendingLoad:
-    """A layer-wise load and the leases it reads from; closing it again changes nothing."""
+    """A layer-wise load and the leases it reads from. Closing it is idempotent."""
 
     def __init__(self, load: LayerwiseLoad, leases: ExitStack) -> None:
         self.load = load
         self._leases = leases
         self._checks = Checking(load.checks)
         self.placed = False
-        """Whether all layers are in place already, before any pass."""
+        """Whether all layers are already in place, before any pass."""
 
     def place(self, layers: int) -> None:
-        """Put all layers in place now, for somebody who looks at them before the first pass."""
+        """Put all layers in place now, because a probe reads them before the first pass."""
         self.placed = True
         for layer in range(layers):
             self.load(layer)
             reach(FaultPoint.COPY)
 
     def is_sound(self) -> bool:
-        """Whether everything that was read has its checksum; waits until that is known.
+        """Wait for the checksums. Returns whether everything that was read is intact.
 
         Raises
         ------
         Exception
-            Whatever a check raised: nothing is known then.
+            Whatever a check raised, in which case nothing is known.
         """
         return self._checks.is_sound()
 
     def close(self) -> None:
-        """Give the donors back. Copies already started keep their memory until they are done."""
+        """Release the donors. Copies already started keep their memory until they finish."""
         self._checks.wait()
         self._leases.close()
 
@@ -70,12 +69,12 @@ def start_load(
     stream: torch.cuda.Stream | None,
     drift: DepthDrift | None = None,
 ) -> PendingLoad:
-    """Lease a plan's donors, start the first copies, and begin to check what they read.
+    """Lease a plan's donors, start the first copies, and start checking what they read.
 
     Raises
     ------
     DonorError, StorageError, PlanError
-        As :func:`semblend.engine.materialise.load_spans` does; nothing is held then.
+        As in :func:`semblend.engine.materialise.load_spans`. Nothing is held then.
     """
     with ExitStack() as leases:
         load = leases.enter_context(
@@ -94,7 +93,7 @@ def start_load(
 
 
 def layers_of(loads: Iterable[PendingLoad]) -> Callable[[int], None] | None:
-    """What a pass calls before each layer to bring all of `loads` in; None for none."""
+    """The hook a pass calls before each layer to place all `loads`; None if there are none."""
     all_loads = [pending.load for pending in loads if not pending.placed]
     if not all_loads:
         return None

@@ -1,4 +1,4 @@
-"""Putting a plan's spans in place: donor K/V into the request's own pages, K re-rotated."""
+"""Puts a plan's spans in place: copies donor K/V into the request's pages and re-rotates K."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from semblend.kv.transfer import copy_spans
 
 
 class DonorSource(Protocol):
-    """Where donor K/V is leased from."""
+    """Leases donor K/V."""
 
     def lease(self, donor_id: str, start: int, end: int) -> AbstractContextManager[DonorKv]:
-        """K/V that covers donor positions [start, end), kept from eviction meanwhile.
+        """K/V that covers donor positions [start, end), protected from eviction.
 
         Raises
         ------
@@ -41,13 +41,15 @@ class DonorSource(Protocol):
 
 @runtime_checkable
 class UncheckedSource(Protocol):
-    """A donor source that can leave checking to whoever loads, beside other work."""
+    """A donor source that can leave checking to the caller, in parallel with other work."""
 
     def lease_unchecked(
         self, donor_id: str, start: int, end: int
     ) -> AbstractContextManager[DonorKv]:
-        """Like :meth:`DonorSource.lease`, at once: all `checks` must pass before an answer that
-        rests on the K/V is given."""
+        """Like :meth:`DonorSource.lease`, but without waiting. All `checks` must pass before an
+        answer
+        based on the K/V is given.
+        """
         ...
 
 
@@ -61,11 +63,10 @@ def load_spans(
     donors: DonorSource,
     drift: DepthDrift | None = None,
 ) -> int:
-    """Copy everything a plan copies; returns the number of tokens put in place.
+    """Copy everything a plan copies and return the number of tokens put in place.
 
-    Tokens are compared once more against the donor that is really there: between
-    planning and loading, an id may have come to mean something else. With `drift`, on the
-    pool's device, what moved is shifted to its new depth.
+    Tokens are compared again with the actual donor, because an id may have been reassigned between
+    planning and loading. With `drift`, on the pool's device, moved K/V is shifted to its new depth.
     """
     copied = 0
     slots = table.slots(0, plan.end)
@@ -82,9 +83,9 @@ def load_spans(
 def shift_spans(
     plan: Plan, *, table: PageTable, pool: PagedPool, rotary: RotaryTable, drift: DepthDrift
 ) -> None:
-    """Shift a plan's copies, which are in place unshifted, from their donors' depths to their own.
+    """Shift a plan's copies, already in place, from their donors' depths to their own.
 
-    For measuring: a lab shifts what it loaded once and looked at.
+    For measurements: a lab shifts what it has already loaded and read.
     """
     kv = by_slot(pool.data)
     for span in plan.copies:
@@ -116,10 +117,10 @@ def layerwise_spans(
     stream: torch.cuda.Stream | None,
     drift: DepthDrift | None = None,
 ) -> Iterator[LayerwiseLoad]:
-    """Like :func:`load_spans`, but each layer is put in place when the pass comes to it.
+    """Like :func:`load_spans`, but each layer is placed when the pass reaches it.
 
-    Yields what the pass calls before every layer, whose `checks` must pass before the pass's
-    answer is given; donors stay leased until the block ends.
+    Yields what the pass calls before every layer. Its `checks` must pass before the pass's result
+    is used. Donors stay leased until the block ends.
     """
     lease = donors.lease_unchecked if isinstance(donors, UncheckedSource) else donors.lease
     with ExitStack() as leases:

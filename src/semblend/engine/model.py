@@ -28,7 +28,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A supported model on its device, with our attention, and the facts others need of it."""
+    """A supported model on its device, with our attention and its properties."""
 
     name: str
     model: Any
@@ -38,23 +38,23 @@ class LoadedModel:
     rotary: RotaryTable
     """The model's own cosine and sine rows, on its device."""
     rope: str
-    """The rotary configuration in full, for the namespace."""
+    """The complete rotary configuration, for the namespace."""
     max_positions: int
     vocab_size: int
     eos_token_ids: frozenset[int]
     fingerprint: str
     tokenizer_fingerprint: str
     passes: CudaPasses | None = None
-    """How this model's passes are computed on a GPU; None where transformers computes them."""
+    """Our GPU passes for this model; None if transformers computes them."""
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.model.parameters()).device  # type: ignore[no-any-return]
 
     @torch.inference_mode()
     def forward(self, batch: SegmentBatch) -> torch.Tensor:
-        """Run one pass; returns the wanted rows' logits, [wanted, vocabulary], in float32."""
+        """Run one pass and return the wanted rows' logits, [wanted, vocabulary], in float32."""
         output = self.model(
             input_ids=batch.input_ids,
             position_ids=batch.positions,
@@ -68,12 +68,12 @@ class LoadedModel:
 def load_model(
     name: str, *, device: str = "auto", dtype: str = "auto", tokenizer: str | None = None
 ) -> LoadedModel:
-    """Load a folder or hub name.
+    """Load a model by folder or hub name.
 
     Parameters
     ----------
     device
-        "auto" takes a CUDA device where there is one.
+        "auto" uses a CUDA device if there is one.
     dtype
         "auto" is float32 on a CPU and bfloat16 on a GPU.
 
@@ -82,7 +82,7 @@ def load_model(
     SettingsError
         If there is no such device.
     UnsupportedModelError, UnsupportedRotaryError
-        If there is no such model, or it has a feature segmented prefill was not proven for.
+        If there is no such model, or segmented prefill is not proven for one of its features.
     """
     transformers = _transformers()
     where = _pick_device(device)
@@ -91,17 +91,17 @@ def load_model(
         config = transformers.AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise UnsupportedModelError(
-            f"{name}: neither a folder with a model nor to be had from the hub ({error}). A "
-            f"clone of SemBlend holds one at models/semblend-reference-27m"
+            f"{name}: neither a model folder nor available from the hub ({error}). A "
+            f"clone of SemBlend has one in models/semblend-reference-27m"
         ) from error
     check_supported(config)
     try:
-        # Other weight files are pickles, which can hold programs.
+        # Other weight files are pickles, which can contain code.
         model = transformers.AutoModelForCausalLM.from_pretrained(
             name, dtype=kind, use_safetensors=True
         ).to(where)
     except (OSError, SafetensorError) as error:
-        raise UnsupportedModelError(f"{name}: weights as safetensors expected: {error}") from error
+        raise UnsupportedModelError(f"{name}: expected safetensors weights: {error}") from error
     return wrap_model(
         model,
         name=name,
@@ -118,10 +118,10 @@ def wrap_model(
     folder: Path | None = None,
     fingerprint: str | None = None,
 ) -> LoadedModel:
-    """Make a model that is already in memory ready; it computes with our attention from now on.
+    """Prepare a model that is already in memory. It uses our attention from then on.
 
-    The rotary self-test runs first, while the model still has its own attention.
-    `fingerprint` names weights that need no hashing: random ones made for a benchmark.
+    The rotary self-test runs first, while the model still has its own attention. `fingerprint`
+    identifies weights that need no hashing, such as random ones for a benchmark.
     """
     config = model.config
     check_supported(config)
@@ -157,7 +157,7 @@ def wrap_model(
 
 
 def _gpu_passes(model: Any, rotary: RotaryTable, groups: int, kv_heads: int) -> CudaPasses | None:
-    """Passes of our own kernels where they can be had: on a GPU, with Triton."""
+    """Our own GPU passes, if there is a GPU and Triton is installed."""
     if not rotary.cos.is_cuda or find_spec("triton") is None:
         return None
     from semblend.engine.cuda_fit import fits
@@ -190,12 +190,10 @@ def _pick_device(device: str) -> torch.device:
     except RuntimeError:
         where = torch.device("meta")
     if where.type not in ("cpu", "cuda"):
-        raise SettingsError(f"device {device!r}: cpu, cuda, cuda:N or auto expected")
+        raise SettingsError(f"device {device!r}: expected cpu, cuda, cuda:N or auto")
     if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
         there = torch.cuda.device_count() or "no"
-        raise SettingsError(
-            f"device {device!r}: this torch sees {there} CUDA devices here; cpu or auto work"
-        )
+        raise SettingsError(f"device {device!r}: torch finds {there} CUDA devices; use cpu or auto")
     return where
 
 
@@ -203,12 +201,12 @@ def _pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if dtype not in _DTYPES:
-        raise UnsupportedModelError(f"dtype {dtype!r}: auto, {', '.join(_DTYPES)} are known")
+        raise UnsupportedModelError(f"dtype {dtype!r}: expected auto, {', '.join(_DTYPES)}")
     return _DTYPES[dtype]
 
 
 def _folder(name: str) -> Path | None:
-    """Where the weights of a folder or hub name lie on disk."""
+    """Where the weights of a folder or hub name are on disk."""
     if Path(name).is_dir():
         return Path(name)
     from transformers.utils.hub import cached_file

@@ -1,4 +1,4 @@
-"""Who holds which page of the pool: allocation, sharing and the proof that nothing leaks."""
+"""Ownership of the pool's pages: allocation, sharing and leak detection."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ PageIds = npt.NDArray[np.int32]
 
 
 class PageAllocator:
-    """Owns one invariant: a page is free exactly when nobody holds a reference to it.
+    """A page is free exactly when it has no references.
 
-    Pages are handed out as one run lying side by side where there is such a run,
-    because attention reads a run without copying it; the best-fitting run is
-    taken so that long ones stay whole.
+    Pages are allocated as one contiguous run if possible, because attention reads a run without
+    copying. The best-fitting run is taken so that long runs survive.
     """
 
     def __init__(self, pages: int) -> None:
         if pages < 1:
-            raise CapacityError(f"page pool: at least one page is needed, got {pages}")
+            raise CapacityError(f"page pool: expected at least one page, got {pages}")
         self._references = np.zeros(pages, dtype=np.int32)
         self._free = pages
         self._lock = threading.Lock()
 
     @property
     def total(self) -> int:
-        """Pages there are."""
+        """Number of pages."""
         return len(self._references)
 
     @property
     def free(self) -> int:
-        """Pages nobody holds."""
+        """Number of free pages."""
         return self._free
 
     @fault_point(FaultPoint.POOL)
@@ -50,21 +49,21 @@ class PageAllocator:
         """
         with self._lock:
             if count > self._free:
-                raise CapacityError(f"page pool: {count} pages wanted, {self._free} are free")
+                raise CapacityError(f"page pool: {count} pages requested, {self._free} free")
             pages = self._pick(count)
             self._references[pages] = 1
             self._free -= count
             return pages
 
     def retain(self, pages: PageIds) -> None:
-        """Add one reference to each of these pages, which somebody must already hold."""
+        """Add one reference to each of these pages, which must already be held."""
         with self._lock:
             if pages.size and int(self._references[pages].min()) < 1:
                 raise CapacityError("page pool: a free page cannot be retained")
             self._references[pages] += 1
 
     def release(self, pages: PageIds) -> None:
-        """Give one reference to each of these pages back."""
+        """Drop one reference to each of these pages."""
         with self._lock:
             if pages.size and int(self._references[pages].min()) < 1:
                 raise CapacityError("page pool: a page was released more often than it was taken")
@@ -72,7 +71,7 @@ class PageAllocator:
             self._free += int(np.count_nonzero(self._references[pages] == 0))
 
     def references(self, page: int) -> int:
-        """How many hold this page."""
+        """Number of references to this page."""
         return int(self._references[page])
 
     def _pick(self, count: int) -> PageIds:
@@ -85,7 +84,7 @@ class PageAllocator:
         if fitting.size:
             start = int(starts[fitting[np.argmin(lengths[fitting])]])
             return np.arange(start, start + count, dtype=np.int32)
-        # No run is long enough: as few pieces as possible, longest first.
+        # No run is long enough: use as few pieces as possible, longest first.
         pieces: list[PageIds] = []
         for index in np.argsort(-lengths, kind="stable"):
             taken = min(count, int(lengths[index]))
@@ -98,19 +97,19 @@ class PageAllocator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageTable:
-    """Where the tokens of one request lie: position p is in `pages[p // page_size]`."""
+    """Where one request's tokens are: position p is in `pages[p // page_size]`."""
 
     pages: PageIds
     page_size: int
 
     @property
     def capacity_tokens(self) -> int:
-        """Positions this table has room for."""
+        """Number of positions this table has room for."""
         return len(self.pages) * self.page_size
 
     def slots(self, start: int, end: int) -> npt.NDArray[np.int64]:
         """Flat pool slots of positions [start, end), shape [end - start]."""
-        # Page by page: a division for every position takes longer than all the rest.
+        # Work page by page: dividing every position takes longer than everything else.
         size, first = self.page_size, start // self.page_size
         pages = self.pages[first : max(first, -(-end // size))].astype(np.int64)
         slots = (pages[:, None] * size + np.arange(size)).reshape(-1)
@@ -123,7 +122,7 @@ class PageTable:
         )
 
     def runs(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
-        """Positions [start, end) as (first slot, length) runs that lie side by side."""
+        """Positions [start, end) as contiguous (first slot, length) runs."""
         if start >= end:
             return ()
         size = self.page_size

@@ -1,4 +1,4 @@
-"""The paged K/V pool: one tensor under one byte cap, cut into pages."""
+"""The paged K/V pool: one tensor under one byte limit, divided into pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from semblend.kv.paged_kv import PagedKv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvShape:
-    """What K/V of one model looks like: everything a pool or a donor must agree on."""
+    """The shape of one model's K/V, on which a pool and a donor must agree."""
 
     layers: int
     kv_heads: int
@@ -32,10 +32,10 @@ class KvShape:
 class PagedPool:
     """K/V of all running requests and of the exact prefix cache.
 
-    `data` has shape [layers, 2, pages, page_size, kv_heads, head_dim]; index 0 of
-    the second axis is K (rotated to its position), 1 is V. A *slot* is
-    `page * page_size + offset`, the same in every layer. Pages are not cleared when
-    they change hands: no attention reads a slot before its request wrote it.
+    `data` has shape [layers, 2, pages, page_size, kv_heads, head_dim]. Index 0 of the second axis
+    is K (rotated to its position), 1 is V. A *slot* is `page * page_size + offset`, the same in
+    every layer. Pages are not cleared when reallocated, because no attention reads a slot before
+    its request wrote it.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class PagedPool:
         ).allocate(dtype=shape.dtype, device=device)
         self.by_slot = by_slot(self.data)
         self.paged = PagedKv.of_tensor(self.data)
-        # Views made once: indexing a tensor costs microseconds, and attention does it per layer.
+        # Make views once: indexing a tensor costs microseconds, and attention does it per layer.
         self._keys = [self.by_slot[layer, 0] for layer in range(shape.layers)]
         self._values = [self.by_slot[layer, 1] for layer in range(shape.layers)]
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens the whole pool has room for."""
+        """Number of tokens the pool has room for."""
         return self.allocator.total * self.page_size
 
     def keys(self, layer: int) -> torch.Tensor:
@@ -79,11 +79,11 @@ class PagedPool:
         return self._values[layer]
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that `tokens` positions need."""
+        """Number of pages for `tokens` positions."""
         return -(-tokens // self.page_size)
 
     def read_shape(self, tokens: int) -> tuple[int, ...]:
-        """Shape of K/V of so many positions: [layers, 2, tokens, kv_heads, head_dim]."""
+        """Shape of K/V for this many positions: [layers, 2, tokens, kv_heads, head_dim]."""
         return (*self.data.shape[:2], tokens, *self.data.shape[4:])
 
     @fault_point(FaultPoint.ALLOCATION)
@@ -92,8 +92,8 @@ class PagedPool:
     ) -> torch.Tensor:
         """A copy of K/V at positions [start, end): [layers, 2, end - start, kv_heads, head_dim].
 
-        It is made in `out` where that is given: of this shape and the pool's type, on its device
-        or in pinned memory of the host.
+        If `out` is given, the copy is made there. It must have this shape and the pool's type, on
+        its device or in pinned host memory.
         """
         if out is None:
             shape = self.read_shape(end - start)
@@ -108,11 +108,12 @@ class PagedPool:
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """On a CPU by numpy: it copies on the calling thread alone, without the interpreter's lock.
+    """Copy K/V without slowing down a running pass.
 
-    Torch would start a team of threads beside that of the request being computed. From a GPU
-    layer by layer: a strided copy would first be gathered by a kernel that takes processors
-    from the pass beside it, plain ones take the copy engine alone.
+    On a CPU, numpy copies on the calling thread without the interpreter lock, while torch would
+    start threads that compete with the running request. From a GPU, copy layer by layer: a strided
+    copy would first be gathered by a kernel that takes processors from the pass, while plain copies
+    use only the copy engine.
     """
     if target.device != source.device:
         for layer in range(len(target)):

@@ -1,4 +1,4 @@
-"""Exact prefix reuse: pages whose K/V was computed exactly, found again by their tokens."""
+"""Exact prefix reuse: pages with exactly computed K/V, found by their tokens."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class _Entry:
 class PrefixCache:
     """Full pages by the chained hash of everything up to their end.
 
-    Owns two invariants. A page is served only after its tokens, and those of every
-    page before it, were compared: a hash only proposes. And a page enters only by
-    :meth:`publish`, whose caller vouches that it was computed exactly; the engine
-    stops publishing at the first reused token of a request.
+    Two invariants hold. A page is served only after its tokens, and those of every page before it,
+    were compared; a hash is only a hint. And pages enter only through :meth:`publish`, whose caller
+    guarantees that they were computed exactly. The engine stops publishing at a request's first
+    reused token.
 
-    The cache holds one reference to each of its pages. Pages nobody else holds
-    are given back, least recently used first, when the pool runs short.
+    The cache holds one reference to each of its pages. When the pool runs short, it releases pages
+    that nothing else holds, least recently used first.
     """
 
     def __init__(self, allocator: PageAllocator, page_size: int) -> None:
@@ -43,9 +43,9 @@ class PrefixCache:
         return len(self._entries)
 
     def match(self, namespace_key: bytes, tokens: TokenArray) -> PageIds:
-        """Pages of the longest cached prefix of `tokens`; the caller gets a reference to each.
+        """Pages of the longest cached prefix of `tokens`. The caller gets a reference to each.
 
-        At least one token is left over, because its logits have to be computed.
+        At least one token is left over, because its logits are needed.
         """
         pages: list[int] = []
         keys: list[bytes] = []
@@ -65,9 +65,9 @@ class PrefixCache:
         return found
 
     def publish(self, namespace_key: bytes, tokens: TokenArray, pages: PageIds) -> int:
-        """Offer the full pages of exactly computed `tokens`; returns how many were new.
+        """Offer the full pages of exactly computed `tokens`. Returns how many were new.
 
-        `pages` are those of the request, in order; the caller holds them.
+        `pages` are the request's, in order. The caller holds them.
         """
         size, parent, added = self._page_size, namespace_key, 0
         keys: list[bytes] = []
@@ -81,14 +81,14 @@ class PrefixCache:
                 self._entries[key] = _Entry(int(page[0]), block.copy(), parent)
                 added += 1
             elif entry.parent != parent or not np.array_equal(entry.tokens, block):
-                break  # a collision: what is there stays
+                break  # a collision: keep the existing page
             keys.append(key)
             parent = key
         self._touch(keys)
         return added
 
     def evict(self, pages: int) -> int:
-        """Give up to `pages` pages back that nobody else holds; returns how many."""
+        """Release up to `pages` pages that nothing else holds. Returns how many."""
         freed = 0
         for key in list(self._entries):
             if freed == pages:
@@ -101,7 +101,7 @@ class PrefixCache:
         return freed
 
     def clear(self) -> int:
-        """Forget everything; returns how many pages were held."""
+        """Drop everything and return how many pages were held."""
         held = np.asarray([entry.page for entry in self._entries.values()], dtype=np.int32)
         self._entries.clear()
         self._allocator.release(held)
@@ -114,17 +114,17 @@ class PrefixCache:
 
 
 class Spare(Protocol):
-    """Somebody who holds pages in case they are wanted again."""
+    """Holds pages in case they are needed again."""
 
     def evict(self, pages: int) -> int:
-        """Give up to so many pages back, or let the next holder do so; returns how many."""
+        """Release up to this many pages, or let the next holder do so. Returns how many."""
         ...
 
 
 def take_pages(allocator: PageAllocator, *spare: Spare | None, count: int) -> PageIds | None:
-    """`count` pages, kept ones given up for them in the order of `spare`; None if too few.
+    """Allocate `count` pages, evicting from `spare` in order if needed; None if too few.
 
-    A pool that has served a while is full of kept pages: whoever wants some asks here.
+    A pool in use fills up with kept pages, so all allocations go through here.
     """
     for holder in spare:
         if count > allocator.free and holder is not None:
@@ -136,7 +136,7 @@ def take_pages(allocator: PageAllocator, *spare: Spare | None, count: int) -> Pa
 
 
 def page_keys(namespace_key: bytes, tokens: TokenArray, page_size: int) -> Iterator[bytes]:
-    """For each full page of `tokens` the hash of everything up to its end."""
+    """For each full page of `tokens`, the hash of everything up to its end."""
     key = namespace_key
     for start in range(0, len(tokens) - page_size + 1, page_size):
         key = _chain(key, tokens[start : start + page_size])

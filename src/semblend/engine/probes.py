@@ -1,8 +1,7 @@
-"""What dynamic policies ask of the engine: attention and deviation, over borrowed K/V.
+"""Probes for dynamic policies: attention and deviation over reused K/V.
 
-A probe runs some first layers and stops there. The tail's probe writes into the request's
-own pages, only where the prefill will write again; the others compute every token, and
-do that in a pool of their own.
+A probe runs the first few layers and stops there. The tail's probe writes to the request's own
+pages, only where the prefill will write again. The others compute every token, in a separate pool.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from semblend.kv.attention_weights import TAIL_QUERIES, attention_weights
 from semblend.planning.policies.base import Scores
 
 ROWS_AT_ONCE = 256
-"""Bounds the attention weights held at a time: rows x heads x keys."""
+"""Limits the attention weights held at once: rows x heads x keys."""
 
 
 class _EnoughLayersError(Exception):
-    """Raised inside a pass when the layers asked for are done."""
+    """Raised inside a pass once the requested layers are done."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,10 +39,10 @@ class PoolProbe:
     tokens: TokenArray
     plan: Plan
     computed: float = field(default=0.0, init=False)
-    """What the probes cost, in tokens computed through all layers."""
+    """Cost of the probes, in tokens computed through all layers."""
 
     def tail_attention(self) -> Scores:
-        """Attention mass of the last queries on each token, all heads of the later layers."""
+        """Attention mass of the last queries on each token, over all heads of the later layers."""
         layers = self.model.kv_shape.layers
         watched = range(layers // 2, layers)
         size = len(self.tokens)
@@ -66,7 +65,8 @@ class PoolProbe:
     def deviation(self, layers: int) -> Scores:
         """Mean relative deviation of each token's K and V over layers 1 to `layers` - 1.
 
-        Those layers are computed for all tokens, exactly as cold. Layer 0 never deviates.
+        Those layers are computed for all tokens, exactly as in a cold prefill. Layer 0 never
+        deviates.
         """
         layers = min(layers, self.model.kv_shape.layers)
         pool, table, hook = self._scratch(layers)
@@ -84,7 +84,7 @@ class PoolProbe:
         return result
 
     def edit_attention(self, layers: int) -> Scores:
-        """Attention mass each token puts on tokens no span covers, over layers up to `layers`."""
+        """Attention mass each token puts on tokens outside spans, over layers up to `layers`."""
         layers = min(layers, self.model.kv_shape.layers)
         size = len(self.tokens)
         device = self.pool.data.device
@@ -117,7 +117,7 @@ class PoolProbe:
             return
 
     def _scratch(self, layers: int) -> tuple[PagedPool, PageTable, LayerHook]:
-        """A pool for this prompt's first layers, and the hook that ends the pass there."""
+        """A pool for this prompt's first layers, and the hook that stops the pass there."""
         shape = replace(self.model.kv_shape, layers=layers)
         size = len(self.tokens)
         pool = PagedPool(

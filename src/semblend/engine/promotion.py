@@ -1,8 +1,8 @@
-"""Promotion: conversations that went on over approximate K/V are computed exactly, in idle steps.
+"""Promotion: conversations over approximate K/V are computed exactly in idle steps.
 
-Front to back, a few tokens a step, into pages of its own; each step's full pages become
-ordinary prefix pages at once, so that a step is the whole of what an interruption can lose. A
-chain whose last token is done becomes a donor and is no chain any more.
+Work goes from front to back, a few tokens per step, into separate pages. Each step's full pages
+become ordinary prefix pages at once, so an interruption loses at most one step. When the last token
+of a chain is done, the chain becomes a donor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from semblend.engine.segmented import compute
 logger = logging.getLogger("semblend.engine")
 
 MOST_EFFORT = 2
-"""How often the tokens of one chain are computed at most: pages may be lost for room meanwhile."""
+"""How often a chain's tokens are computed at most. Pages may be evicted meanwhile."""
 
 
 class Promotion:
@@ -40,7 +40,7 @@ class Promotion:
         donate: Callable[[ExactKv], None],
         step_tokens: int,
     ) -> None:
-        """`step_tokens` are computed in one idle step; 0 promotes nothing."""
+        """Each idle step computes `step_tokens` tokens; 0 promotes nothing."""
         self._model = model
         self._pool = pool
         self._prefixes = prefixes
@@ -51,7 +51,7 @@ class Promotion:
         """Tokens computed for promotion so far."""
 
     def turn(self) -> bool:
-        """Compute one step for the oldest chain that was used again. False if there is none."""
+        """Compute one step for the oldest chain that was continued. False if there is none."""
         if self._prefixes is None or not self._step_tokens:
             return False
         chain = next(iter(self._wanted()), None)
@@ -60,18 +60,18 @@ class Promotion:
         try:
             return self._advance(chain, self._prefixes)
         except Exception:
-            # The chain stays what it is: private, and good for its conversation.
+            # The chain stays private and usable by its conversation.
             logger.warning("a chain was not promoted", exc_info=True)
             chain.promoted_tokens = MOST_EFFORT * len(chain.tokens)
             return True
 
     @property
     def waiting(self) -> int:
-        """Chains that are not exact yet and shall be."""
+        """Chains still to be promoted."""
         return len(self._wanted())
 
     def keep(self, exact: ExactKv) -> None:
-        """Let exact K/V be used by all who may: as prefix pages, and as a donor."""
+        """Publish exact K/V as prefix pages and as a donor."""
         if self._prefixes is not None:
             self._prefixes.publish(exact.share_key, exact.tokens, exact.table.pages)
         self._donate(exact)

@@ -1,4 +1,4 @@
-"""The report of one request: what really happened to each of its prompt tokens."""
+"""The report of one request: what actually happened to each prompt token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from semblend.engine.sequence import Sequence
 def strip_of(
     prompt_tokens: int, exact_tokens: int, plan: Plan | None, *, continued_tokens: int = 0
 ) -> tuple[StripSegment, ...]:
-    """The prompt as runs of one source each, in order and without gaps."""
+    """The prompt as consecutive runs with one source each."""
     marks: list[StripSegment] = []
     if exact_tokens:
         marks.append(StripSegment(start=0, end=exact_tokens, source=TokenSource.EXACT))
@@ -45,7 +45,7 @@ def strip_of(
 
 
 def report_of(sequence: Sequence, *, certified: bool) -> RequestReport:
-    """The report, now."""
+    """The request's report as of now."""
     plan, account, now = sequence.plan, sequence.account, time.perf_counter()
     reused = 0 if plan is None else plan.reused_tokens
     planned = sequence.planned if plan is None else plan
@@ -86,5 +86,5 @@ def report_of(sequence: Sequence, *, certified: bool) -> RequestReport:
 
 
 def _ms(start: float, end: float) -> float:
-    """Milliseconds between two moments; 0 where one of them never came."""
+    """Milliseconds between two moments; 0 if either is missing."""
     return (end - start) * 1e3 if start and end else 0.0

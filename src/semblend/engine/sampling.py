@@ -1,4 +1,4 @@
-"""Choosing the next token from logits."""
+"""Chooses the next token from logits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Choice:
 
 
 def make_generator(params: SamplingParams) -> torch.Generator | None:
-    """A generator of the request's own, so that what runs beside it cannot change its draw."""
+    """A generator per request, so that concurrent requests cannot change its draws."""
     if params.temperature == 0.0:
         return None
     generator = torch.Generator()
@@ -44,8 +44,8 @@ def choose(
 ) -> Choice:
     """Pick a token from one row of float32 logits, [vocabulary], on the host.
 
-    `prompt` and `output` are what stands before it; penalties look at them. `allowed`,
-    [vocabulary], bool, is what a grammar lets through.
+    Penalties use `prompt` and `output`, the tokens so far. `allowed`, [vocabulary], bool, is what a
+    grammar permits.
     """
     adjusted = _adjusted(logits, params, prompt, output)
     if allowed is not None:
@@ -74,7 +74,7 @@ def _adjusted(
     prompt: TokenArray | Sequence[int],
     output: Sequence[int],
 ) -> torch.Tensor:
-    """Logits after penalties and biases; the row itself where there are none."""
+    """Apply penalties and biases. Returns the row itself if there are none."""
     counted = params.presence_penalty or params.frequency_penalty
     if not counted and params.repetition_penalty == 1.0 and not params.logit_bias:
         return logits
@@ -93,9 +93,9 @@ def _adjusted(
 
 
 def _kept(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Probabilities after temperature, top-k, min-p and top-p; the likeliest token always stays."""
-    # From the likeliest token down, which is then exactly 0 at any temperature: divided as they
-    # are, logits overflow at a very small one.
+    """Probabilities after temperature, top-k, min-p and top-p. The likeliest token stays."""
+    # Subtract the largest logit first. Otherwise a very small temperature makes the division
+    # overflow.
     temperature = max(params.temperature, torch.finfo(torch.float32).tiny)
     scaled = (logits - logits.max()) / temperature
     if 0 < params.top_k < len(scaled):
@@ -107,7 +107,7 @@ def _kept(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
         probabilities = probabilities.masked_fill(probabilities < floor, 0.0)
     if params.top_p < 1.0:
         ordered, order = probabilities.sort(descending=True)
-        # A token is dropped when those before it already reach top_p.
+        # Drop a token if those before it already reach top_p.
         dropped = ordered.cumsum(0) - ordered >= params.top_p
         dropped[0] = False  # a top_p too small for float32 reads as 0
         probabilities = probabilities.index_fill(0, order[dropped], 0.0)

@@ -1,10 +1,9 @@
-"""Continuous batching: each step is one pass over prefills and decodes together.
+"""Continuous batching: each step is one pass over prefills and decodes.
 
-Requests are admitted in the order they came. A step computes the next token of
-every decoding request and up to `step_tokens` prompt tokens, oldest request
-first. A pass that raises is repeated request by request, so that one request's
-failure is its own; a request that fails with reused K/V is computed again from
-its tokens before it may fail for good.
+Requests are admitted in order of arrival. A step computes the next token of every decoding request
+and up to `step_tokens` prompt tokens, oldest request first. If a pass raises, it is repeated
+request by request, so that only the faulty request fails. A request that fails with reused K/V is
+first computed again from its tokens.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ _UNDER_WAY = (Phase.PREFILL, Phase.DECODE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Share:
-    """What one request has in a pass."""
+    """One request's part of a pass."""
 
     sequence: Sequence
     runs: list[ComputeRun]
     taken: int
-    """Pending positions these runs cover."""
+    """Number of pending positions these runs cover."""
 
     @property
     def wants_logits(self) -> bool:
@@ -50,7 +49,7 @@ class _Share:
 
 
 class Scheduler:
-    """Decides what each pass computes. Owned by one thread."""
+    """Decides what each pass computes. Used by one thread."""
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class Scheduler:
         self.running: list[Sequence] = []
 
     def step(self) -> bool:
-        """Do one pass. False if there was nothing to compute."""
+        """Run one pass. False if there was nothing to compute."""
         self._drop_cancelled()
         self._admit()
         shares = self._choose()
@@ -81,13 +80,13 @@ class Scheduler:
         return True
 
     def abandon(self, reason: FinishReason, error: str) -> None:
-        """End every request, for shutdown or after an error nobody could place."""
+        """End every request, on shutdown or after an error not tied to one request."""
         left = (*self.running, *self.waiting)
         self.running, self.waiting = [], deque()
         for sequence in left:
             try:
                 self._emission.finish(sequence, reason, error)
-            except Exception:  # the others shall end all the same
+            except Exception:  # the others must still end
                 logger.exception("request %s was not ended", sequence.request.request_id)
 
     def _drop_cancelled(self) -> None:
@@ -98,7 +97,7 @@ class Scheduler:
         self.waiting = deque(s for s in self.waiting if s.phase is not Phase.FINISHED)
 
     def _admit(self) -> None:
-        """Let requests in as long as the next pass has prompt tokens to spare for them."""
+        """Admit requests as long as the next pass has prompt tokens to spare."""
         queued = sum(len(run) for sequence in self.running for run in sequence.pending)
         while (
             self.waiting
@@ -111,7 +110,7 @@ class Scheduler:
                 self._give_up(self.waiting.popleft(), error)
                 continue
             if not admitted:
-                return  # the first in line waits for room, and nobody overtakes it
+                return  # first in line waits for room; nothing overtakes it
             self.running.append(self.waiting.popleft())
             queued += sum(map(len, self.running[-1].pending))
 
@@ -149,9 +148,9 @@ class Scheduler:
                 self._advance(share, row)
 
     def _compute_apart(self, shares: list[_Share], error: str) -> None:
-        """After a failed pass: the requests one by one, so that a failure is one's own.
+        """Recompute the requests of a failed pass one by one, to isolate the faulty one.
 
-        A load is used up by the pass that failed; its request is computed from its tokens.
+        The failed pass used up its loads, so requests with one are computed from tokens.
         """
         if len(shares) == 1:
             self._recover(shares[0].sequence, error)
@@ -176,7 +175,7 @@ class Scheduler:
             self._give_up(sequence, error)
 
     def _give_up(self, sequence: Sequence, error: Exception) -> None:
-        """One request cannot go on; the others can."""
+        """Fail one request; the others continue."""
         logger.error("request %s failed", sequence.request.request_id, exc_info=error)
         self._emission.finish(sequence, FinishReason.ERROR, f"{type(error).__name__}: {error}")
 
@@ -187,8 +186,8 @@ class Scheduler:
         *,
         reason: DeclineReason = DeclineReason.MATERIALISATION_FAILED,
     ) -> None:
-        """Compute the request again from its tokens if it reused anything, else give it up."""
-        kind = error.partition(":")[0]  # what else an error says is not for the log
+        """Compute the request again from its tokens if it reused anything, else fail it."""
+        kind = error.partition(":")[0]  # the rest of the error may contain user data
         if not sequence.has_borrowed:
             logger.error("request %s failed: %s", sequence.request.request_id, kind)
             self._emission.finish(sequence, FinishReason.ERROR, error)
@@ -207,7 +206,7 @@ class Scheduler:
 
 
 def _is_sound(loading: PendingLoad | None) -> bool:
-    """Whether what a pass read has its checksum, as far as it was not checked before."""
+    """Whether the K/V a pass read is intact, waiting for pending checks."""
     if loading is None:
         return True
     try:
@@ -230,7 +229,7 @@ def _decode_share(sequence: Sequence) -> _Share:
 
 
 def _prefill_share(sequence: Sequence, budget: int) -> _Share:
-    """The next up to `budget` pending positions of a request, in order."""
+    """The next pending positions of a request, in order, up to `budget`."""
     if sequence.table is None:  # pragma: no cover - admitted requests have one
         raise RuntimeError("a request in prefill has no pages")
     runs: list[ComputeRun] = []
@@ -252,7 +251,7 @@ def _prefill_share(sequence: Sequence, budget: int) -> _Share:
 
 
 def _consume(pending: deque[Hole], count: int) -> None:
-    """Take `count` positions off the front."""
+    """Remove `count` positions from the front."""
     while count:
         hole = pending.popleft()
         if len(hole) > count:

@@ -1,4 +1,4 @@
-"""Segmented prefill: spans in place, holes and tail computed in one pass."""
+"""Segmented prefill: with spans in place, holes and tail are computed in one pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def compute(
     before_layer: Callable[[int], None] | None = None,
     replay: bool = True,
 ) -> torch.Tensor:
-    """Compute all runs in one pass; their K/V is in the pool afterwards.
+    """Compute all runs in one pass and write their K/V to the pool.
 
     Parameters
     ----------
@@ -31,13 +31,13 @@ def compute(
         Called with each layer once its rows are written and before they attend: the last
         moment to put that layer's copied K/V in place.
     replay
-        False launches every kernel: for passes hardly two of which are alike, which would
-        take the place of serving's recorded ones, and what replaying is held to.
+        False launches every kernel. Use it for passes that are rarely alike, which would evict
+        recorded serving passes, and as the reference for replaying.
 
     Returns
     -------
     torch.Tensor
-        Logits [wanted, vocabulary] of the last `logit_rows` tokens of each run, in their order.
+        Logits [wanted, vocabulary] of the last `logit_rows` tokens of each run, in order.
     """
     if model.passes is not None:
         return model.passes.compute(pool, runs, hook=hook, before_layer=before_layer, replay=replay)
@@ -45,7 +45,7 @@ def compute(
 
 
 def _both(before_layer: Callable[[int], None] | None, hook: LayerHook | None) -> LayerHook | None:
-    """One hook that does both, in their order."""
+    """Combine both hooks, in this order."""
     if before_layer is None:
         return hook
 
@@ -58,12 +58,12 @@ def _both(before_layer: Callable[[int], None] | None, hook: LayerHook | None) ->
 
 
 def plan_runs(plan: Plan) -> tuple[Hole, ...]:
-    """What is left to compute once a plan's copies are in place: every hole, and the tail."""
+    """What remains to compute once a plan's copies are in place: every hole, and the tail."""
     return merge_holes((*plan.gaps, *plan.recompute, Hole(plan.end, plan.prompt_tokens)))
 
 
 def runs_of_plan(plan: Plan, tokens: TokenArray, table: PageTable) -> list[ComputeRun]:
-    """The same as runs of one pass, the last of which yields the next token's logits."""
+    """The same as runs of one pass. The last run yields the next token's logits."""
     return [
         ComputeRun(
             tokens=tokens[run.start : run.end],

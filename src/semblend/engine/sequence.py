@@ -1,4 +1,4 @@
-"""The state of one request while the engine has it."""
+"""The state of one request inside the engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Phase(StrEnum):
-    """Where a request is."""
+    """A request's phase."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -36,42 +36,43 @@ class Phase(StrEnum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
-    """One request between submission and its last event; touched by the worker thread only."""
+    """One request from submission to its last event. Used by the worker thread only."""
 
     request: GenerationRequest
     handle: RequestHandle
     share_key: bytes | None
-    """Under which its exact pages are shared; None for an incomplete namespace: with nobody."""
+    """Key for sharing its exact pages; None (an incomplete namespace) shares with nobody."""
     max_new_tokens: int
     decoder: StreamDecoder
     stops: StopStrings
     generator: torch.Generator | None
     account: Account
     grammar: Grammar | None = None
-    """What the answer has to follow; None for free text."""
+    """Grammar the answer must follow; None for free text."""
     submitted_at: float = field(default_factory=time.perf_counter)
     phase: Phase = Phase.WAITING
     table: PageTable | None = None
-    """Pages of this request, the shared ones of its exact prefix first; None while waiting."""
+    """This request's pages, starting with the shared ones of its exact prefix; None while waiting.
+    """
     plan: Plan | None = None
-    """The plan whose copies are in place; None for a request computed from its tokens alone."""
+    """The plan whose copies are in place; None if the request is computed from tokens only."""
     loading: PendingLoad | None = None
-    """The plan's copies where they are still on their way; the first pass brings them in."""
+    """The plan's pending copies, which the first pass places."""
     pending: deque[Hole] = field(default_factory=deque)
-    """Runs of positions still to compute, in order; the last of them yields the next token."""
+    """Positions still to compute, in order. The last run yields the next token."""
     turns: int = 0
-    """Requests of that chain so far."""
+    """Requests in that chain so far."""
     chain: Chain | None = None
-    """The chain, for as long as its K/V is in use here."""
+    """The chain, while its K/V is in use here."""
     cold: bool = False
-    """Computed behind its exact prefix whatever there is to reuse: reuse has failed it once."""
+    """Compute everything after its exact prefix, because reuse failed once."""
     output_ids: list[int] = field(default_factory=list)
     found: tuple[tuple[int, int], ...] = ()
-    """Runs a donor holds, where the plan was for discovery only."""
+    """Runs a donor holds, if the plan was for discovery only."""
     similarity: float | None = None
     policy: str = "none"
     planned: Plan | None = None
-    """What was planned for it, whether it may be carried out or not."""
+    """Its plan, whether it may be executed or not."""
     admitted_at: float = 0.0
     lookup_ms: float = 0.0
     prefilled_at: float = 0.0
@@ -84,32 +85,32 @@ class Sequence:
 
     @property
     def exact_tokens(self) -> int:
-        """Tokens whose pages are shared: an exact prefix."""
+        """Tokens in shared exact-prefix pages."""
         return self.account.exact_tokens
 
     @property
     def continued_tokens(self) -> int:
-        """Tokens behind those whose K/V is the chain's that this request continues."""
+        """Tokens after those with K/V from the chain this request continues."""
         return self.account.continued_tokens
 
     @property
     def placed_tokens(self) -> int:
-        """Tokens at the front that are in shared pages: exact ones, then the chain's."""
+        """Leading tokens in shared pages: exact ones, then the chain's."""
         return self.exact_tokens + self.continued_tokens
 
     @property
     def has_borrowed(self) -> bool:
-        """Whether any K/V in place may be approximate: donors' or the chain's."""
+        """Whether any K/V in place may be approximate: from donors or the chain."""
         return self.plan is not None or self.continued_tokens > 0
 
     @property
     def length(self) -> int:
-        """Prompt and output tokens known so far."""
+        """Number of prompt and output tokens so far."""
         return self.prompt_tokens + len(self.output_ids)
 
     @property
     def exact_until(self) -> int:
-        """First position whose K/V depends on reused K/V; everything before it is exact."""
+        """First position whose K/V depends on reused K/V. Everything before it is exact."""
         if self.continued_tokens:
             return self.exact_tokens
         first = None if self.plan is None else self.plan.first_approximate_token
@@ -121,13 +122,13 @@ class Sequence:
         return self.exact_until < self.length
 
     def drop_load(self) -> None:
-        """Give up what is on its way, if anything is."""
+        """Drop the pending load, if there is one."""
         loading, self.loading = self.loading, None
         if loading is not None:
             loading.close()
 
     def tokens_between(self, start: int, end: int) -> TokenArray:
-        """Token ids at positions [start, end), of prompt and output."""
+        """Token ids at positions [start, end) of prompt and output."""
         prompt = self.request.tokens
         if end <= len(prompt):
             return prompt[start:end]

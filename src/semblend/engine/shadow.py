@@ -1,9 +1,9 @@
-"""Shadow sampling: some reused requests are also computed cold, when the engine has time.
+"""Shadow sampling: some reused requests are also computed cold when the engine is idle.
 
-The answer has gone out long before. What is compared is the next-token distribution at
-the first output tokens: as it was over reused K/V, and as cold computes it behind the
-same tokens. A sequential test watches the disagreement of each namespace; when the bound
-is broken, reuse is turned off there until an operator turns it on again.
+The answer has long been sent. The comparison is between next-token distributions at the first
+output tokens: over reused K/V, and computed cold after the same tokens. A sequential test watches
+each namespace's disagreement. If it exceeds the bound, reuse is turned off there until an operator
+turns it on again.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from semblend.planning.shadow_watch import (
 logger = logging.getLogger("semblend.shadow")
 
 QUEUED = 8
-"""Samples that may wait; while as many do, no more are taken."""
+"""Samples that may wait. While the queue is full, no more are taken."""
 PATIENCE_S = 10.0
-"""How long a sample waits for an idle moment before it takes one pass between two steps."""
+"""How long a sample waits for idle time before it takes one pass between two steps."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Sample:
     key: bytes
     tokens: TokenArray
-    """Prompt and the compared output tokens but the last, shape [tokens]."""
+    """Prompt and all but the last of the compared output tokens, shape [tokens]."""
     warm: torch.Tensor
     """Log-probabilities over reused K/V, [compared, vocabulary]."""
     request_id: str
     namespace: Namespace | None
-    """None: its request leaves nothing behind."""
+    """None if its request leaves nothing behind."""
     since: float = field(default_factory=time.monotonic)
     table: PageTable | None = None
     done: int = 0
 
 
 class Shadow:
-    """Takes samples, computes them cold and judges. `turn` runs on the engine's thread."""
+    """Takes samples, computes them cold and judges them. `turn` runs on the engine's thread."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Shadow:
         self._step_tokens = step_tokens
         self.watch = ShadowWatch(bound=bound)
         self.keep: Callable[[ExactKv], None] | None = None
-        """Takes the K/V of samples, which was computed exactly."""
+        """Receives the exactly computed K/V of samples."""
         self._random = random.Random(seed)
         self._open: dict[str, list[torch.Tensor]] = {}
         self._queue: deque[_Sample] = deque()
@@ -87,7 +87,7 @@ class Shadow:
     # -- while a request runs ---------------------------------------------------------
 
     def observe(self, sequence: Sequence, logits: torch.Tensor) -> None:
-        """One output token's logits, [vocabulary], before the token is chosen."""
+        """Record one output token's logits, [vocabulary], before the token is chosen."""
         if not sequence.tainted or sequence.share_key is None:
             return
         request_id = sequence.request.request_id
@@ -100,7 +100,7 @@ class Shadow:
             seen.append(logits.float().log_softmax(-1).cpu())
 
     def ended(self, sequence: Sequence) -> None:
-        """The request is over: its sample waits for its turn, or is forgotten."""
+        """Queue the finished request's sample, or drop it."""
         seen = self._open.pop(sequence.request.request_id, None)
         if not seen or not sequence.tainted or sequence.share_key is None:
             return
@@ -143,7 +143,7 @@ class Shadow:
         compared = len(sample.warm)
         end = min(size, sample.done + self._step_tokens)
         if end < size:
-            # The compared tokens stay together, in the last pass.
+            # Keep the compared tokens together, in the last pass.
             end = max(sample.done + 1, min(end, size - compared))
         run = ComputeRun(
             tokens=sample.tokens[sample.done : end],
@@ -160,7 +160,7 @@ class Shadow:
         return True
 
     def _keep(self, sample: _Sample) -> None:
-        """It was computed exactly, and so it is no longer only a sample."""
+        """Publish the sample's K/V, which was computed exactly."""
         if self.keep is None or sample.namespace is None or sample.table is None:
             return
         try:
@@ -191,11 +191,11 @@ class Shadow:
     # -- for those who ask ----------------------------------------------------------------
 
     def objection(self, key: bytes | None) -> str | None:
-        """Why reuse is off in a namespace, if it is."""
+        """Why reuse is off in a namespace, or None."""
         return self.watch.objection(key)
 
     def resume(self, key: bytes | None = None) -> int:
-        """Turn reuse on again in one namespace, or all; returns in how many it was off."""
+        """Turn reuse on again in one namespace, or all. Returns how many had it off."""
         return self.watch.resume(key)
 
     @property
@@ -204,11 +204,10 @@ class Shadow:
         return len(self._queue)
 
     def stats(self) -> ShadowStats:
-        """A snapshot."""
         return self.watch.stats()
 
     def close(self) -> None:
-        """Forget all samples and give their pages back. After the engine's thread has ended."""
+        """Drop all samples and release their pages. Call after the engine's thread has ended."""
         for sample in tuple(self._queue):
             self._drop(sample)
         self._open.clear()

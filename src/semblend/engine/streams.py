@@ -1,8 +1,8 @@
-"""Work on the device beside the passes: a stream of its own, in order where it must be.
+"""Device work in parallel with passes: a separate stream, ordered where necessary.
 
-Capture reads pages of a finished prompt while later passes run. It waits for the passes
-launched before the prompt was offered, and for nothing else; and its pages are held
-until the reading is done, not merely launched. On a CPU there is nothing to order.
+Capture reads a finished prompt's pages while later passes run. It waits only for the passes
+launched before the prompt was offered. Its pages are held until the read has finished, not just
+launched. On a CPU there is nothing to order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 
 class SideStream:
-    """One stream beside a device's own; does nothing where there is no GPU."""
+    """A side stream of a device. Does nothing without a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -23,7 +23,7 @@ class SideStream:
             self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def mark(self) -> torch.cuda.Event | None:
-        """Everything launched so far on the calling thread's stream."""
+        """Mark everything launched so far on the calling thread's stream."""
         if self.stream is None:
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -32,7 +32,7 @@ class SideStream:
 
     @contextmanager
     def after(self, mark: torch.cuda.Event | None) -> Iterator[None]:
-        """Launch on the side stream, behind `mark`; done with everything when the block ends."""
+        """Launch on the side stream, after `mark`. Waits for completion when the block ends."""
         if self.stream is None or mark is None:
             yield
             return

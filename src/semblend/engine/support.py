@@ -1,4 +1,4 @@
-"""Which models segmented prefill was proven for; everything else is refused by name."""
+"""The models segmented prefill is proven for. All others are refused by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from semblend.core.errors import UnsupportedModelError
 
 SUPPORTED_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-"""`model_type` of the configurations the test matrix runs."""
+"""`model_type` of the configurations in the test matrix."""
 
 
 def _get(config: Any, name: str) -> Any:
@@ -24,7 +24,7 @@ def _has_sliding_window(config: Any) -> bool:
     layer_types = _get(config, "layer_types")
     if layer_types is not None:
         return any("sliding" in kind for kind in layer_types)
-    # Qwen configurations carry a window that `use_sliding_window` switches; Mistral's is bare.
+    # Qwen configurations have a window that `use_sliding_window` switches; Mistral's has no switch.
     return bool(_get(config, "sliding_window")) and _get(config, "use_sliding_window") is not False
 
 
@@ -52,12 +52,12 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
 
 
 def check_supported(config: Any) -> None:
-    """Pass for a configuration that is supported.
+    """Accept a supported configuration.
 
     Raises
     ------
     UnsupportedModelError
-        Naming the feature, or the model type, that is not.
+        Naming the unsupported feature or model type.
     """
     kind = _get(config, "model_type") or type(config).__name__
     for feature, present in _REFUSED:
@@ -67,5 +67,5 @@ def check_supported(config: Any) -> None:
             )
     if kind not in SUPPORTED_TYPES:
         raise UnsupportedModelError(
-            f"model type {kind!r} is not supported; supported are {', '.join(SUPPORTED_TYPES)}"
+            f"model type {kind!r} is not supported; expected one of {', '.join(SUPPORTED_TYPES)}"
         )

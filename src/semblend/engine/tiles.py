@@ -1,13 +1,12 @@
-"""Cutting a pass into tiles of attention, on the host.
+"""Divides a pass into attention tiles, on the host.
 
-A GPU does not see segments. Every row of a pass has a request and a position and
-sees the keys of its request up to that position; nothing else needs to be known.
-So rows of one request are packed into *tiles* of a fixed size, whichever holes and
-runs they come from, and one launch does all tiles of a pass. A tile reads the keys
-up to its last row's position once for all its rows and query heads.
+A GPU does not see segments. Every row of a pass has a request and a position, and sees its
+request's keys up to that position. Nothing else matters. So rows of one request are packed into
+*tiles* of fixed size, whichever holes and runs they come from, and one launch does all tiles of a
+pass. A tile reads the keys up to its last row's position once for all its rows and query heads.
 
-Few tiles would leave most of the device idle, so long key ranges are split into
-*items* whose partial results are merged by their log-sum-exps.
+Few tiles would leave most of the device idle, so long key ranges are split into *items* whose
+partial results are merged by their log-sum-exps.
 """
 
 from __future__ import annotations
@@ -22,43 +21,45 @@ IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]
 
 ITEM_FIELDS = 8
-"""Of an item: first row, rows, base, first key, end of keys, end of keys that every row sees,
-number of its partial result (-1: it is the only one and writes the output), unused."""
+"""Fields of an item: first row, rows, base, first key, end of keys, end of keys that every row
+sees, number of its partial result (-1: the only one, writes the output), unused.
+"""
 ITEMS_EACH = 3
-"""Items a processor should have, so that their lengths even out."""
+"""Items per processor, enough to even out their lengths."""
 MERGE_FIELDS = 4
-"""Of a tile in several items: first row, rows, number of its first partial result, how many."""
+"""Fields of a tile with several items: first row, rows, number of its first partial result, count.
+"""
 
 _ROW, _ROWS, _BASE, _FIRST_POSITION, _LAST_POSITION = range(5)
-"""Of a tile: first row, rows, base, and the positions of its first and last row."""
+"""Fields of a tile: first row, rows, base, and the positions of its first and last row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileShape:
-    """How attention is cut up. Results do not depend on it beyond rounding."""
+    """How attention is divided. Beyond rounding, results do not depend on it."""
 
     rows: int
-    """(token, query head of one K/V head) pairs of a tile; a power of two."""
+    """(token, query head of one K/V head) pairs per tile; a power of two."""
     keys: int
     """Keys read at a time; a power of two."""
     warps: int
     stages: int
 
     def tokens(self, groups: int) -> int:
-        """Tokens of a tile where `groups` query heads share a K/V head."""
+        """Tokens per tile if `groups` query heads share a K/V head."""
         return max(1, self.rows // groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowRun:
-    """Rows [row, row + len(positions)) of a pass, all of one request, in order of position."""
+    """Rows [row, row + len(positions)) of a pass, all of one request, in position order."""
 
     row: int
     positions: LongArray
     base: int
-    """Where the request's keys begin: a slot, or an offset into the pass's page numbers."""
+    """Where the request's keys start: a slot, or an offset into the pass's page numbers."""
     breaks: LongArray
-    """Offsets in `positions` at which another hole begins, 0 included."""
+    """Offsets in `positions` at which a hole starts, including 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,7 +72,7 @@ class TilePlan:
     merges: IntArray
     """[split tiles, MERGE_FIELDS]"""
     parts: int
-    """Partial results."""
+    """Number of partial results."""
 
 
 def plan_tiles(
@@ -84,20 +85,20 @@ def plan_tiles(
     splits: int | None = None,
     items_each: int = ITEMS_EACH,
 ) -> TilePlan:
-    """Cut `runs` into items that keep `processors` processors busy.
+    """Divide `runs` into items that keep `processors` processors busy.
 
     Parameters
     ----------
     groups
         Query heads that share a K/V head.
     splits
-        Items of every tile, for launches whose size must not change; chosen where None.
+        Items per tile, for launches whose size must not change; None chooses.
     """
     tokens = shape.tokens(groups)
     tiles = np.concatenate([_tiles(run, tokens) for run in runs], axis=1)
     keys = tiles[_LAST_POSITION] + 1
     if splits is None:
-        # Below 512 keys an item costs more to begin and to merge than to compute.
+        # Below 512 keys, starting and merging an item costs more than computing it.
         wanted = max(512.0, float(keys.sum()) * kv_heads / (items_each * processors))
         counts = np.maximum(1, np.rint(keys / wanted).astype(np.int64))
     else:
@@ -106,7 +107,7 @@ def plan_tiles(
 
 
 def _tiles(run: RowRun, tokens: int) -> LongArray:
-    """Tiles of one request, [numbers of a tile, tiles]."""
+    """Tiles of one request, [fields of a tile, tiles]."""
     starts, ends = _cheapest_cuts(run, tokens)
     tiles = np.empty((_LAST_POSITION + 1, len(starts)), dtype=np.int64)
     tiles[_ROW] = run.row + starts
@@ -118,10 +119,10 @@ def _tiles(run: RowRun, tokens: int) -> LongArray:
 
 
 def _cheapest_cuts(run: RowRun, tokens: int) -> tuple[LongArray, LongArray]:
-    """Where tiles of a request start and end.
+    """Where a request's tiles start and end.
 
-    Filling tiles across holes needs fewer of them, but makes the last rows of a hole wait
-    for the keys of the next; which is cheaper depends on how far apart holes are.
+    Filling tiles across holes needs fewer of them but makes a hole's last rows wait for the next
+    hole's keys. Which is cheaper depends on how far apart the holes are.
     """
     size = len(run.positions)
     together = _starts_and_ends(np.arange(0, size, tokens), size)
@@ -136,20 +137,21 @@ def _cheapest_cuts(run: RowRun, tokens: int) -> tuple[LongArray, LongArray]:
 
 
 def _starts_and_ends(starts: LongArray, size: int) -> tuple[LongArray, LongArray]:
-    """Of pieces that lie one behind another in [0, size)."""
+    """Starts and ends of consecutive pieces in [0, size)."""
     ends = np.empty_like(starts)
     ends[:-1], ends[-1] = starts[1:], size
     return starts, ends
 
 
 def _split(tiles: LongArray, keys: LongArray, counts: LongArray, shape: TileShape) -> TilePlan:
-    """Items of tiles cut into `counts` pieces of whole key blocks."""
+    """Items of tiles split into `counts` pieces of whole key blocks."""
     block = shape.keys
     split = counts > 1
     parts = counts * split
     first_parts = parts.cumsum() - parts
     merges = np.array((tiles[_ROW], tiles[_ROWS], first_parts, counts), dtype=np.int32)
-    # What items have to know of their tile, [numbers, tiles]; then once an item, [numbers, items].
+    # What items need to know of their tile, [fields, tiles]; then repeated per item, [fields,
+    # items].
     of_tiles = np.array(
         (
             *tiles[:_LAST_POSITION],
@@ -164,7 +166,7 @@ def _split(tiles: LongArray, keys: LongArray, counts: LongArray, shape: TileShap
     number = np.arange(len(row)) - first_item
     begin = np.minimum(number * each, tile_keys)
     end = np.minimum(begin + each, tile_keys)
-    # Keys up to the first row's own are seen by all rows; whole blocks of them need no mask.
+    # All rows see the keys up to the first row's own; whole blocks of those need no mask.
     seen_by_all = np.minimum(np.maximum(first + 1, begin), end)
     order = (begin - end).argsort(kind="stable")
     items = np.zeros((len(row), ITEM_FIELDS), dtype=np.int32)

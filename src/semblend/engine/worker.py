@@ -1,4 +1,4 @@
-"""The engine's one thread: it owns the scheduler, and everything else asks it."""
+"""The engine's only thread. It owns the scheduler, and everything else goes through it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from semblend.engine.sequence import Sequence
 logger = logging.getLogger("semblend.engine")
 
 _RETRY_S = 0.005
-"""How soon admission is tried again when the head of the queue had no room: pages also come
-back from donor capture, which runs elsewhere."""
+"""Delay before retrying admission when the head of the queue had no room. Donor capture, on
+another thread, also frees pages.
+"""
 
 Result = TypeVar("Result")
 
 
 class Worker:
-    """Runs the scheduler while there is work, sleeps while there is none, and never dies of it."""
+    """Runs the scheduler while there is work and sleeps otherwise. Work never ends the thread."""
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class Worker:
     ) -> None:
         """Start the thread.
 
-        `background(busy)` is offered the time between steps, and says whether it used it.
+        `background(busy)` gets the time between steps and returns whether it used it.
         """
         self._scheduler = scheduler
         self._max_waiting = max_waiting
@@ -51,7 +52,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs: once it has ended, no request is answered any more."""
+        """Whether the thread runs. Once it has ended, no request is answered."""
         return self._thread.is_alive()
 
     @property
@@ -77,24 +78,26 @@ class Worker:
             if self._closing:
                 raise EngineBusyError("the engine is closing and takes no more requests")
             if request_id in self._live:
-                raise EngineBusyError(f"request_id {request_id!r}: a request of this id is running")
+                raise EngineBusyError(
+                    f"request_id {request_id!r}: a request with this id is running"
+                )
             if self.waiting >= self._max_waiting:
                 raise EngineBusyError(
-                    f"{self._max_waiting} requests are waiting already; try later"
+                    f"{self._max_waiting} requests are already waiting; try later"
                 )
             self._live.add(request_id)
             self._inbox.append(sequence)
         self.wake()
 
     def forget(self, sequence: Sequence) -> None:
-        """A request has ended: its id may be used again."""
+        """Forget a finished request, so that its id may be used again."""
         with self._wake:
             self._live.discard(sequence.request.request_id)
 
     def call(self, errand: Callable[[], Result]) -> Result:
         """Run something between two passes, on the thread that owns the scheduler's state.
 
-        Once that thread has ended nobody else touches the state, and it runs here.
+        After that thread has ended, nothing else uses the state, so it runs on the caller's thread.
         """
         future: Future[Result] = Future()
 
@@ -115,7 +118,7 @@ class Worker:
         return future.result()
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """Wake the thread, because there may be work."""
         with self._wake:
             self._signalled = True
             self._wake.notify()
@@ -131,15 +134,17 @@ class Worker:
         try:
             self._serve()
         except BaseException:
-            # Exceptions end where they happen; this is the thread itself being struck down.
-            logger.critical("the engine's thread has ended: it answers no more", exc_info=True)
+            # Exceptions are handled where they happen. This is the thread itself dying.
+            logger.critical(
+                "the engine's thread has ended; it no longer answers requests", exc_info=True
+            )
             with self._wake:
                 self._closing = True
                 self._take_in()
             self._scheduler.abandon(FinishReason.ERROR, "the engine's thread has ended")
 
     def _take_in(self) -> None:
-        """Do the errands and let the scheduler have what was submitted; under the lock."""
+        """Run queued calls and pass new requests to the scheduler. Needs the lock."""
         while self._errands:
             self._errands.popleft()()
         self._scheduler.waiting.extend(self._inbox)
@@ -164,15 +169,15 @@ class Worker:
         try:
             return self._background(busy)
         except Exception:
-            # This thread answers requests; what it does beside them must not end it.
-            logger.exception("what runs between steps failed")
+            # This thread answers requests, so background work must not end it.
+            logger.exception("background work between steps failed")
             return False
 
     def _step(self) -> bool:
         try:
             return self._scheduler.step()
         except Exception as error:
-            # Not one request's failure: those are handled where they happen.
+            # Not the failure of one request: those are handled where they happen.
             logger.exception("the engine's step failed; its requests end with an error")
             self._scheduler.abandon(FinishReason.ERROR, f"{type(error).__name__}: {error}")
             return True

@@ -1,19 +1,20 @@
-"""Attention weights as probes read them: which keys the last queries of a prompt look at."""
+"""Attention weights for probes: which keys a prompt's last queries attend to."""
 
 from __future__ import annotations
 
 import torch
 
 TAIL_QUERIES = 4
-"""The last queries have read the question and are about to answer it. On the reference model
-they find the evidence better than all of the question's tokens together (docs/quality.md)."""
+"""The last queries have read the question and are about to answer it. On the reference model they
+find the evidence better than all of the question's tokens together (docs/quality.md).
+"""
 
 
 def attention_weights(query: torch.Tensor, keys: torch.Tensor, *, first: int) -> torch.Tensor:
-    """Causal attention weights of query rows at positions `first` on: [heads, rows, keys].
+    """Causal attention weights of query rows from position `first` on: [heads, rows, keys].
 
-    `query` is [rows, query_heads, head_dim], `keys` [keys, kv_heads, head_dim], both rotated.
-    The scale is the usual one; scores only rank blocks, so a model's own matters little.
+    `query` is [rows, query_heads, head_dim], `keys` [keys, kv_heads, head_dim], both rotated. The
+    scale is the usual one. Scores only rank blocks, so a model's own scale matters little.
     """
     rows, heads, dim = query.shape
     groups = heads // keys.shape[1]

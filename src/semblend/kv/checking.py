@@ -1,8 +1,7 @@
-"""Checksums of leased K/V, computed on threads beside the copies that read it.
+"""Checksums of leased K/V, computed on threads in parallel with the copies that read it.
 
-A gigabyte takes a core a fifth of a second, and the host has little else to do while
-the same bytes travel. What the checks say is waited for before anything that rests on the
-K/V leaves.
+A gigabyte takes a core a fifth of a second, and the host has little else to do while the same bytes
+are transferred. Nothing based on the K/V is released before the checks are done.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from semblend.kv.layerwise import Check
 
 CHECKERS = min(12, max(2, 3 * (os.cpu_count() or 2) // 4))
-"""Threads that compute checksums. One does some five gigabytes a second, the bus that the same
-bytes travel on fifty: as many as there are cores to spare."""
+"""Threads for checksums. One does about five gigabytes a second, the bus fifty, so use as many as
+there are spare cores.
+"""
 
 _CHECKERS = ThreadPoolExecutor(max_workers=CHECKERS, thread_name_prefix="semblend-checks")
 
@@ -26,20 +26,20 @@ class Checking:
 
     @property
     def done(self) -> bool:
-        """Whether it is known what they say."""
+        """Whether all results are known."""
         return all(check.done() for check in self._checks)
 
     def wait(self) -> None:
-        """Wait until it is."""
+        """Wait for all results."""
         wait(self._checks)
 
     def is_sound(self) -> bool:
-        """Whether everything has its checksum; waits until that is known.
+        """Wait for the checks. Returns whether everything has its checksum.
 
         Raises
         ------
         Exception
-            Whatever a check raised: nothing is known then.
+            Whatever a check raised, in which case nothing is known.
         """
         wait(self._checks)
         return all(check.result() for check in self._checks)

@@ -1,10 +1,10 @@
-"""Depth drift: what K and V say about how deep in a text they were computed.
+"""Depth drift: how K and V depend on the depth at which they were computed.
 
-A model's K and V hold, besides what a token means, how much text stood before it. Copied to
-another depth they go on saying the old one: on the reference model this one difference of
-means, the same for all tokens, is most of what separates a borrowed passage from a cold one
-(docs/quality.md). A table holds the mean at a number of depths; a passage that moved is given
-the difference between its new depth's mean and its old one's.
+Besides a token's meaning, a model's K and V encode how much text came before it. Copied to another
+depth, they keep the old value. On the reference model this one difference of means, the same for
+all tokens, is most of what separates a reused passage from a cold one (docs/quality.md). A table
+holds the mean at a number of depths. A moved passage gets the difference between the means of its
+new and its old depth.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from semblend.kv.layout import SlotArray
 from semblend.kv.rotary_table import RotaryTable, rotate
 
 STEP_TOKENS = 16
-"""Tokens that share one difference: the means change slowly."""
+"""Tokens that share one difference, because the means change slowly."""
 
 SAME_DEPTH_TOKENS = 256
-"""Passages that moved by no more are left as they are: another instruction is no other depth."""
+"""Passages that moved less are left unchanged: a different instruction hardly changes the depth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,9 +36,9 @@ class DepthDrift:
     depths: torch.Tensor
     """fp32 [depths], ascending, in tokens from the start of the prompt; at least two."""
     means: torch.Tensor
-    """fp32 [layers, 2, depths, kv_heads, head_dim]; K as it would stand at position 0."""
+    """fp32 [layers, 2, depths, kv_heads, head_dim]; K as it would be at position 0."""
     host_depths: npt.NDArray[np.float32] = field(init=False)
-    """The depths where plans are made."""
+    """The depths on the host, where plans are made."""
 
     def __post_init__(self) -> None:
         depths, means = self.depths, self.means
@@ -53,34 +53,34 @@ class DepthDrift:
             or not bool(torch.isfinite(means).all())
         ):
             raise SerialisationError(
-                f"depth drift: ascending depths and finite means [layers, 2, depths, kv_heads, "
-                f"head_dim] expected, got {tuple(depths.shape)} and {tuple(means.shape)}"
+                f"depth drift: expected ascending depths and finite means [layers, 2, depths, "
+                f"kv_heads, head_dim], got {tuple(depths.shape)} and {tuple(means.shape)}"
             )
 
     def to(self, device: torch.device | str) -> DepthDrift:
         return DepthDrift(depths=self.depths.to(device), means=self.means.to(device))
 
     def of_rank(self, *, layers: int, kv_heads: int, rank: int, ranks: int) -> DepthDrift:
-        """The part of one of `ranks` workers, which holds `kv_heads` of each layer's heads.
+        """The part for one of `ranks` workers, which holds `kv_heads` of each layer's heads.
 
         Raises
         ------
         SerialisationError
-            If the table is of a model with other layers or heads.
+            If the table belongs to a model with other layers or heads.
         """
         heads = self.means.shape[3]
         if self.means.shape[0] != layers or kv_heads != max(1, heads // ranks):
             raise SerialisationError(
-                f"depth drift: {layers} layers and {kv_heads} heads on each of {ranks} ranks "
-                f"expected, got {self.means.shape[0]} layers and {heads} heads"
+                f"depth drift: expected {layers} layers and {kv_heads} heads on each of {ranks} "
+                f"ranks, got {self.means.shape[0]} layers and {heads} heads"
             )
-        # With more ranks than heads, neighbours hold the same one.
+        # With more ranks than heads, neighbouring ranks hold the same head.
         first = rank * heads // ranks
         means = self.means[:, :, :, first : first + kv_heads]
         return DepthDrift(depths=self.depths, means=means.contiguous())
 
     def at(self, depths: torch.Tensor) -> torch.Tensor:
-        """Means at any depths [n], straight lines between the table's: [layers, 2, n, ...]."""
+        """Means at any depths [n], interpolated linearly: [layers, 2, n, ...]."""
         wanted = depths.to(self.depths)
         above = torch.searchsorted(self.depths, wanted).clamp(1, len(self.depths) - 1)
         low, high = self.depths[above - 1], self.depths[above]
@@ -90,20 +90,20 @@ class DepthDrift:
     def move(
         self, *, source_start: int, target_start: int, tokens: int, rotary: RotaryTable
     ) -> DepthMove | None:
-        """What a run of tokens needs that goes from one depth to another; None: nothing."""
+        """The differences for a run of tokens that changes depth; None if there are none."""
         if not tokens or abs(target_start - source_start) <= SAME_DEPTH_TOKENS:
             return None
         offsets = np.arange(tokens)
         return self._move(source_start + offsets, target_start + offsets, offsets, rotary)
 
     def of_batch(self, batch: MovedTokens, rotary: RotaryTable) -> DepthMove:
-        """What tokens need that all are shifted."""
+        """The differences for tokens that are all shifted."""
         return self._move(
             batch.source_positions, batch.target_positions, batch.span_offsets, rotary
         )
 
     def places(self, depths: npt.NDArray[np.float32]) -> tuple[SlotArray, npt.NDArray[np.float32]]:
-        """Where depths lie in the table: the row below each, and how far on to the next it is."""
+        """Where depths are in the table: the row below each, and the fraction to the next."""
         rows = self.host_depths
         above = np.searchsorted(rows, depths).clip(1, len(rows) - 1)
         low, high = rows[above - 1], rows[above]
@@ -138,14 +138,14 @@ class DepthDrift:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> DepthDrift:
-        """Read a table back.
+        """Read a table.
 
         Raises
         ------
         SerialisationError
-            If it is not one.
+            If it is not a table.
         """
-        # Imported where it is used: whoever copies without a table needs torch and numpy alone.
+        # Imported here, so that copying without a table needs only torch and numpy.
         from safetensors import SafetensorError
         from safetensors.torch import load
 
@@ -153,7 +153,7 @@ class DepthDrift:
             tensors = load(data)
             return cls(depths=tensors["depths"].float(), means=tensors["means"].float())
         except (KeyError, ValueError, SafetensorError) as error:
-            raise SerialisationError(f"not a table of depth drift: {error}") from error
+            raise SerialisationError(f"not a depth-drift table: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -163,14 +163,14 @@ class DepthMove:
     away: torch.Tensor
     """fp32 [layers, 2, steps, kv_heads, head_dim]; K as at position 0."""
     step: torch.Tensor
-    """int64 [tokens]: which of the steps a token is of."""
+    """int64 [tokens]: the step each token belongs to."""
     cos: torch.Tensor
     sin: torch.Tensor
     """[tokens, 1, rotary_dim / 2]: rows from position 0 to each target position."""
     rotary: RotaryTable
 
     def keys(self, layer: int, keys: torch.Tensor) -> torch.Tensor:
-        """A layer's K [tokens, kv_heads, head_dim], rotated to its new place, at its new depth."""
+        """A layer's K [tokens, kv_heads, head_dim], already rotated, shifted to its new depth."""
         away = self._spread(layer, 0)
         width = self.rotary.rotary_dim
         turned = rotate(away[..., :width], self.cos, self.sin, self.rotary.pairing)
@@ -186,21 +186,21 @@ class DepthMove:
 
 
 class MovedTokens(Protocol):
-    """Tokens with where they come from and where they go, an entry a token in every array."""
+    """Tokens with their source and target positions, one entry per token in every array."""
 
     @property
     def source_positions(self) -> SlotArray:
-        """Where K was computed."""
+        """Positions at which K was computed."""
         ...
 
     @property
     def target_positions(self) -> SlotArray:
-        """Where it shall stand."""
+        """Positions it moves to."""
         ...
 
     @property
     def span_offsets(self) -> SlotArray:
-        """How far into its span a token is."""
+        """Offset of each token in its span."""
         ...
 
 
@@ -211,21 +211,21 @@ def is_shifted(batch: MovedTokens) -> npt.NDArray[np.bool_]:
 
 
 def step_depths(positions: SlotArray, offsets: SlotArray) -> npt.NDArray[np.float32]:
-    """The depth whose mean tokens at `positions` are given: the middle of their step.
+    """The depth whose mean is used for tokens at `positions`: the middle of their step.
 
-    Steps count from where a span begins, however it lies in pieces.
+    Steps count from the start of a span, even if it is split into pieces.
     """
     middle = positions - offsets % STEP_TOKENS + (STEP_TOKENS - 1) / 2
     return np.asarray(middle, dtype=np.float32)
 
 
 def table_digest(data: bytes) -> str:
-    """What a certificate names a table by."""
+    """The digest by which a certificate names a table."""
     return hashlib.sha256(data).hexdigest()
 
 
 def read_table(path: Path) -> DepthDrift:
-    """A table from a file.
+    """Read a table from a file.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A donor's K/V while it is leased, and the spans of a plan cut where its pieces are."""
+"""A donor's K/V while leased, and a plan's spans split along its pieces."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class DonorPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DonorKv:
-    """A donor's tokens and K/V, in order, while somebody holds a lease on it."""
+    """A donor's tokens and K/V, in order, while it is leased."""
 
     tokens: TokenArray
     pieces: tuple[DonorPiece, ...]
     checks: tuple[Check, ...] = ()
-    """What is still to be checked of it while it is leased: nothing, unless it was leased so."""
+    """Checks that remain to be done while it is leased; empty unless leased unchecked."""
 
 
 class DonorRun(NamedTuple):
-    """Donor positions [start, end) that are copied, `delta` further on in the target."""
+    """Donor positions [start, end) to copy, `delta` further on in the target."""
 
     start: int
     end: int
@@ -49,7 +49,7 @@ class DonorRun(NamedTuple):
 
 
 def extent(wanted: Iterable[DonorRun]) -> tuple[int, int]:
-    """The donor positions from the first to the last that are copied."""
+    """The donor positions from the first to the last copied."""
     starts, ends, _ = zip(*wanted, strict=True)
     return min(starts), max(ends)
 
@@ -57,10 +57,10 @@ def extent(wanted: Iterable[DonorRun]) -> tuple[int, int]:
 def add_runs(
     runs: CopyRuns, donor_id: str, donor: DonorKv, wanted: Sequence[DonorRun], tokens: TokenArray
 ) -> None:
-    """Add what to copy out of which piece of a donor that is leased.
+    """Add what to copy from which piece of a leased donor.
 
-    `tokens` are the target's: they are compared once more with the donor that is really there,
-    because between planning and loading an id may have come to mean something else.
+    `tokens` are the target's. They are compared again with the actual donor, because an id may have
+    been reassigned between planning and loading.
 
     Raises
     ------
@@ -69,14 +69,14 @@ def add_runs(
     """
     theirs = np.concatenate([donor.tokens[start:end] for start, end, _ in wanted])
     ours = np.concatenate([tokens[start + delta : end + delta] for start, end, delta in wanted])
-    # A slice that reaches past the donor's end is short: lengths are compared with the plan's.
+    # A slice past the donor's end is short, so compare its length with the plan's.
     planned = sum(end - start for start, end, _ in wanted)
     if len(theirs) != planned or not np.array_equal(theirs, ours):
         raise DonorError(f"donor {donor_id!r} does not hold the planned tokens")
     starts = [piece.start for piece in donor.pieces]
     ends = [piece.end for piece in donor.pieces]
     for run_start, run_end, delta in wanted:
-        # A long prompt has hundreds of runs and pieces: only those that meet are looked at.
+        # A long prompt has hundreds of runs and pieces, so visit only those that meet.
         for number in range(bisect_right(ends, run_start), len(ends)):
             start, end = max(run_start, starts[number]), min(run_end, ends[number])
             if start >= end:

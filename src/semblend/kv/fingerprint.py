@@ -1,4 +1,4 @@
-"""What a model and a tokenizer are, by content: namespace parts that names cannot vouch for."""
+"""Content hashes of models and tokenizers: namespace parts that names cannot guarantee."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _CHUNK_BYTES = 8 * 2**20
 def weights_fingerprint(model: torch.nn.Module, config: Any, folder: Path | None) -> str:
     """A content hash of the weights and of what decides how they are used.
 
-    Weights read from a folder are hashed as files, cached by path, size and time
-    of change; files of the hub's cache are named by their content already. Weights
-    made in memory (tests, benchmarks) are hashed by their bytes.
+    Weights from a folder are hashed as files, cached by path, size and modification time. Files in
+    the hub's cache are already named by content. Weights made in memory (tests, benchmarks) are
+    hashed by their bytes.
     """
     digest = hashlib.sha256(_canonical(_settings_of(config, folder)).encode())
     files = sorted(folder.glob("*.safetensors")) if folder is not None else []
@@ -44,7 +44,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
 
 def _settings_of(config: Any, folder: Path | None) -> dict[str, Any]:
-    """What the model's own file says: the loaded object also holds each library's defaults."""
+    """The settings in the model's own file. The loaded object also has each library's defaults."""
     file = None if folder is None else folder / "config.json"
     values: dict[str, Any] = (
         json.loads(file.read_text(encoding="utf-8"))
@@ -55,7 +55,7 @@ def _settings_of(config: Any, folder: Path | None) -> dict[str, Any]:
 
 
 def _canonical(values: dict[str, Any]) -> str:
-    """The configuration without what does not change K/V (where it came from, who wrote it)."""
+    """The configuration without what does not affect K/V (its origin and author)."""
     ignored = {"_name_or_path", "transformers_version", "architectures", "use_cache"}
     kept = {key: value for key, value in values.items() if key not in ignored}
     return json.dumps(kept, sort_keys=True, default=str)
@@ -75,12 +75,12 @@ def _hash_file(path: str, size: int, changed_ns: int) -> str:
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
-    del changed_ns  # part of the cache key only: a file that changed is read again
+    del changed_ns  # only part of the cache key: a changed file is read again
     return str(digest.hexdigest())
 
 
 def _xxhash() -> Any:
-    # Imported where it is used: the GPU benchmarks name their weights and need no hash.
+    # Imported here: the GPU benchmarks name their weights and need no hash.
     import xxhash
 
     return xxhash

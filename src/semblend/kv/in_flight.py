@@ -1,8 +1,8 @@
-"""Memory that a device still reads or writes: kept until it has got there.
+"""Keeps memory alive while a device still reads or writes it.
 
-Copies are queued and return at once. What they touch must stay where it is until the device
-is done, also if its owner lets go of it meanwhile; torch sees to its own allocations,
-nobody does for memory of ours or for kernels that read host memory over the bus.
+Copies are queued and return at once. What they touch must not move until the device is done, even
+if its owner releases it meanwhile. torch handles its own allocations, but nothing does for our
+memory or for kernels that read host memory over the bus.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class InFlight:
         return len(self._held)
 
     def hold(self, event: Any, things: object, *, then: Callable[[], None] | None = None) -> None:
-        """Keep `things` until `event`, which is recorded, has passed; `then` is called then.
+        """Keep `things` until the recorded `event` has passed, then call `then`.
 
-        Looked at when something else is held, or by :meth:`sweep`.
+        Checked when something else is held, or by :meth:`sweep`.
         """
         self.sweep()
         with self._lock:
             self._held.append((event, things, then))
 
     def sweep(self) -> None:
-        """Let go of what is done."""
-        done = []  # dropped outside the lock: destructors may come back here
+        """Release what is done."""
+        done = []  # dropped outside the lock, because destructors may come back here
         with self._lock:
             while self._held and self._held[0][0].query():
                 done.append(self._held.popleft())
@@ -44,4 +44,4 @@ class InFlight:
 
 
 IN_FLIGHT = InFlight()
-"""The process's: a device's queues are, too."""
+"""One for the process, as are a device's queues."""

@@ -1,14 +1,14 @@
-"""Donor K/V from host memory, some layers at a time, while layers before are being computed.
+"""Copies donor K/V from host memory a few layers at a time, while earlier layers are computed.
 
-Reading all spans before the pass would make a request wait for the bus. Layer n needs
-only layer n: a side stream copies layers ahead into a small ring on the device, and
-the pass, when it comes to a layer, waits for that layer's copy alone and rotates it
-into the request's slots. Where a pass computes longer than the bus needs, loading is
-free but for the first layer. Later layers travel several at a time: a copy costs the
-host ten microseconds whatever its size, and a long prompt lies in many segments.
+Reading all spans before the pass would make a request wait for the bus. Layer n needs only layer n.
+A side stream copies layers in advance into a small ring on the device. When the pass reaches a
+layer, it waits only for that layer's copy and rotates it into the request's slots. If a pass
+computes longer than the bus needs, loading is free except for the first layer. Later layers are
+copied several at a time, because a copy costs the host ten microseconds whatever its size, and a
+long prompt has many segments.
 
-A segment travels whole, because that is one plain copy: its layers lie one behind another. Of
-those that little is read of, the kernel itself reads that little over the bus.
+A segment is copied whole, because that is one plain copy: its layers are contiguous. If only little
+of a segment is needed, the kernel reads that part directly over the bus.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.span_batch import CopyBatch, Destination, SpanCopy, flat_batch, flattened
 
 CHUNK_LAYERS = 4
-"""Layers that travel together, once the first few have."""
+"""Layers copied together, after the first few."""
 RING = 3
-"""Chunks on their way at a time: bounds the memory a load takes beside the pool."""
+"""Chunks in flight at once. Limits the memory a load takes besides the pool."""
 DIRECT_SHARE = 0.5
-"""Segments of which less is read are not copied whole."""
+"""Segments of which a smaller share is read are not copied whole."""
 ALL_DIRECT = 2.0
-"""No segment is copied before it is put in place."""
+"""Copy no segment before it is placed."""
 
 Check = Callable[[], bool]
-"""Whether a piece of leased K/V has its checksum; may be called from any thread."""
+"""Whether a piece of leased K/V has its checksum. Thread-safe."""
 Placer = Callable[[range], None]
 """Puts layers in place that have arrived."""
 
 
 def layer_chunks(layers: int, most: int = CHUNK_LAYERS) -> list[tuple[int, int]]:
-    """Layers as half-open runs: one, one, two, four and so on up to `most` at a time."""
+    """Layers as half-open runs: one, one, two, four and so on, up to `most` at a time."""
     chunks: list[tuple[int, int]] = []
     while not chunks or chunks[-1][1] < layers:
         start = chunks[-1][1] if chunks else 0
@@ -52,15 +52,15 @@ def layer_chunks(layers: int, most: int = CHUNK_LAYERS) -> list[tuple[int, int]]
 
 
 def chunk_layers(*, layer_bytes: int, staged_bytes: int) -> int:
-    """Layers that may travel together where the ring is to take about `staged_bytes`."""
+    """Layers to copy together so that the ring takes about `staged_bytes`."""
     return max(1, min(CHUNK_LAYERS, staged_bytes // (RING * max(1, layer_bytes))))
 
 
 class LayerwiseLoad:
-    """One request's copies; call it with each layer in turn, before that layer's attention.
+    """One request's copies. Call it with each layer in turn, before that layer's attention.
 
-    Spans already on the device are put in place at once, in one launch. Everything that
-    can be refused is refused on construction, before anything is written.
+    Spans already on the device are placed at once, in one launch. All input is validated on
+    construction, before anything is written.
     """
 
     def __init__(
@@ -76,21 +76,21 @@ class LayerwiseLoad:
         direct_share: float = DIRECT_SHARE,
         checks: Sequence[Check] = (),
     ) -> None:
-        """Check everything and start the first copies.
+        """Validate everything and start the first copies.
 
         Parameters
         ----------
         drift
-            Where given, on the pool's device: what moved far is shifted to its new depth.
+            If given, on the pool's device: shift what moved far to its new depth.
         stream
-            Where copies from the host run; by default on the current one.
+            Stream for copies from the host; the current one by default.
         most_layers
-            Layers that travel together at most.
+            Most layers to copy together.
         direct_share
-            Pinned segments of which a smaller share is read are read by the kernel itself.
+            The kernel directly reads pinned segments of which a smaller share is needed.
         """
         self.checks = tuple(checks)
-        """What must pass before an answer is given that rests on what this loads."""
+        """Checks that must pass before an answer based on this load is given."""
         self._pool = PagedKv.of_tensor(pool) if isinstance(pool, torch.Tensor) else pool
         self._rotary, self._drift, self._stream = rotary, drift, stream
         device = self._pool.device
@@ -98,7 +98,7 @@ class LayerwiseLoad:
         self._by_kernel = self._on_device and isinstance(self._pool, PagedKv)
         spans = flattened(copies)
         self.tokens = len(spans)
-        # Without a device there is no bus to hide; the order of things is the same.
+        # Without a device there is no bus to hide, but the order of steps is the same.
         away = [not self._by_kernel or source.device != device for source in spans.sources]
         checked = flat_batch(self._pool, spans, rotary)
         self._chunks: list[tuple[int, int]] = []
@@ -115,12 +115,12 @@ class LayerwiseLoad:
         self._copied = [_event(self._on_device) for _ in range(self._ring)]
         self._placed = [_event(self._on_device) for _ in range(self._ring)]
         if stream is not None:
-            # The ring's memory may still be read by what was launched before.
+            # Earlier launches may still read the ring's memory.
             stream.wait_stream(torch.cuda.current_stream(device))
         self._send_until(self._ring)
 
     def __call__(self, layer: int) -> None:
-        """Put `layer` in place, and those before it that are not."""
+        """Put `layer` in place, and all before it that are not."""
         while self._placed_chunks < len(self._chunks):
             number = self._placed_chunks
             first, end = self._chunks[number]
@@ -131,7 +131,7 @@ class LayerwiseLoad:
             self._send_until(min(number + 1 + self._ring, len(self._chunks)))
 
     def place_all(self) -> None:
-        """Put all layers in place: queued on the current stream when this returns."""
+        """Put all layers in place. They are queued on the current stream on return."""
         self(self._pool.layer_count)
 
     def _place_chunk(self, slot: int, layers: range) -> None:
@@ -146,14 +146,14 @@ class LayerwiseLoad:
                 IN_FLIGHT.hold(event, self._direct)
 
     def _place_now(self, batch: CopyBatch) -> None:
-        """Copy what lies on the device already."""
+        """Copy what is already on the device."""
         if len(batch) and isinstance(self._pool, PagedKv):
             from semblend.kv import triton_copy
 
             triton_copy.copy_batch(self._pool, batch, self._rotary, drift=self._drift)
 
     def _stage(self, batch: CopyBatch, direct_share: float) -> None:
-        """The ring, and for each of its places where sources go and how they leave it."""
+        """Set up the ring, and for each of its places where sources go and how they leave it."""
         staged, direct = self._split(batch, direct_share)
         self._direct = direct.sources
         self._sources: list[tuple[torch.Tensor, int, int]] = []
@@ -162,7 +162,7 @@ class LayerwiseLoad:
         sizes: list[int] = []
         for source, low, high in _rows_read(staged):
             if 2 * (high - low) >= source.shape[2] and source.is_contiguous():
-                # The whole source is one plain copy; a part of it would be two a layer.
+                # The whole source is one plain copy; part of it would take two per layer.
                 low, high = 0, source.shape[2]
             self._sources.append((source, low, high))
             sizes.append(deep * 2 * (high - low) * heads * dim)
@@ -174,7 +174,7 @@ class LayerwiseLoad:
             (self._ring, sum(sizes)), dtype=self._pool.dtype, device=self._pool.device
         )
         if self._stream is not None:
-            # A load that is given up has copies under way: nobody else may have their memory yet.
+            # An abandoned load has copies in flight, so nothing else may use their memory yet.
             ring.record_stream(self._stream)
         self._staged = [
             [part.view(deep, 2, -1, heads, dim) for part in place.split(sizes)] if sizes else []
@@ -184,7 +184,7 @@ class LayerwiseLoad:
         self._place = [[kind[slot] for kind in placers if kind] for slot in range(self._ring)]
 
     def _split(self, batch: CopyBatch, direct_share: float) -> tuple[CopyBatch, CopyBatch]:
-        """What is copied to the ring, and what the kernel reads where it is."""
+        """Split into what is copied to the ring and what the kernel reads in place."""
         staged = [
             high - low >= direct_share * source.shape[2] or not self._reads(source)
             for source, low, high in _rows_read(batch)
@@ -192,11 +192,11 @@ class LayerwiseLoad:
         return batch.of_sources(staged), batch.of_sources([not whole for whole in staged])
 
     def _reads(self, source: torch.Tensor) -> bool:
-        """Whether what puts K/V in place can read a source where it is."""
+        """Whether the placing step can read a source in place."""
         return source.device == self._pool.device or (self._by_kernel and source.is_pinned())
 
     def _placers(self, batch: CopyBatch) -> list[Placer]:
-        """For each place of the ring, what rotates it into the pool."""
+        """For each place of the ring, the function that rotates it into the pool."""
         if not len(batch):
             return []
         parts = [replace(batch, sources=tuple(sources)) for sources in self._staged]
@@ -208,7 +208,8 @@ class LayerwiseLoad:
         prepared = triton_copy.prepare(pool, parts[0], drift=drift)
 
         def placer(base: torch.Tensor) -> Placer:
-            # Places lie alike, so that distances between sources are those of the first.
+            # All places have the same layout, so distances between sources equal those of the
+            # first.
             ready = replace(prepared, base=base)
             return lambda layers: triton_copy.launch(pool, ready, rotary, layers=layers)
 
@@ -223,7 +224,7 @@ class LayerwiseLoad:
             return [_torch_placer(pool, batch, rotary, drift, whole=True)] * self._ring
         from semblend.kv import triton_copy
 
-        # Counted from the pool: a launcher wants a pointer of the device.
+        # Relative to the pool, because the launcher needs a device pointer.
         ready = triton_copy.prepare(pool, batch, base=pool.keys[0], drift=drift)
 
         def place(layers: range) -> None:
@@ -232,7 +233,7 @@ class LayerwiseLoad:
         return [place] * self._ring
 
     def _send_until(self, chunk: int) -> None:
-        """Start the copies of all chunks before `chunk` that were not started yet."""
+        """Start all copies before `chunk` that have not been started."""
         while self._sent < chunk and self._sources:
             slot = self._sent % self._ring
             if self._stream is None:
@@ -250,7 +251,7 @@ class LayerwiseLoad:
             if high - low == source.shape[2] and source.is_contiguous():
                 target[: end - first].copy_(source[first:end], non_blocking=True)
                 continue
-            # Plain copies: one strided copy would go through a buffer on the host.
+            # Plain copies: one strided copy would go through a host buffer.
             for place, layer in enumerate(range(first, end)):
                 for kv in (0, 1):
                     target[place, kv].copy_(source[layer, kv, low:high], non_blocking=True)
@@ -261,11 +262,11 @@ class LayerwiseLoad:
 
 
 def _rows_read(batch: CopyBatch) -> Iterator[tuple[torch.Tensor, int, int]]:
-    """Each source of a batch, the first of its rows that is read, and the end of them."""
+    """Each source of a batch, and the first and end of its rows that are read."""
     if not len(batch):
         return
     numbers, slots = batch.source_numbers, batch.source_slots
-    # Tokens of one source mostly stand together: by run first, then by source.
+    # Tokens of one source are mostly adjacent, so group by run first, then by source.
     runs = np.flatnonzero(np.diff(numbers, prepend=-1))
     low = np.full(len(batch.sources), np.iinfo(np.int64).max)
     high = np.zeros(len(batch.sources), dtype=np.int64)
@@ -273,7 +274,7 @@ def _rows_read(batch: CopyBatch) -> Iterator[tuple[torch.Tensor, int, int]]:
     np.maximum.at(high, numbers[runs], np.maximum.reduceat(slots, runs) + 1)
     for source, first, end in zip(batch.sources, low.tolist(), high.tolist(), strict=True):
         if isinstance(source, PagedKv):
-            raise PlanError("span copies: a pool is copied from on its own device only")
+            raise PlanError("span copies: a pool can only be copied from on its own device")
         yield source, first, end
 
 
@@ -285,7 +286,7 @@ def _torch_placer(
     *,
     whole: bool = False,
 ) -> Placer:
-    """`whole` sources hold all layers, others those that are placed."""
+    """`whole` sources hold all layers, others only those being placed."""
 
     def place(layers: range) -> None:
         first = layers.start if whole else 0

@@ -1,9 +1,9 @@
-"""Where K/V of a token lies: the paged pool and the contiguous segment.
+"""Where a token's K/V is: the paged pool and the contiguous segment.
 
-A pool is one tensor [layers, 2, pages, page_size, kv_heads, head_dim], K at
-index 0 and V at index 1; a token's *slot* is page * page_size + offset. A segment
-is one tensor [layers, 2, tokens, kv_heads, head_dim]. Seen by slots, a pool has the
-shape of a segment, so all copying is between two tensors of that shape.
+A pool is one tensor [layers, 2, pages, page_size, kv_heads, head_dim], K at index 0 and V at index
+1. A token's *slot* is page * page_size + offset. A segment is one tensor [layers, 2, tokens,
+kv_heads, head_dim]. Indexed by slots, a pool has the shape of a segment, so all copying is between
+two tensors of that shape.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PagedLayout:
 
     def __post_init__(self) -> None:
         if min(self.shape) < 1:
-            raise PlanError(f"paged layout: every size is at least 1, got {self}")
+            raise PlanError(f"paged layout: expected sizes of at least 1, got {self}")
 
     @property
     def shape(self) -> tuple[int, int, int, int, int, int]:
@@ -38,7 +38,7 @@ class PagedLayout:
 
     @property
     def slots(self) -> int:
-        """Tokens the pool holds."""
+        """Number of tokens the pool holds."""
         return self.pages * self.page_size
 
     def token_bytes(self, dtype: torch.dtype) -> int:
@@ -49,7 +49,7 @@ class PagedLayout:
         return self.slots * self.token_bytes(dtype)
 
     def allocate(self, *, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-        """A pool of zeros: a page that is read before it is written must not hold NaN."""
+        """A pool of zeros: a page that is read before it is written must not contain NaN."""
         return torch.zeros(self.shape, dtype=dtype, device=device)
 
     def token_slots(
@@ -60,15 +60,15 @@ class PagedLayout:
         Raises
         ------
         PlanError
-            If the request has no page for one of the positions, or a page is not in the pool.
+            If a position has no page, or a page is not in the pool.
         """
         table = np.asarray(block_table, dtype=np.int64)
         if not 0 <= start <= end <= table.size * self.page_size:
             raise PlanError(
-                f"tokens [{start}, {end}) of a request of {table.size} pages of {self.page_size}"
+                f"tokens [{start}, {end}) of a request with {table.size} pages of {self.page_size}"
             )
         if table.size and not 0 <= int(table.min()) <= int(table.max()) < self.pages:
-            raise PlanError(f"block table: pages in [0, {self.pages}) expected")
+            raise PlanError(f"block table: expected pages in [0, {self.pages})")
         positions = np.arange(start, end, dtype=np.int64)
         return table[positions // self.page_size] * self.page_size + positions % self.page_size
 
@@ -79,21 +79,21 @@ def by_slot(kv: torch.Tensor) -> torch.Tensor:
     Raises
     ------
     PlanError
-        If the tensor has neither shape, or its tokens do not lie one behind another.
+        If the tensor has neither shape, or its tokens are not contiguous.
     """
     if kv.ndim not in (5, 6) or kv.shape[1] != 2:
         raise PlanError(
-            f"K/V: a pool [layers, 2, pages, page_size, kv_heads, head_dim] or a segment "
-            f"[layers, 2, tokens, kv_heads, head_dim] expected, got {tuple(kv.shape)}"
+            f"K/V: expected a pool [layers, 2, pages, page_size, kv_heads, head_dim] or a segment "
+            f"[layers, 2, tokens, kv_heads, head_dim], got {tuple(kv.shape)}"
         )
-    if kv.is_contiguous():  # as pools are, and the segments a long donor is kept in
+    if kv.is_contiguous():  # as pools are, and the segments of a long donor
         return kv if kv.ndim == 5 else kv.flatten(2, 3)
     heads, dim = kv.shape[-2:]
     expected = [dim * heads, dim, 1]
     if kv.ndim == 6:
         expected.insert(0, kv.shape[3] * dim * heads)
     sizes_strides = zip(kv.shape[2:], kv.stride()[2:], expected, strict=True)
-    # The stride of a dimension of size 1 means nothing and may be anything.
+    # The stride of a dimension of size 1 is meaningless.
     if any(size > 1 and stride != want for size, stride, want in sizes_strides):
-        raise PlanError(f"K/V: contiguous tokens expected, got strides {kv.stride()}")
+        raise PlanError(f"K/V: expected contiguous tokens, got strides {kv.stride()}")
     return kv if kv.ndim == 5 else kv.flatten(2, 3)

@@ -1,8 +1,8 @@
-"""Where an engine keeps K/V, described once for every engine: a strided view a layer.
+"""Where an engine keeps K/V, described the same way for every engine: a strided view per layer.
 
-Pools differ in how they order blocks, heads, K and V; they agree in that a number is found
-by adding up strides. Here each layer has a K and a V view [blocks, block_size, kv_heads,
-head_dim] of whatever memory the engine owns, and a *slot* is block * block_size + offset:
+Pools differ in how they order blocks, heads, K and V, but in all of them an element is found by
+adding up strides. Here each layer has a K and a V view [blocks, block_size, kv_heads, head_dim] of
+the engine's memory, and a *slot* is block * block_size + offset:
 
     vLLM      [blocks, 2, block_size, heads, dim], [2, blocks, ...], [blocks, heads, size, 2 dim]
     SGLang    two lists of [slots, heads, dim]
@@ -23,60 +23,56 @@ from semblend.kv.layout import by_slot
 
 
 class TokenWriter(Protocol):
-    """A pool that only its engine's own code can write to, layer by layer."""
+    """A pool that only its engine's own code can write, layer by layer."""
 
     @property
     def layer_count(self) -> int:
-        """Layers that hold K/V."""
+        """Number of layers with K/V."""
         ...
 
     @property
     def slot_count(self) -> int:
-        """Tokens it has room for."""
+        """Number of tokens it has room for."""
         ...
 
     @property
     def head_shape(self) -> tuple[int, int]:
-        """K/V heads and numbers a head."""
+        """K/V heads and head dimension."""
         ...
 
     @property
-    def dtype(self) -> torch.dtype:
-        """What it holds."""
-        ...
+    def dtype(self) -> torch.dtype: ...
 
     @property
-    def device(self) -> torch.device:
-        """Where it is."""
-        ...
+    def device(self) -> torch.device: ...
 
     def write(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
     ) -> None:
-        """Put K and V of tokens, [tokens, kv_heads, head_dim], into their slots."""
+        """Write K and V of tokens, [tokens, kv_heads, head_dim], to their slots."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PagedKv:
-    """K and V of all layers, as views that lie alike in every layer and for K and V."""
+    """K and V of all layers, as views with the same layout in every layer and for K and V."""
 
     keys: tuple[torch.Tensor, ...]
-    """A layer each, [blocks, block_size, kv_heads, head_dim], of any strides."""
+    """One per layer, [blocks, block_size, kv_heads, head_dim], with any strides."""
     values: tuple[torch.Tensor, ...]
     stack: torch.Tensor | None = None
-    """[layers, 2, slots, kv_heads, head_dim] over the same memory, where it is one tensor."""
+    """[layers, 2, slots, kv_heads, head_dim] over the same memory, if it is one tensor."""
     strides: tuple[int, int, int, int] = field(init=False)
-    """Of a block, a token, a head and a number, in elements; 0 where there is only one."""
+    """Of a block, a token, a head and an element, in elements; 0 if there is only one."""
     memory: tuple[range, ...] = field(init=False)
-    """Addresses of the memory behind it."""
+    """Address ranges of the underlying memory."""
 
     def __post_init__(self) -> None:
         views = (*self.keys, *self.values)
         if not views or len(self.keys) != len(self.values) or self.keys[0].ndim != 4:
             raise PlanError(
-                f"paged K/V: as many K as V views [blocks, block_size, kv_heads, head_dim] "
-                f"expected, got {[tuple(view.shape) for view in views[:2]]} of {len(views)}"
+                f"paged K/V: expected as many K as V views [blocks, block_size, kv_heads, "
+                f"head_dim], got {[tuple(view.shape) for view in views[:2]]} of {len(views)}"
             )
         first = views[0]
         shape, strides, dtype, device = first.shape, _strides(first), first.dtype, first.device
@@ -88,8 +84,8 @@ class PagedKv:
                 or _strides(view) != strides
             ):
                 raise PlanError(
-                    f"paged K/V: layers that lie alike expected, got {tuple(shape)} {strides} "
-                    f"{dtype} and {tuple(view.shape)} {_strides(view)} {view.dtype}"
+                    f"paged K/V: expected layers with the same layout, got {tuple(shape)} "
+                    f"{strides} {dtype} and {tuple(view.shape)} {_strides(view)} {view.dtype}"
                 )
         storages = (view.untyped_storage() for view in views)
         memory = {s.data_ptr(): range(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in storages}
@@ -98,15 +94,15 @@ class PagedKv:
 
     @classmethod
     def of_tensor(cls, kv: torch.Tensor) -> PagedKv:
-        """A pool or a segment of ours (see `kv.layout`).
+        """Wrap one of our own pools or segments (see `kv.layout`).
 
         Raises
         ------
         PlanError
-            If the tensor has neither shape, or its tokens do not lie one behind another.
+            If the tensor has neither shape, or its tokens are not contiguous.
         """
         slots = by_slot(kv)
-        parts = slots[:, :, None].transpose(2, 3)  # every slot a block of its own
+        parts = slots[:, :, None].transpose(2, 3)  # every slot is its own block
         layers = range(kv.shape[0])
         return cls(
             keys=tuple(parts[layer, 0] for layer in layers),
@@ -116,7 +112,7 @@ class PagedKv:
 
     @classmethod
     def of_slots(cls, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> PagedKv:
-        """Pools of single slots, [slots, kv_heads, head_dim] a layer."""
+        """Wrap pools of single slots, [slots, kv_heads, head_dim] per layer."""
         return cls(
             keys=tuple(pool[:, None] for pool in keys),
             values=tuple(pool[:, None] for pool in values),
@@ -136,7 +132,7 @@ class PagedKv:
 
     @property
     def head_shape(self) -> tuple[int, int]:
-        """K/V heads and numbers a head."""
+        """K/V heads and head dimension."""
         heads, dim = self.keys[0].shape[2:]
         return int(heads), int(dim)
 
@@ -149,7 +145,7 @@ class PagedKv:
         return self.keys[0].device
 
     def lies_as(self, other: PagedKv) -> bool:
-        """Whether a slot of one is the same memory as that slot of the other."""
+        """Whether each slot is the same memory in both."""
         mine, theirs = self.keys[0], other.keys[0]
         return (
             mine.data_ptr() == theirs.data_ptr()
@@ -158,12 +154,12 @@ class PagedKv:
         )
 
     def overlaps(self, address: int) -> bool:
-        """Whether an address is in the memory behind it."""
+        """Whether an address is in the underlying memory."""
         return any(address in memory for memory in self.memory)
 
 
 def _strides(view: torch.Tensor) -> tuple[int, int, int, int]:
-    # The stride of a dimension of size 1 means nothing and may be anything.
+    # The stride of a dimension of size 1 is meaningless.
     block, token, head, number = (
         stride if size > 1 else 0 for size, stride in zip(view.shape, view.stride(), strict=True)
     )

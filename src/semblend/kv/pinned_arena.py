@@ -1,9 +1,9 @@
-"""Pinned host memory in few large slabs, cut into segments by us.
+"""Pinned host memory in a few large slabs that we divide into segments.
 
-Copies to and from a device are fast from pinned memory only, and an allocator that pins each
-segment rounds it up to a power of two and stops the device's other work meanwhile. Here
-slabs are pinned, as many as are used, within a cap that is held to the byte. Addresses are
-handed out first fit; a segment's memory comes back when the last tensor over it is gone.
+Only copies to and from pinned memory are fast. An allocator that pins each segment rounds it up to
+a power of two and stalls the device's other work meanwhile. Here slabs are pinned as needed, within
+an exact byte limit. Addresses are assigned first fit, and a segment's memory is returned when the
+last tensor over it is gone.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from semblend.core.errors import CapacityError
 from semblend.kv.in_flight import IN_FLIGHT
 
 _ALIGNMENT = 512
-"""Bytes a segment begins at a multiple of."""
+"""Segments start at multiples of this many bytes."""
 _SLAB_BYTES = 256 << 20
-"""About so much is pinned at once: it takes milliseconds, and the device waits."""
+"""Approximate size of a slab. Pinning one takes milliseconds, during which the device waits."""
 
 
 class ArenaFullError(CapacityError):
-    """No free run of bytes is long enough, though there may be enough of them."""
+    """No contiguous free range is long enough, though the total may be."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,10 +39,10 @@ class _Slab:
     memory: mmap.mmap
     size: int
     free: list[tuple[int, int]] = field(default_factory=list)
-    """Runs (start, end), ascending; neighbours are joined."""
+    """Ranges (start, end), ascending; neighbours are merged."""
 
     def take(self, nbytes: int) -> int | None:
-        """The start of a run of `nbytes`, no longer free."""
+        """Allocate `nbytes` and return the start, or None."""
         for number, (start, end) in enumerate(self.free):
             if end - start >= nbytes:
                 if end - start == nbytes:
@@ -75,20 +75,20 @@ class PinnedArena:
         pin: Callable[[int, int], None] | None = None,
         unpin: Callable[[int], None] | None = None,
     ) -> None:
-        """Hold nothing yet.
+        """Start empty.
 
         Parameters
         ----------
         segment_bytes
-            Size of the usual segment: slabs hold a whole number of them.
+            Size of the usual segment. Slabs hold a whole number of them.
         slab_bytes
-            About so much is pinned at once.
+            Approximate size of a slab.
         pin, unpin
-            What pins (address, bytes) and lets go of an address; CUDA's own by default.
+            Pin (address, bytes) and unpin an address; CUDA's own by default.
         """
         if capacity_bytes < 1 or segment_bytes < 1:
             raise CapacityError(
-                f"arena: at least one byte expected, got {capacity_bytes} in segments of "
+                f"arena: expected at least one byte, got {capacity_bytes} in segments of "
                 f"{segment_bytes}"
             )
         self.capacity_bytes = capacity_bytes
@@ -97,14 +97,14 @@ class PinnedArena:
         self._pin = _register if pin is None else pin
         self._unpin = _unregister if unpin is None else unpin
         self._slabs: list[_Slab] = []
-        # Tensors die wherever the last reference goes, perhaps inside this class: their memory
-        # is put down here without the lock, and taken up by the next who holds it.
+        # Tensors die wherever their last reference goes, perhaps inside this class. Their memory is
+        # queued here without the lock, and collected by the next holder of it.
         self._returned: deque[tuple[_Slab, int, int]] = deque()
         self._lock = threading.Lock()
 
     @property
     def held_bytes(self) -> int:
-        """Bytes pinned so far; never above the cap."""
+        """Bytes pinned so far, never above the limit."""
         with self._lock:
             return sum(slab.size for slab in self._slabs)
 
@@ -121,9 +121,9 @@ class PinnedArena:
         Raises
         ------
         ArenaFullError
-            If no run of free bytes is long enough and the cap is reached.
+            If no free range is long enough and the limit is reached.
         CapacityError
-            If memory cannot be had or pinned.
+            If memory cannot be allocated or pinned.
         """
         nbytes = math.prod(shape) * dtype.itemsize
         IN_FLIGHT.sweep()
@@ -134,14 +134,14 @@ class PinnedArena:
         return torch.from_numpy(array).view(dtype).view(tuple(shape))
 
     def prepare(self, ahead_bytes: int) -> bool:
-        """Pin one more slab if fewer than `ahead_bytes` are free; False if nothing was to do."""
+        """Pin one more slab if fewer than `ahead_bytes` are free. False if there are enough."""
         if self.free_bytes >= ahead_bytes:
             return False
         with self._lock:
             return self._grow(0) is not None
 
     def close(self) -> None:
-        """Unpin everything. Nobody may use the arena, or memory of it, afterwards."""
+        """Unpin everything. Neither the arena nor its memory may be used afterwards."""
         with self._lock:
             self.capacity_bytes = 0
             for slab in self._slabs:
@@ -158,11 +158,11 @@ class PinnedArena:
             grown = self._grow(nbytes)
             start = None if grown is None else grown.take(nbytes)
             if grown is None or start is None:
-                raise ArenaFullError(f"arena: no run of {nbytes} bytes is free")
+                raise ArenaFullError(f"arena: no free range of {nbytes} bytes")
             return grown, start
 
     def _grow(self, nbytes: int) -> _Slab | None:
-        """One more slab, of at least `nbytes`; None if the cap leaves no room for it."""
+        """Add a slab of at least `nbytes`; None if the limit leaves no room for it."""
         room = self.capacity_bytes - sum(slab.size for slab in self._slabs)
         size = min(room, max(self._slab_bytes, nbytes)) // _ALIGNMENT * _ALIGNMENT
         if size < max(nbytes, 1):
@@ -170,11 +170,11 @@ class PinnedArena:
         try:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
-            raise CapacityError(f"arena: no {size} bytes of memory: {error}") from error
+            raise CapacityError(f"arena: cannot allocate {size} bytes: {error}") from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):
                 memory.madvise(mmap.MADV_HUGEPAGE)
-        # Touched first: pinning pages that are there does not hold the device up for long.
+        # Touch first: pinning resident pages holds up the device less.
         np.frombuffer(memory, dtype=np.uint8)[:: mmap.PAGESIZE] = 0
         self._pin(_address(memory), size)
         slab = _Slab(memory=memory, size=size, free=[(0, size)])
@@ -199,7 +199,7 @@ def _register(address: int, nbytes: int) -> None:
     cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     status = int(cuda.cudaHostRegister(address, nbytes, 0))
     if status:
-        raise CapacityError(f"arena: {nbytes} bytes could not be pinned: CUDA error {status}")
+        raise CapacityError(f"arena: cannot pin {nbytes} bytes: CUDA error {status}")
 
 
 def _unregister(address: int) -> None:

@@ -1,8 +1,8 @@
-"""Reads rotary parameters out of a model's config, whatever year it was written in.
+"""Reads rotary parameters from a model's config, old or new.
 
-Transformers 5 keeps everything in `rope_parameters`; before that it was spread
-over `rope_theta`, `rope_scaling`, `partial_rotary_factor`, `rotary_pct` and
-`rotary_dim`. Features under which K cannot be moved are refused here by name.
+Transformers 5 keeps everything in `rope_parameters`. Before, it was spread over `rope_theta`,
+`rope_scaling`, `partial_rotary_factor`, `rotary_pct` and `rotary_dim`. Features that prevent moving
+K are refused by name.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from semblend.core.errors import UnsupportedRotaryError
 INTERLEAVED_MODELS = frozenset(
     {"codegen", "cohere", "ernie4_5", "ernie4_5_moe", "glm", "glm4", "gptj", "helium"}
 )
-"""Model types whose own code pairs (2i, 2i + 1); no config says it. The start-up self-test
-refuses a model that is missing here."""
+"""Model types whose own code pairs (2i, 2i + 1). No config says so. The start-up self-test refuses
+a model that is missing here.
+"""
 
 _MIXED_POSITION_MODELS = frozenset({"cohere2", "cohere2_moe", "exaone4", "llama4", "llama4_text"})
 _SUPPORTED = ("default", "linear", "llama3", "yarn")
@@ -32,7 +33,7 @@ _REFUSED_KINDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigReader:
-    """One config with its rotary parameters gathered; reading never changes the config."""
+    """A config with its rotary parameters gathered. Reading never changes the config."""
 
     get: Callable[[str], Any]
     """A config attribute by name, or None."""
@@ -50,12 +51,12 @@ class ConfigReader:
 
         parameters = get("rope_parameters") or get("rope_scaling") or {}
         if not isinstance(parameters, Mapping):
-            raise UnsupportedRotaryError(f"rope_parameters: a mapping expected, got {parameters!r}")
+            raise UnsupportedRotaryError(f"rope_parameters: expected a mapping, got {parameters!r}")
         return cls(get=get, parameters=parameters)
 
     @property
     def kind(self) -> str:
-        """The kind's name as the config states it."""
+        """The kind's name in the config."""
         name = self.parameters.get("rope_type") or self.parameters.get("type") or "default"
         return str(name)
 
@@ -65,25 +66,25 @@ class ConfigReader:
 
     @property
     def interleaved(self) -> bool:
-        """Whether the family pairs neighbours."""
+        """Whether this model family pairs neighbours."""
         return self.model_type in INTERLEAVED_MODELS
 
     @property
     def head_dim(self) -> int:
-        """Numbers in one head of K."""
+        """Size of one head of K."""
         if self.get("head_dim"):
             return int(self.get("head_dim"))
         hidden = self.get("hidden_size") or self.get("n_embd")
         heads = self.get("num_attention_heads") or self.get("n_head")
         if not hidden or not heads:
             raise UnsupportedRotaryError(
-                "config: head_dim, or hidden_size and num_attention_heads, must be known"
+                "config: expected head_dim, or hidden_size and num_attention_heads"
             )
         return int(hidden) // int(heads)
 
     @property
     def rotary_dim(self) -> int:
-        """Numbers of a head that rotate (partial rotary rotates the first part only)."""
+        """Rotating elements of a head. Partial rotary embeddings rotate only the first part."""
         share = self.number("partial_rotary_factor")
         if share is None and self.get("rotary_dim"):
             return int(self.get("rotary_dim"))
@@ -96,25 +97,25 @@ class ConfigReader:
         """Base of the wavelengths."""
         theta = self.number("rope_theta") or self.get("rope_theta") or self.get("rotary_emb_base")
         if theta is None and self.model_type in ("gptj", "codegen"):
-            theta = 10_000.0  # These two have it in their code, not in their config.
+            theta = 10_000.0  # these two have it in their code, not in their config
         if theta is None:
             raise UnsupportedRotaryError(
-                f"config of model type {self.model_type!r} states no rope_theta: "
-                f"the model has no rotary embedding that is known here"
+                f"config of model type {self.model_type!r} has no rope_theta: "
+                f"the model has no known rotary embedding"
             )
         return float(theta)
 
     @property
     def max_positions(self) -> int:
-        """Positions the model is made for."""
+        """Number of positions the model supports."""
         value = self.get("max_position_embeddings") or self.get("n_positions")
         if not value:
-            raise UnsupportedRotaryError("config: max_position_embeddings must be known")
+            raise UnsupportedRotaryError("config: expected max_position_embeddings")
         return int(value)
 
     @property
     def original_max_positions(self) -> int:
-        """Context before scaling; what stands outside the rotary parameters comes first."""
+        """Context before scaling. A value outside the rotary parameters takes precedence."""
         value = self.get("original_max_position_embeddings") or self.number(
             "original_max_position_embeddings"
         )
@@ -128,7 +129,7 @@ class ConfigReader:
 
     @property
     def yarn_attention_factor(self) -> float:
-        """What yarn multiplies cosines and sines by (paper 2309.00071, and DeepSeek's mscale)."""
+        """YaRN's factor for cosines and sines (arXiv 2309.00071, and DeepSeek's mscale)."""
         stated = self.number("attention_factor")
         if stated is not None:
             return stated
@@ -141,19 +142,19 @@ class ConfigReader:
         return 1.0 if self.factor <= 1.0 else 0.1 * weight * math.log(self.factor) + 1.0
 
     def number(self, name: str) -> float | None:
-        """A rotary parameter as a number, or None where it is not stated."""
+        """A rotary parameter as a number, or None if it is missing."""
         value = self.parameters.get(name)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UnsupportedRotaryError(
-                f"rope_parameters.{name}: a number expected, got {value!r}"
+                f"rope_parameters.{name}: expected a number, got {value!r}"
             )
         return float(value)
 
 
 def refuse_unmovable(reader: ConfigReader) -> None:
-    """Refuse, by name, every feature under which K cannot be moved by one rotation.
+    """Refuse, by name, every feature that prevents moving K by one rotation.
 
     Raises
     ------
@@ -184,5 +185,5 @@ def refuse_unmovable(reader: ConfigReader) -> None:
         raise UnsupportedRotaryError(_REFUSED_KINDS[kind])
     if kind not in _SUPPORTED:
         raise UnsupportedRotaryError(
-            f"unknown rotary kind {kind!r}; supported are {', '.join(_SUPPORTED)}"
+            f"unknown rotary kind {kind!r}; expected one of {', '.join(_SUPPORTED)}"
         )

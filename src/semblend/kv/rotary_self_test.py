@@ -1,10 +1,9 @@
-"""The start-up proof that we move K as the model itself would have placed it.
+"""The start-up proof that we move K to where the model itself would place it.
 
-One token alone attends to itself only, so its hidden states do not depend on its
-position: whatever differs between its K at two positions is the model's
-rotation, on every layer. Comparing that with ours finds a wrong pairing, a layer
-without rotary positions, a partial rotation or a scale, by whatever name the
-model has them.
+A single token attends only to itself, so its hidden states do not depend on its position. Any
+difference between its K at two positions is therefore the model's rotation, on every layer.
+Comparing it with ours detects a wrong pairing, a layer without rotary positions, a partial rotation
+or a scale, whatever the model calls them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 1e-2, tor
 
 
 def positions_to_prove(rows: int) -> list[int]:
-    """The first, two in the middle and the last of so many."""
+    """The first, two middle and the last of this many positions."""
     last = rows - 1
     return sorted({0, min(1, last), last // 3, last})
 
@@ -30,7 +29,7 @@ def positions_to_prove(rows: int) -> list[int]:
 def prove_moves(
     table: RotaryTable, positions: Sequence[int], computed: Sequence[torch.Tensor]
 ) -> None:
-    """Move K of each position to each other one and compare with what was computed there.
+    """Move K from each position to each other and compare with what was computed there.
 
     Parameters
     ----------
@@ -61,7 +60,7 @@ def self_test(
     Parameters
     ----------
     model
-        A transformers causal language model; called with one token and `position_ids`.
+        A transformers causal language model, called with one token and `position_ids`.
     positions
         Positions to move between; by default the first, two in the middle and the last.
 
@@ -89,7 +88,7 @@ def self_test_rotation(
 
 
 def _keys_at(model: Any, position: int, token_id: int) -> torch.Tensor:
-    """K of one lone token, shape [layers, 1, kv_heads, head_dim]."""
+    """K of a single token, shape [layers, 1, kv_heads, head_dim]."""
     device = model.get_input_embeddings().weight.device
     output = model(
         input_ids=torch.tensor([[token_id]], device=device),
@@ -103,7 +102,7 @@ def _keys_at(model: Any, position: int, token_id: int) -> torch.Tensor:
 def _apply(
     rotary_module: Any, apply_rotary: Any, keys: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """`keys` [1, heads, tokens, head_dim] rotated by the model's own function."""
+    """Rotate `keys` [1, heads, tokens, head_dim] with the model's own function."""
     cos, sin = rotary_module(keys, positions[None])
     rotary_dim = cos.shape[-1]
     turned = apply_rotary(keys[..., :rotary_dim], keys[..., :rotary_dim], cos, sin)[1]

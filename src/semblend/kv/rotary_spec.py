@@ -1,8 +1,8 @@
-"""Which rotary embedding a model has, as a value; kinds that K cannot follow are refused by name.
+"""A model's rotary embedding as a value. Kinds that prevent moving K are refused by name.
 
-Moving K from one position to another is a rotation by the angle difference only
-where the angle is a fixed multiple of the position. That holds for the kinds in
-:class:`RotaryKind` and for no other, so everything else fails closed.
+Moving K between positions is a rotation by the angle difference only if the angle is a fixed
+multiple of the position. That is true of the kinds in :class:`RotaryKind` and no others, so
+everything else is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RotaryKind(StrEnum):
 
 
 class Pairing(StrEnum):
-    """Which two numbers of a head are rotated together."""
+    """Which two elements of a head are rotated together."""
 
     NEOX = "neox"
     """(i, i + rotary_dim / 2): Llama, Qwen, Mistral, GPT-NeoX."""
@@ -39,8 +39,8 @@ class Pairing(StrEnum):
 class RotarySpec:
     """Everything that determines a model's rotation of K.
 
-    Only the first `rotary_dim` numbers of a head rotate; `attention_factor`
-    scales cosines and sines alike (YaRN) and cancels when K is moved.
+    Only the first `rotary_dim` elements of a head rotate. `attention_factor` scales cosines and
+    sines alike (YaRN) and cancels when K is moved.
     """
 
     head_dim: int
@@ -58,15 +58,15 @@ class RotarySpec:
     beta_fast: float | None = None
     beta_slow: float | None = None
     truncate: bool = True
-    """Whether yarn's ramp begins and ends on whole frequencies."""
+    """Whether YaRN's ramp starts and ends on whole frequencies."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", RotaryKind(self.kind))
         object.__setattr__(self, "pairing", Pairing(self.pairing))
         if self.rotary_dim < 2 or self.rotary_dim % 2 or self.rotary_dim > self.head_dim:
             raise UnsupportedRotaryError(
-                f"rotary_dim={self.rotary_dim}: an even number of at most "
-                f"head_dim={self.head_dim} expected"
+                f"rotary_dim={self.rotary_dim}: expected an even number of at most "
+                f"head_dim={self.head_dim}"
             )
         if self.theta <= 0 or self.factor <= 0 or self.attention_factor <= 0:
             raise UnsupportedRotaryError(
@@ -74,19 +74,19 @@ class RotarySpec:
                 f"attention_factor={self.attention_factor} must all be above 0"
             )
         if self.max_positions < 1:
-            raise UnsupportedRotaryError(f"max_positions={self.max_positions}: 1 or more expected")
+            raise UnsupportedRotaryError(f"max_positions={self.max_positions}: expected at least 1")
         for name in _NEEDED.get(self.kind, ()):
             if getattr(self, name) is None:
                 raise UnsupportedRotaryError(f"rotary kind {self.kind.value!r} needs {name}")
 
     @classmethod
     def from_config(cls, config: Any) -> RotarySpec:
-        """Read the spec from a transformers config (or its dictionary), old or new shape.
+        """Read the spec from a transformers config (or its dictionary), old or new format.
 
         Raises
         ------
         UnsupportedRotaryError
-            Naming the kind or feature under which K cannot be moved.
+            Naming the kind or feature that prevents moving K.
         """
         reader = ConfigReader.of(config)
         refuse_unmovable(reader)
@@ -110,15 +110,15 @@ class RotarySpec:
         )
 
     def fingerprint(self) -> str:
-        """Text that is equal exactly when two specs rotate alike: a namespace's `rope` part."""
+        """Text that is equal exactly if two specs rotate alike. It is a namespace's `rope` part."""
         parts = [f"{f.name}={getattr(self, f.name)!s}" for f in fields(self)]
         return "rope:v1;" + ";".join(parts)
 
     def inverse_frequencies(self) -> torch.Tensor:
-        """Radians a position turns each pair by: fp32, shape [rotary_dim / 2].
+        """Radians by which a position turns each pair: fp32, shape [rotary_dim / 2].
 
-        fp32 on purpose: models compute it so, and at position 30,000 the rounding
-        is worth a thousandth of a radian.
+        Deliberately fp32, as in models. At position 30,000 the rounding amounts to a thousandth of
+        a radian.
         """
         exponents = torch.arange(0, self.rotary_dim, 2, dtype=torch.float32) / self.rotary_dim
         unscaled = 1.0 / (self.theta**exponents)
@@ -130,14 +130,14 @@ class RotarySpec:
         return unscaled * (kept + (1.0 - kept) / self.factor)
 
     def _llama3_kept(self, unscaled: torch.Tensor) -> torch.Tensor:
-        """Share of each frequency left as it is: 1 for short waves, 0 for long ones."""
+        """Share of each frequency left unchanged: 1 for short waves, 0 for long ones."""
         context = self._stated("original_max_positions")
         low, high = self._stated("low_freq_factor"), self._stated("high_freq_factor")
         turns = context * unscaled / (2 * torch.pi)
         return ((turns - low) / (high - low)).clamp(0.0, 1.0)
 
     def _yarn_kept(self) -> torch.Tensor:
-        """Share of each frequency left as it is: 1 up to beta_fast turns, 0 from beta_slow on."""
+        """Share of each frequency left unchanged: 1 up to beta_fast turns, 0 from beta_slow on."""
         first = self._yarn_index(self._stated("beta_fast"))
         last = self._yarn_index(self._stated("beta_slow"))
         if self.truncate:
@@ -154,7 +154,7 @@ class RotarySpec:
         return self.rotary_dim * log[0] / (2 * log[1])
 
     def _stated(self, name: str) -> float:
-        """A parameter that `__post_init__` made sure of for this kind."""
+        """A parameter that `__post_init__` has required for this kind."""
         return float(getattr(self, name))
 
 

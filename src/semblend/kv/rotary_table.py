@@ -1,7 +1,7 @@
 """The cosine and sine rows a model rotates K with, and moving K between them.
 
-Rows are read from the model itself wherever it can be asked: angles recomputed
-from a formula differ from the model's own by its rounding, rows do not.
+Rows are read from the model itself if possible. Angles recomputed from a formula differ from the
+model's by its rounding; its rows do not.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from semblend.kv.rotary_spec import Pairing, RotarySpec
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RotaryTable:
-    """Rows of cosines and sines, one a position; moves K by undoing one row and applying another.
+    """Rows of cosines and sines, one per position. Moves K by undoing one row and applying another.
 
-    A common scale of the rows (YaRN's attention factor) cancels, so moving K
-    never changes its length.
+    A common scale of the rows (YaRN's attention factor) cancels, so moving K never changes its
+    length.
     """
 
     cos: torch.Tensor
@@ -34,7 +34,7 @@ class RotaryTable:
         object.__setattr__(self, "pairing", Pairing(self.pairing))
         if self.cos.ndim != 2 or self.cos.shape != self.sin.shape or 0 in self.cos.shape:
             raise UnsupportedRotaryError(
-                f"rotary rows: two equal shapes [positions, rotary_dim / 2] expected, got "
+                f"rotary rows: expected two equal shapes [positions, rotary_dim / 2], got "
                 f"{tuple(self.cos.shape)} and {tuple(self.sin.shape)}"
             )
         for name in ("cos", "sin"):
@@ -49,7 +49,7 @@ class RotaryTable:
         positions: int | None = None,
         device: torch.device | str | None = None,
     ) -> RotaryTable:
-        """Rows computed from a spec, for positions [0, positions)."""
+        """Compute rows from a spec, for positions [0, positions)."""
         count = spec.max_positions if positions is None else positions
         angles = torch.arange(count, dtype=torch.float32)[:, None] * spec.inverse_frequencies()
         table = cls(
@@ -69,7 +69,7 @@ class RotaryTable:
         pairing: Pairing | str = Pairing.NEOX,
         dtype: torch.dtype = torch.float32,
     ) -> RotaryTable:
-        """Rows asked of a transformers rotary module (`model.model.rotary_emb`).
+        """Get rows from a transformers rotary module (`model.model.rotary_emb`).
 
         Parameters
         ----------
@@ -77,10 +77,10 @@ class RotaryTable:
             Called as ``rotary_module(x, position_ids)``; returns cosines and sines of shape
             [1, positions, rotary_dim], each value twice.
         positions
-            How many rows, from position 0.
+            Number of rows, from position 0.
         dtype
-            The type the model computes in: its rows are rounded to it, and moving K with the
-            rounded rows is what reproduces K at the new position.
+            The model's compute type. Its rows are rounded to it, and only the rounded
+            rows reproduce K at the new position.
         """
         _refuse_module(rotary_module)
         device = next((b.device for b in rotary_module.buffers()), torch.device("cpu"))
@@ -90,8 +90,8 @@ class RotaryTable:
         )
         if cos.ndim != 3 or cos.shape[0] != 1:
             raise UnsupportedRotaryError(
-                f"rotary module {type(rotary_module).__name__}: rows of shape [1, positions, "
-                f"rotary_dim] expected, got {tuple(cos.shape)} (M-RoPE?)"
+                f"rotary module {type(rotary_module).__name__}: expected rows of shape "
+                f"[1, positions, rotary_dim], got {tuple(cos.shape)} (M-RoPE?)"
             )
         pick = _row_halves(cos[0], type(rotary_module).__name__)
         return cls(cos=pick(cos[0]), sin=pick(sin[0]), pairing=Pairing(pairing))
@@ -103,7 +103,7 @@ class RotaryTable:
         """Rows from an engine's cache, shape [positions, rotary_dim]: cosines, then sines."""
         if cache.ndim != 2 or cache.shape[1] % 2:
             raise UnsupportedRotaryError(
-                f"cos_sin_cache: shape [positions, rotary_dim] expected, got {tuple(cache.shape)}"
+                f"cos_sin_cache: expected shape [positions, rotary_dim], got {tuple(cache.shape)}"
             )
         cos, sin = cache.chunk(2, dim=-1)
         return cls(cos=cos, sin=sin, pairing=Pairing(pairing))
@@ -114,19 +114,19 @@ class RotaryTable:
 
     @property
     def rotary_dim(self) -> int:
-        """Numbers of a head that rotate."""
+        """Rotating elements of a head."""
         return 2 * self.cos.shape[1]
 
     def to(self, device: torch.device | str) -> RotaryTable:
         return RotaryTable(cos=self.cos.to(device), sin=self.sin.to(device), pairing=self.pairing)
 
     def check_positions(self, lowest: int, highest: int) -> None:
-        """Refuse positions that have no row.
+        """Refuse positions without a row.
 
         Raises
         ------
         PlanError
-            Naming the position and how many rows there are.
+            Naming the position and the number of rows.
         """
         if lowest < 0 or highest >= self.positions:
             wrong = lowest if lowest < 0 else highest
@@ -137,8 +137,8 @@ class RotaryTable:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows that take K from one position to another; both fp32, [tokens, rotary_dim / 2].
 
-        The target row times the source row's conjugate over its squared length:
-        exactly undoes what was applied, so a common scale cancels.
+        The target row times the source row's conjugate over its squared length. This exactly undoes
+        what was applied, so a common scale cancels.
         """
         cos_from, sin_from = self.cos[source_positions], self.sin[source_positions]
         cos_to, sin_to = self.cos[target_positions], self.sin[target_positions]
@@ -153,7 +153,7 @@ class RotaryTable:
         source_positions: torch.Tensor,
         target_positions: torch.Tensor,
     ) -> torch.Tensor:
-        """Move K from where it was computed to where it shall stand.
+        """Move K from where it was computed to its new position.
 
         Parameters
         ----------
@@ -173,12 +173,12 @@ class RotaryTable:
         tokens, head_dim = keys.shape[-3], keys.shape[-1]
         if source.shape != (tokens,) or target.shape != (tokens,):
             raise PlanError(
-                f"rerotate: one source and one target position for each of {tokens} tokens "
-                f"expected, got {tuple(source.shape)} and {tuple(target.shape)}"
+                f"rerotate: expected one source and one target position for each of {tokens} "
+                f"tokens, got {tuple(source.shape)} and {tuple(target.shape)}"
             )
         if self.rotary_dim > head_dim:
             raise UnsupportedRotaryError(
-                f"rerotate: rows rotate {self.rotary_dim} numbers, heads have {head_dim}"
+                f"rerotate: rows rotate {self.rotary_dim} elements, heads have {head_dim}"
             )
         result = keys.clone()
         if tokens == 0:
@@ -198,7 +198,7 @@ class RotaryTable:
 def rotate(
     rotating: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, pairing: Pairing
 ) -> torch.Tensor:
-    """Turn pairs of the last dimension, [..., rotary_dim], by rows [..., rotary_dim / 2]."""
+    """Rotate pairs of the last dimension, [..., rotary_dim], by rows [..., rotary_dim / 2]."""
     full_cos, full_sin = full_rows(cos, sin, pairing)
     return torch.addcmul(rotating * full_cos, swap_pairs(rotating, pairing), full_sin)
 
@@ -208,7 +208,7 @@ def full_rows(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows as wide as what they rotate, so that a rotation is x * cos + swapped x * sin.
 
-    One multiply-add over whole rows is 3-4 times as fast on a CPU as working on halves.
+    On a CPU, one multiply-add over whole rows is 3-4 times as fast as working on halves.
     """
     if pairing is Pairing.NEOX:
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
@@ -216,7 +216,7 @@ def full_rows(
 
 
 def swap_pairs(rotating: torch.Tensor, pairing: Pairing) -> torch.Tensor:
-    """The two numbers of each pair exchanged; same shape, [..., rotary_dim]."""
+    """Swap the two elements of each pair; same shape, [..., rotary_dim]."""
     if pairing is Pairing.NEOX:
         return rotating.roll(rotating.shape[-1] // 2, dims=-1)
     pairs = rotating.reshape(*rotating.shape[:-1], -1, 2)
@@ -224,7 +224,7 @@ def swap_pairs(rotating: torch.Tensor, pairing: Pairing) -> torch.Tensor:
 
 
 def _row_halves(rows: torch.Tensor, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """How to pick one of each doubled value: models double by halves or by neighbours."""
+    """How to pick one of each doubled value. Models double by halves or by neighbours."""
     half = rows.shape[-1] // 2
     if rows.shape[-1] % 2 == 0:
         if torch.equal(rows[:, :half], rows[:, half:]):
@@ -232,7 +232,7 @@ def _row_halves(rows: torch.Tensor, name: str) -> Callable[[torch.Tensor], torch
         if torch.equal(rows[:, 0::2], rows[:, 1::2]):
             return lambda values: values[:, 0::2]
     raise UnsupportedRotaryError(
-        f"rotary module {name}: its rows hold no value twice, neither by halves nor by neighbours"
+        f"rotary module {name}: its rows are doubled neither by halves nor by neighbours"
     )
 
 

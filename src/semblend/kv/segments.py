@@ -1,8 +1,8 @@
-"""Segments: runs of exactly computed K/V, named by everything their numbers depend on.
+"""Segments: runs of exactly computed K/V, named by everything they depend on.
 
-K/V of a token depends on the model (the namespace), on its position and on every
-token before it. A key covers all three with a cryptographic hash, so equal keys
-mean equal exact K/V, whoever computed it and however the prompt was cut.
+A token's K/V depends on the model (the namespace), on its position and on every token before it. A
+key covers all three with a cryptographic hash, so equal keys mean equal exact K/V, whoever computed
+it and however the prompt was split.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DIGEST_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentKey:
-    """The name of tokens [start, start + length) behind one context in one namespace."""
+    """The name of tokens [start, start + length) after one context in one namespace."""
 
     namespace: bytes
     """`Namespace.key(secret)`, 16 bytes."""
@@ -40,12 +40,12 @@ class SegmentKey:
     def __post_init__(self) -> None:
         if len(self.namespace) != NAMESPACE_BYTES or len(self.digest) != DIGEST_BYTES:
             raise DonorError(
-                f"segment key: a namespace of {NAMESPACE_BYTES} and a digest of {DIGEST_BYTES} "
-                f"bytes expected, got {len(self.namespace)} and {len(self.digest)}"
+                f"segment key: expected a namespace of {NAMESPACE_BYTES} and a digest of "
+                f"{DIGEST_BYTES} bytes, got {len(self.namespace)} and {len(self.digest)}"
             )
         if self.start < 0 or self.length < 1:
             raise DonorError(
-                f"segment key: start >= 0 and length >= 1 expected, got {self.start}, {self.length}"
+                f"segment key: expected start >= 0 and length >= 1, got {self.start}, {self.length}"
             )
 
     @classmethod
@@ -63,14 +63,15 @@ class SegmentKey:
         Raises
         ------
         DonorError
-            If the edges do not rise or reach beyond the tokens.
+            If the edges do not ascend or extend beyond the tokens.
         """
         rising = all(low < high for low, high in pairwise(edges))
         if len(edges) < 2 or not rising or edges[0] < 0 or edges[-1] > len(tokens):
             raise DonorError(
-                f"segment edges {list(edges)}: at least two, rising, in [0, {len(tokens)}] expected"
+                f"segment edges {list(edges)}: expected at least two, ascending, in "
+                f"[0, {len(tokens)}]"
             )
-        # Fixed-width ids, so that no two token runs have the same bytes.
+        # Fixed-width ids, so that different tokens never have the same bytes.
         data = np.ascontiguousarray(tokens, dtype="<i4")
         context = hashlib.blake2b(namespace, digest_size=DIGEST_BYTES, person=b"semblend:kv:ctx1")
         context.update(data[: edges[0]].data)
@@ -86,30 +87,30 @@ class SegmentKey:
 
     @property
     def name(self) -> str:
-        """The digest in hex: the only text a stored segment is ever named by."""
+        """The digest in hex: the only name a stored segment ever has."""
         return self.digest.hex()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Segment:
-    """K/V under a key. Whoever puts a segment into a tier hands its tensor over."""
+    """K/V under a key. Putting a segment into a tier transfers its tensor."""
 
     key: SegmentKey
     kv: torch.Tensor
     """[layers, 2, tokens, kv_heads, head_dim], K at index 0, contiguous."""
     checksum: int | None = None
-    """xxh3 of the bytes of `kv`, once somebody has computed it."""
+    """xxh3 of the bytes of `kv`, once computed."""
     tainted: bool = False
-    """Whether any of it was computed on top of reused K/V; such a segment is never stored."""
+    """Whether any of it was computed after reused K/V. Such a segment is never stored."""
 
     def __post_init__(self) -> None:
         if self.kv.ndim != 5 or self.kv.shape[1] != 2 or self.kv.shape[2] != self.key.length:
             raise DonorError(
-                f"segment: K/V of shape [layers, 2, {self.key.length}, kv_heads, head_dim] "
-                f"expected, got {tuple(self.kv.shape)}"
+                f"segment: expected K/V of shape [layers, 2, {self.key.length}, kv_heads, "
+                f"head_dim], got {tuple(self.kv.shape)}"
             )
         if not self.kv.is_contiguous() or self.kv.numel() == 0:
-            raise DonorError("segment: contiguous K/V that is not empty expected")
+            raise DonorError("segment: expected contiguous, non-empty K/V")
 
     @property
     def nbytes(self) -> int:
@@ -117,7 +118,7 @@ class Segment:
 
 
 def require_exact(segment: Segment) -> None:
-    """Refuse tainted K/V: approximate numbers must never be found as exact ones.
+    """Refuse tainted K/V: approximate K/V must never be found as exact.
 
     Raises
     ------
@@ -126,16 +127,16 @@ def require_exact(segment: Segment) -> None:
     """
     if segment.tainted:
         raise DonorError(
-            f"segment {segment.key.name[:16]} is tainted: K/V computed on top of reused K/V is "
+            f"segment {segment.key.name[:16]} is tainted: K/V computed after reused K/V is "
             f"approximate and stays with its request"
         )
 
 
 def kv_bytes(kv: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous tensor on the host, not copied."""
+    """The bytes of a contiguous host tensor, not copied."""
     return kv.flatten().view(torch.uint8).numpy().data
 
 
 def kv_checksum(kv: torch.Tensor) -> int:
-    """xxh3 of the bytes of a contiguous tensor on the host."""
+    """xxh3 of the bytes of a contiguous host tensor."""
     return spoiled(FaultPoint.CHECKSUM, xxhash.xxh3_64_intdigest(kv_bytes(kv)))

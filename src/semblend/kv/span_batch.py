@@ -1,8 +1,7 @@
-"""What is to be copied: spans as a caller states them, and checked flat batches for kernels.
+"""What to copy: spans as callers state them, and validated flat batches for kernels.
 
-Everything a kernel takes on trust (slots in range, written once, not read and
-written in one call, positions with rows) is checked here, on the host, before
-anything is written.
+Everything a kernel takes on trust (slots in range, written once, not read and written in one call,
+positions with rows) is checked here, on the host, before anything is written.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from semblend.kv.paged_kv import PagedKv, TokenWriter
 from semblend.kv.rotary_table import RotaryTable
 
 Source = torch.Tensor | PagedKv
-"""K/V to copy from: a segment or pool of ours, or any engine's pool."""
+"""K/V to copy from: one of our segments or pools, or any engine's pool."""
 Destination = PagedKv | TokenWriter
-"""Where K/V is copied to: memory of known strides, or whatever an engine alone can write."""
+"""K/V to copy to: memory with known strides, or what only an engine can write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SpanCopy:
-    """One span to copy: which rows of which source, into which slots, from where to where."""
+    """One span to copy: rows of a source, target slots, and the positions to move between."""
 
     source: Source
     """A segment [layers, 2, tokens, kv_heads, head_dim], or a pool."""
@@ -40,7 +39,7 @@ class SpanCopy:
     source_start: int
     """Position at which the first token's K was computed."""
     target_start: int
-    """Position at which it shall stand."""
+    """Position it moves to."""
 
     def __post_init__(self) -> None:
         for name in ("source_slots", "target_slots"):
@@ -49,12 +48,12 @@ class SpanCopy:
                 object.__setattr__(self, name, np.ascontiguousarray(slots, dtype=np.int64))
         if self.source_slots.ndim != 1 or self.source_slots.shape != self.target_slots.shape:
             raise PlanError(
-                f"span copy: as many source as target slots expected, got "
+                f"span copy: expected as many source as target slots, got "
                 f"{self.source_slots.shape} and {self.target_slots.shape}"
             )
         if self.source_start < 0 or self.target_start < 0:
             raise PlanError(
-                f"span copy: starts at 0 or later expected, got source_start={self.source_start} "
+                f"span copy: expected starts of at least 0, got source_start={self.source_start} "
                 f"and target_start={self.target_start}"
             )
 
@@ -64,24 +63,23 @@ class SpanCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CopyBatch:
-    """All tokens to copy, flat: one entry a token in every array."""
+    """All tokens to copy, flat: one entry per token in every array."""
 
     sources: tuple[Source, ...]
     """Tensors [layers, 2, slots, kv_heads, head_dim] whose slots differ, or one `PagedKv`."""
     source_numbers: SlotArray
-    """Which of the sources a token is read from."""
+    """The source each token is read from."""
     source_slots: SlotArray
     target_slots: SlotArray
     source_positions: SlotArray
     target_positions: SlotArray
     span_offsets: SlotArray
-    """How far into its span a token stands: shifts of depth go by steps from there."""
+    """Offset of each token in its span, from which depth-shift steps count."""
 
     def __len__(self) -> int:
         return int(self.source_slots.size)
 
     def part(self, which: npt.NDArray[np.bool_] | slice) -> CopyBatch:
-        """Some of the tokens."""
         return replace(
             self,
             source_numbers=self.source_numbers[which],
@@ -93,7 +91,7 @@ class CopyBatch:
         )
 
     def of_sources(self, wanted: Sequence[bool]) -> CopyBatch:
-        """The tokens of some of the sources, one flag a source; the others are left out."""
+        """The tokens of some sources, with one flag per source."""
         if all(wanted):
             return self
         kept = np.array(wanted)
@@ -106,9 +104,9 @@ class CopyBatch:
 
 
 class CopyRuns:
-    """Collects runs of tokens out of any number of sources, to become one batch.
+    """Collects runs of tokens from any number of sources into one batch.
 
-    A long prompt is hundreds of runs, and its kernel waits: no array is made for one of them.
+    A long prompt has hundreds of runs and its kernel is waiting, so no array is made per run.
     """
 
     def __init__(self) -> None:
@@ -126,9 +124,9 @@ class CopyRuns:
         tokens: int,
         span_offset: int = 0,
     ) -> None:
-        """Rows [row, row + tokens) of a source, at least one; positions are the first one's.
+        """Add rows [row, row + tokens) of a source, at least one. Positions are the first row's.
 
-        `span_offset` is how far into its span the run begins, where a span lies in pieces.
+        `span_offset` is the run's offset in its span, if a span is split into pieces.
         """
         number = self._numbers.setdefault(id(source), len(self._sources))
         if number == len(self._sources):
@@ -136,7 +134,7 @@ class CopyRuns:
         self._runs.append((number, row, source_start, target_start, span_offset, tokens))
 
     def batch(self, target_slots: SlotArray) -> CopyBatch:
-        """All runs, not yet checked against a pool.
+        """All runs as a batch, not yet checked against a pool.
 
         Parameters
         ----------
@@ -146,14 +144,14 @@ class CopyRuns:
         Raises
         ------
         PlanError
-            If a run begins before 0, or reaches a position that has no slot.
+            If a run starts before 0, or reaches a position without a slot.
         """
         runs = np.array(self._runs, dtype=np.int64).reshape(-1, 6).T
         if (least := int(runs.min(initial=0))) < 0:
-            raise PlanError(f"copy runs: rows and positions of 0 or more expected, got {least}")
+            raise PlanError(f"copy runs: expected rows and positions of at least 0, got {least}")
         starts, lengths = runs[:5], runs[5]
         if (end := int((starts[3] + lengths).max(initial=0))) > len(target_slots):
-            raise PlanError(f"copy runs: {end} target slots expected, got {len(target_slots)}")
+            raise PlanError(f"copy runs: expected {end} target slots, got {len(target_slots)}")
         numbers, source_slots, source_positions, target_positions, offsets = _along(starts, lengths)
         return CopyBatch(
             sources=tuple(map(_as_slots, self._sources)),
@@ -180,8 +178,8 @@ def flat_batch(
     if not len(batch):
         return None
     if len(batch.sources) > 1 and any(isinstance(s, PagedKv) for s in batch.sources):
-        raise PlanError("span copies: an engine's pool is copied from alone, beside no segment")
-    # Segments of one donor are alike: a shape is checked once.
+        raise PlanError("span copies: an engine's pool cannot be combined with other sources")
+    # Segments of one donor have the same shape, so check each shape once.
     for shape in dict.fromkeys(map(_shape_of, batch.sources)):
         _check_source(shape, destination, table)
     _check_slots(batch, destination)
@@ -219,9 +217,9 @@ def _as_slots(source: Source) -> Source:
 
 
 def _along(starts: SlotArray, lengths: SlotArray) -> SlotArray:
-    """What runs start with, [kinds, runs], for each of their tokens, [kinds, tokens].
+    """Expand the starts of runs, [kinds, runs], to their tokens, [kinds, tokens].
 
-    The first kind, the number of a source, stays along a run; the others count up.
+    The first kind, the source number, is constant along a run; the others count up.
     """
     shifted = starts.copy()
     shifted[1:] -= lengths.cumsum() - lengths
@@ -248,10 +246,10 @@ def _shape_of(kv: Source | TokenWriter) -> _Shape:
 
 def _check_source(source: _Shape, destination: Destination, table: RotaryTable) -> None:
     if source != (wanted := _shape_of(destination)):
-        raise PlanError(f"span copies: source {source} does not fit a pool of {wanted}")
+        raise PlanError(f"span copies: source {source} does not fit a pool with {wanted}")
     if table.rotary_dim > source.head_dim:
         raise PlanError(
-            f"span copies: rows rotate {table.rotary_dim} numbers, heads have {source.head_dim}"
+            f"span copies: rows rotate {table.rotary_dim} elements, heads have {source.head_dim}"
         )
 
 
@@ -262,15 +260,15 @@ def _slots_of(source: Source) -> int:
 def _check_slots(batch: CopyBatch, destination: Destination) -> None:
     rows = np.array([_slots_of(source) for source in batch.sources]).take(batch.source_numbers)
     if int(batch.source_slots.min()) < 0 or bool((batch.source_slots >= rows).any()):
-        raise PlanError(f"span copies: source slots in [0, {int(rows.min())}) expected")
+        raise PlanError(f"span copies: expected source slots in [0, {int(rows.min())})")
     slots = destination.slot_count
     low, high = int(batch.target_slots.min()), int(batch.target_slots.max())
     if not 0 <= low <= high < slots:
-        raise PlanError(f"span copies: target slots in [0, {slots}) expected")
+        raise PlanError(f"span copies: expected target slots in [0, {slots})")
     if not _all_different(batch.target_slots, low, high):
         raise PlanError("span copies: a target slot is written twice")
     if not isinstance(destination, PagedKv):
-        return  # its memory is not known, and nothing of ours reads from it
+        return  # its memory is unknown, and nothing of ours reads from it
     for number, source in enumerate(batch.sources):
         first = source.keys[0] if isinstance(source, PagedKv) else source
         if first.device != destination.device or not destination.overlaps(first.data_ptr()):
@@ -288,7 +286,7 @@ def _check_slots(batch: CopyBatch, destination: Destination) -> None:
 
 
 def _all_different(slots: SlotArray, low: int, high: int) -> bool:
-    """Whether no slot of [low, high] comes twice; those of one request mostly rise."""
+    """Whether all slots in [low, high] are distinct. Those of one request mostly ascend."""
     if bool((slots[1:] > slots[:-1]).all()):
         return True
     seen = np.zeros(high + 1 - low, dtype=bool)

@@ -1,4 +1,4 @@
-"""Gather, rotate, shift, scatter in torch: the reference, and the way of machines without a GPU."""
+"""Gather, rotate, shift, scatter in torch: the reference, and the fallback without a GPU."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from semblend.kv.rotary_table import RotaryTable, full_rows, swap_pairs
 from semblend.kv.span_batch import CopyBatch, Destination, Source
 
 _TILE_TOKENS = 1024
-"""Tokens worked on at a time: rows and keys of a tile stay in a core's cache."""
+"""Tokens processed at a time, so that a tile's rows and keys stay in a core's cache."""
 _MIN_RUN_TOKENS = 64
-"""Mean length of consecutive slots from which slices beat index tensors."""
+"""Mean run of consecutive slots above which slices are faster than index tensors."""
 
 Selector = slice | torch.Tensor
 Rows = tuple[torch.Tensor, torch.Tensor]
@@ -36,11 +36,11 @@ def copy_batch(
     Parameters
     ----------
     drift
-        Where given, on the destination's device: what moved far is shifted to its new depth.
+        If given, on the destination's device: shift what moved far to its new depth.
     layers
-        Which of the destination's layers; all by default.
+        Layers of the destination; all by default.
     source_layer
-        The sources' layer that goes to the first of them.
+        Layer of the sources that goes to the first of them.
     """
     layers = range(destination.layer_count) if layers is None else layers
     moves = batch.source_positions != batch.target_positions
@@ -92,7 +92,7 @@ class _Tile:
             self._turn = full_rows(cos[:, None], sin[:, None], table.pairing)
 
     def copy(self, layers: range, source_layer: int) -> None:
-        """Copy to `layers` what the source holds from `source_layer` on."""
+        """Copy what the source holds from `source_layer` on to `layers`."""
         destination, ahead = self._destination, source_layer - layers.start
         if not isinstance(destination, PagedKv):
             slots = _to_tensor(self._slots, destination.device)
@@ -110,7 +110,7 @@ class _Tile:
             _put(destination.values[layer], self._target, values)
 
     def _copy_stack(self, pool: torch.Tensor, source: torch.Tensor) -> None:
-        """Where source and destination are one tensor each, V of all layers is one copy."""
+        """If source and destination are one tensor each, copy V of all layers at once."""
         rows, target = self._rows, self._target
         _store(pool[:, 1], target, source[:, 1, rows], dim=1)
         if self._table is None or self._turn is None:
@@ -124,7 +124,7 @@ class _Tile:
                 _store(pool[layer, 0], target, _turn(keys, self._turn, self._table), dim=0)
 
     def _moved(self, layer: int, source_layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A layer's K and V, [tokens, kv_heads, head_dim] each, as they shall stand."""
+        """A layer's K and V, [tokens, kv_heads, head_dim] each, in their final form."""
         source, rows = self._source, self._rows
         if isinstance(source, PagedKv):
             keys = _picked(source.keys[source_layer], rows)
@@ -139,7 +139,7 @@ class _Tile:
 
 
 def _turn(keys: torch.Tensor, rows: Rows, table: RotaryTable) -> torch.Tensor:
-    """`keys` [tokens, kv_heads, head_dim], turned in fp32 by rows [tokens, 1, rotary_dim]."""
+    """Rotate `keys` [tokens, kv_heads, head_dim] in fp32 by rows [tokens, 1, rotary_dim]."""
     (cos, sin), width = rows, table.rotary_dim
     rotating = keys[..., :width].float()
     turned = (rotating * cos).addcmul_(swap_pairs(rotating, table.pairing), sin)
@@ -149,7 +149,7 @@ def _turn(keys: torch.Tensor, rows: Rows, table: RotaryTable) -> torch.Tensor:
 
 
 def _turn_into(slots: torch.Tensor, keys: torch.Tensor, rows: Rows, table: RotaryTable) -> None:
-    """The same without a copy in between, for fp32."""
+    """The same without an intermediate copy, for fp32."""
     (cos, sin), width = rows, table.rotary_dim
     rotating, turned = keys[..., :width], slots[..., :width]
     torch.mul(rotating, cos, out=turned)
@@ -172,7 +172,7 @@ def _picked(view: torch.Tensor, rows: Selector) -> torch.Tensor:
 
 
 def _merged(view: torch.Tensor) -> torch.Tensor | None:
-    """[slots, kv_heads, head_dim] over the same memory, where blocks lie one behind another."""
+    """[slots, kv_heads, head_dim] over the same memory, if blocks are contiguous."""
     blocks, size = view.shape[:2]
     if size == 1:
         return view[:, 0]
@@ -195,14 +195,14 @@ def _store(slots: torch.Tensor, target: Selector, values: torch.Tensor, *, dim: 
         slots.narrow(dim, target.start, target.stop - target.start).copy_(values)
         return
     if values.untyped_storage().data_ptr() == slots.untyped_storage().data_ptr():
-        # A run of the pool itself is a view. No slot is both read and written, but torch
-        # compares whole tensors and refuses.
+        # A run of the pool itself is a view. No slot is both read and written, but torch compares
+        # whole tensors and refuses.
         values = values.clone()
     slots.index_copy_(dim, target, values)
 
 
 def _tiles(batch: CopyBatch) -> Iterator[tuple[int, int]]:
-    """Cut a batch into tiles [start, end), at long runs' ends where it has them."""
+    """Split a batch into tiles [start, end), at the ends of long runs if there are any."""
     tokens = len(batch)
     if not tokens:
         return
@@ -216,7 +216,7 @@ def _tiles(batch: CopyBatch) -> Iterator[tuple[int, int]]:
 
 
 def _selector(slots: SlotArray, device: torch.device) -> Selector:
-    """A slice where slots follow one another, else an index tensor."""
+    """A slice if slots are consecutive, else an index tensor."""
     if slots[-1] - slots[0] == slots.size - 1 and bool((np.diff(slots) == 1).all()):
         return slice(int(slots[0]), int(slots[-1]) + 1)
     return _to_tensor(slots, device)

@@ -1,9 +1,9 @@
-"""The one way K/V moves: donor spans into a request's own slots, on any engine.
+"""The only way K/V moves: donor spans into a request's own slots, on any engine.
 
-K is rotated in fp32 from the donor's position to the target's; a span that does
-not move is copied bit for bit; V is always copied. With a table of depth drift, what
-moved far is shifted to its new depth. On a GPU one Triton launch does all layers, spans
-and sources; elsewhere torch does, and that is the reference the kernel is held to.
+K is rotated in fp32 from the donor's position to the target's. A span that does not move is copied
+bit for bit. V is always copied. With a depth-drift table, what moved far is shifted to its new
+depth. On a GPU, one Triton launch does all layers, spans and sources. Elsewhere torch does it,
+which is also the kernel's reference.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.span_batch import CopyBatch, Destination, SpanCopy, flat_batch
 
 _STAGED_BYTES = 256 << 20
-"""About as much of the device's memory a copy from the host takes beside the pool."""
+"""Approximate device memory that a copy from the host takes besides the pool."""
 
 __all__ = ["Backend", "PagedLayout", "SpanCopy", "copy_spans"]
 
 
 class Backend(StrEnum):
-    """Who does the copying."""
+    """What does the copying."""
 
     AUTO = "auto"
     """Triton on a GPU, torch elsewhere."""
@@ -47,7 +47,7 @@ def copy_spans(
     drift: DepthDrift | None = None,
     backend: Backend | str = Backend.AUTO,
 ) -> int:
-    """Copy every span into `pool`; returns how many tokens were copied.
+    """Copy every span into `pool` and return the number of tokens copied.
 
     Parameters
     ----------
@@ -56,8 +56,8 @@ def copy_spans(
         kv_heads, head_dim].
     copies
         Spans from any number of sources, or a batch of them. Target slots are all
-        different, and none of them is read by a span of the same call. Sources in host memory
-        are read until the current stream gets there: whoever owns them keeps them until then.
+        different, and no span of the same call reads one of them. Sources in host memory are
+        read until the current stream gets there, so their owner must keep them until then.
     table, drift
         The model's rows and, for policies that shift depths, its means; on the pool's
         device for speed.
@@ -81,7 +81,7 @@ def copy_spans(
     if chosen is Backend.TORCH or not isinstance(destination, PagedKv):
         torch_copy.copy_batch(destination, batch, table, drift=drift)
     elif all(source.device == device for source in batch.sources):
-        # Imported where it is used: machines without a GPU need no Triton.
+        # Imported here, so that machines without a GPU need no Triton.
         from semblend.kv import triton_copy
 
         triton_copy.copy_batch(destination, batch, table, drift=drift)

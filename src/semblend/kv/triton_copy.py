@@ -1,7 +1,7 @@
-"""Spans copied by one launch of the Triton kernel, over all layers, spans and sources.
+"""Copies spans with one launch of the Triton kernel, over all layers, spans and sources.
 
-Sources may lie in pinned host memory: the device reads those over the bus. Semantics are those
-of `kv.torch_copy`; `copy_spans` checks the input.
+Sources may be in pinned host memory, which the device reads over the bus. Semantics are those of
+`kv.torch_copy`; `copy_spans` checks the input.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from semblend.kv.triton_kernels import copy_rotate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchShape:
-    """How the work is cut up. Results do not depend on it; benchmarks/gpu/kernels.py chose it."""
+    """How the work is divided. Results do not depend on it; benchmarks/gpu/kernels.py chose it."""
 
     rows: int = 16
-    """(token, head) rows a program owns; a power of two."""
+    """(token, head) rows per program; a power of two."""
     layers: int = 14
-    """Layers a program walks over with the same rows."""
+    """Layers a program processes with the same rows."""
     warps: int = 4
 
 
@@ -39,7 +39,7 @@ DEFAULT_SHAPE = LaunchShape()
 def copy_batch(
     destination: PagedKv, batch: CopyBatch, table: RotaryTable, *, drift: DepthDrift | None = None
 ) -> None:
-    """Copy a checked batch whose sources the device can read; `drift` and `table` are on it."""
+    """Copy a checked batch whose sources the device can read. `drift` and `table` are on it."""
     launch(destination, prepare(destination, batch, drift=drift), table)
 
 
@@ -48,23 +48,23 @@ class Prepared:
     """A batch as the kernel reads it."""
 
     base: torch.Tensor
-    """What distances to sources count from."""
+    """The tensor that source distances are relative to."""
     source_strides: tuple[int, int, int, int]
-    """Of a block, a token, a head and a number, in elements, the same for all sources."""
+    """Of a block, a token, a head and an element, in elements, the same for all sources."""
     source_block: int
-    """Tokens of a source's block."""
+    """Tokens per source block."""
     layered: bool
-    """Whether the one source is a pool whose layers are looked up."""
+    """Whether the only source is a pool whose layers are looked up."""
     index: torch.Tensor
     """int64 on the device, see `prepare`."""
     tokens: int
     sources: int
     alignment: int
-    """What every distance and stride is a multiple of: 16 allows 16-byte accesses."""
+    """Common divisor of all distances and strides; 16 allows 16-byte accesses."""
     drift: DepthDrift | None = None
-    """Set where some of the tokens are shifted."""
+    """Set if some tokens are shifted."""
     depths: torch.Tensor | None = None
-    """Where these lie in its table; a part of the index."""
+    """Their places in its table; part of the index."""
 
 
 def prepare(
@@ -74,13 +74,13 @@ def prepare(
     base: torch.Tensor | None = None,
     drift: DepthDrift | None = None,
 ) -> Prepared:
-    """Put everything the kernel has to know into one transfer.
+    """Put everything the kernel needs to know into one transfer.
 
-    The index holds, by token: source number, source slot, target slot, source position and
-    target position; by source: its distance from `base`, its layer stride and its K-to-V stride;
-    by layer: distances of the destination's K and V from its first K, and where the source is a
-    pool the same of its own; by token, if depths are shifted: four fp32 that say between which of
-    a table's rows its depths lie, after and before. Distances and strides count elements.
+    The index holds, by token: source number, source slot, target slot, source position and target
+    position. By source: its distance from `base`, its layer stride and its K-to-V stride. By layer:
+    distances of the destination's K and V from its first K and, if the source is a pool, the same
+    for it. By token, if depths are shifted: four fp32 values that locate its depths, after and
+    before, between a table's rows. Distances and strides count elements.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def prepare(
     if base is None:
         base = _first_tensor(first)
     origin, itemsize = base.data_ptr(), base.element_size()
-    # Kernels take one pointer, so the other sources are reached by their distance from it.
+    # Kernels take one pointer, so other sources are addressed by their distance from it.
     shapes = np.array(
         [((_first_tensor(s).data_ptr() - origin) // itemsize, *_outer(s)) for s in batch.sources],
         dtype=np.int64,
@@ -147,15 +147,15 @@ def launch(
     Parameters
     ----------
     layers
-        Which of the destination's layers; all by default.
+        Layers of the destination; all by default.
     source_layer
-        The sources' layer that goes to the first of them.
+        Layer of the sources that goes to the first of them.
     """
     layers = range(destination.layer_count) if layers is None else layers
     heads, head_dim = destination.head_shape
     half = table.rotary_dim // 2
     drift = prepared.drift
-    # What is not used is a pointer all the same.
+    # Unused arguments still need a pointer.
     means = table.cos if drift is None else drift.means
     depths = table.cos if prepared.depths is None else prepared.depths
     grid = (-(-prepared.tokens * heads // shape.rows), -(-len(layers) // shape.layers))
@@ -201,7 +201,7 @@ def _first_tensor(source: Source) -> torch.Tensor:
 
 
 def _outer(source: Source) -> tuple[int, int]:
-    """Strides from layer to layer and from K to V; of a pool they are in its table."""
+    """Strides from layer to layer and from K to V. A pool's are in its table."""
     return (0, 0) if isinstance(source, PagedKv) else (source.stride(0), source.stride(1))
 
 
@@ -213,7 +213,7 @@ def _distances(kv: PagedKv) -> npt.NDArray[np.int64]:
 
 
 def _depths(batch: CopyBatch, drift: DepthDrift) -> npt.NDArray[np.float32]:
-    """[4, tokens], one more column where the tokens are odd; zeros for what is not shifted."""
+    """[4, tokens], with one more column if the number of tokens is odd; zeros if not shifted."""
     tokens = len(batch)
     depths = np.zeros((4, tokens + tokens % 2), dtype=np.float32)
     for at, positions in ((0, batch.target_positions), (2, batch.source_positions)):
@@ -223,7 +223,7 @@ def _depths(batch: CopyBatch, drift: DepthDrift) -> npt.NDArray[np.float32]:
 
 
 def _power_of_two(number: int) -> int:
-    """The least that is not below `number`; Triton's own takes two microseconds a call."""
+    """The smallest power of two not below `number`. Triton's own takes two microseconds."""
     return 1 << (number - 1).bit_length()
 
 

@@ -1,11 +1,10 @@
 """The kernel that moves K/V: gather, rotate, shift, scatter over layers, spans and sources.
 
-The work is moving bytes, so the kernel is shaped for that. A program owns a tile
-of (token, head) rows: it reads slots, positions and rotary rows once, keeps them
-in registers and walks over several layers with them, so that per layer nothing
-is read but K and V and nothing is written but K and V, in 16-byte accesses.
-Where layers lie is looked up in a table, so any engine's pool is a destination.
-Semantics are those of `kv.torch_copy`; `kv.triton_copy` launches it.
+The work is moving bytes, and the kernel is designed for that. A program owns a tile of (token,
+head) rows. It reads slots, positions and rotary rows once, keeps them in registers and processes
+several layers with them, so that per layer it reads and writes only K and V, in 16-byte accesses.
+Layer addresses come from a table, so any engine's pool can be a destination. Semantics are those of
+`kv.torch_copy`; `kv.triton_copy` launches it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ except ImportError as error:
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _turn(first, second, cos, sin, moves):  # type: ignore[no-untyped-def]
-    """A pair turned in fp32; rows that do not move keep their bits (1 * x loses -0.0 and NaN)."""
+    """Rotate a pair in fp32. Rows that do not move keep their bits (1 * x loses -0.0 and NaN)."""
     a, b = first.to(tl.float32), second.to(tl.float32)
     turned_first = (a * cos - b * sin).to(first.dtype)
     turned_second = (b * cos + a * sin).to(second.dtype)
@@ -32,7 +31,7 @@ def _turn(first, second, cos, sin, moves):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _mean(rows, share, depth_stride, columns, mask):  # type: ignore[no-untyped-def]
-    """A table's mean between two of its depths, a straight line."""
+    """A table's mean, interpolated linearly between two of its depths."""
     low = tl.load(rows + columns, mask=mask, other=0.0)
     high = tl.load(rows + depth_stride + columns, mask=mask, other=0.0)
     return low + share * (high - low)
@@ -42,18 +41,18 @@ def _mean(rows, share, depth_stride, columns, mask):  # type: ignore[no-untyped-
 def _away(  # type: ignore[no-untyped-def]
     means, after, after_share, before, before_share, depth_stride, columns, mask
 ):
-    """What lies between the means of two depths."""
+    """The difference between the means of two depths."""
     new = _mean(means + after, after_share, depth_stride, columns, mask)
     return new - _mean(means + before, before_share, depth_stride, columns, mask)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _add(numbers, away, shifts):  # type: ignore[no-untyped-def]
-    """Numbers shifted in fp32; rows that are not keep their bits."""
+    """Shift numbers in fp32. Rows that are not shifted keep their bits."""
     return tl.where(shifts, (numbers.to(tl.float32) + away).to(numbers.dtype), numbers)
 
 
-# Numbers that differ from call to call: a kernel compiled for each would stall requests.
+# These differ from call to call, and compiling a kernel for each would stall requests.
 _PLAIN = (
     "tokens",
     "sources",
@@ -107,7 +106,7 @@ def copy_rotate(  # type: ignore[no-untyped-def]
     tile_rows: tl.constexpr,
     alignment: tl.constexpr,
 ):
-    """A program's rows, through its layers; `kv.triton_copy` says what the arguments hold."""
+    """Process a program's rows through its layers. `kv.triton_copy` documents the arguments."""
     row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
     token = row // heads
     head = row % heads
@@ -157,7 +156,7 @@ def copy_rotate(  # type: ignore[no-untyped-def]
     rest_mask = live[:, None] & (rest < head_dim)[None, :]
 
     if shifting:
-        # Rows that take a mean of K from position 0, where tables hold it, to its new place.
+        # Rows that take a mean of K from position 0, as stored in tables, to its new place.
         cos_zero = tl.load(cos_table + pair, mask=pair < half, other=1.0)[None, :]
         sin_zero = tl.load(sin_table + pair, mask=pair < half, other=0.0)[None, :]
         zero_scale = 1.0 / (cos_zero * cos_zero + sin_zero * sin_zero)
@@ -188,7 +187,7 @@ def copy_rotate(  # type: ignore[no-untyped-def]
         else:
             keys_in = source + (read + (layer + source_ahead) * layer_stride)[:, None]
             values_in = keys_in + kv_stride[:, None]
-        # All loads of a layer stand before its stores, so that they are in flight together.
+        # Issue all loads of a layer before its stores, so that they are in flight together.
         values = tl.load(values_in + column[None, :] * source_stride, mask=head_mask)
         if head_dim > 2 * half:
             passed = tl.load(keys_in + rest[None, :] * source_stride, mask=rest_mask)

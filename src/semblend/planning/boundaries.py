@@ -1,7 +1,6 @@
-"""Where sentences and paragraphs end, told from token ids alone.
+"""Finds the ends of sentences and paragraphs from token ids.
 
-Built once from a tokenizer's vocabulary; policies that recompute up to a boundary
-then need no text.
+Built once from a tokenizer's vocabulary, so policies that recompute up to a boundary need no text.
 """
 
 from __future__ import annotations
@@ -20,32 +19,32 @@ Flags = npt.NDArray[np.bool_]
 _STOPS = (".", "?", "!", "…", "。", "！", "？")
 _CLOSERS = "\"'”’)]»"
 _TOKENS_BEFORE, _TOKENS_AFTER = 8, 4
-"""Tokens that are read on each side of what may be an end."""
+"""Tokens read on each side of a possible end."""
 _ROLE_TOKENS = 2
-"""Between a turn's token and its text: who speaks."""
+"""Tokens between a turn's token and its text, which name the speaker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Boundaries:
-    """What each token id says about boundaries, shape [vocabulary] each."""
+    """What each token id says about boundaries, each of shape [vocabulary]."""
 
     stops: Flags
-    """Its text ends a sentence, if what follows opens a new one."""
+    """Its text ends a sentence, if what follows starts a new one."""
     opens: Flags
-    """Its text begins with white space: "3.14" and "e.g.x" do not end a sentence."""
+    """Its text starts with white space: "3.14" and "e.g.x" do not end a sentence."""
     breaks: Flags
-    """Its text holds a line break: the end of a sentence by itself."""
+    """Its text contains a line break, which ends a sentence by itself."""
     blanks: Flags
-    """Its text holds an empty line: the end of a paragraph."""
+    """Its text contains an empty line, which ends a paragraph."""
     marks: Flags
-    """Its text holds a mark that may end a sentence."""
+    """Its text contains a mark that may end a sentence."""
     turns: Flags
-    """It ends or begins a turn of a chat."""
+    """It ends or starts a chat turn."""
     texts: tuple[str, ...]
 
     @classmethod
     def from_texts(cls, texts: Sequence[str]) -> Boundaries:
-        """Read the texts of all token ids, in order of id."""
+        """Build from the texts of all token ids, in order of id."""
 
         def flags(says: Sequence[bool]) -> Flags:
             return np.asarray(says, dtype=np.bool_)
@@ -75,9 +74,9 @@ class Boundaries:
         return ends
 
     def sure_ends(self, tokens: TokenArray, start: int, end: int, *, wanted: int) -> list[int]:
-        """The first positions in [start, end) behind what ends a sentence in every reading.
+        """The first positions in [start, end) that follow a certain sentence end.
 
-        At most `wanted`. A token that holds an end and more (". The") is doubtful.
+        At most `wanted`. A token that contains an end and more (". The") is uncertain.
         """
         known = self._known(tokens)
         found: list[int] = []
@@ -89,10 +88,10 @@ class Boundaries:
         return found
 
     def opening(self, tokens: TokenArray, start: int, end: int) -> int | None:
-        """Where the last paragraph or turn that begins in [start, end) begins, if one does.
+        """Start of the last paragraph or turn that starts in [start, end), if any.
 
-        Only what begins in every reading: behind a turn's token, or a full sentence and an
-        empty line. The token that says so stands inside [start, end).
+        Only certain starts count: after a turn's token, or after a full sentence and an empty line.
+        The token that shows it is inside [start, end).
         """
         known = self._known(tokens)
         turns = (np.flatnonzero(self.turns[known[start:end]]) + start).tolist()
@@ -101,7 +100,7 @@ class Boundaries:
         if not turns and not blocks:
             return None
         last = max(turns + blocks)
-        # A turn's token is followed by who speaks; then come empty lines.
+        # A turn's token is followed by the speaker, then by empty lines.
         at = last + 1
         words = _ROLE_TOKENS if last in turns else 0
         line = next((i for i in range(at, min(end, at + words + 1)) if self._is_line(known[i])), at)
@@ -110,11 +109,11 @@ class Boundaries:
         return line
 
     def begins(self, tokens: TokenArray, at: int) -> bool:
-        """Whether a paragraph or a turn begins at a position, in every reading."""
+        """Whether a paragraph or turn certainly starts at a position."""
         return at == 0 or self.opening(tokens, max(0, at - _TOKENS_BEFORE), at) == at
 
     def has_blank_line(self, tokens: TokenArray, start: int, end: int) -> bool:
-        """Whether an empty line stands in [start, end), or ends there."""
+        """Whether there is an empty line in [start, end) or at its end."""
         return bool(self.paragraph_ends(tokens[start:end]).any())
 
     def _is_line(self, token: int) -> bool:
@@ -125,12 +124,12 @@ class Boundaries:
         return found
 
     def _around(self, known: TokenArray, at: int) -> tuple[str, str]:
-        """The text up to the end of a token, and what follows."""
+        """The text up to the end of a token, and the text after it."""
         before = known[max(0, at - _TOKENS_BEFORE) : at + 1]
         after = known[at + 1 : at + 1 + _TOKENS_AFTER]
         return "".join(self.texts[t] for t in before), "".join(self.texts[t] for t in after)
 
     def _known(self, tokens: TokenArray) -> TokenArray:
-        """Ids beyond the vocabulary (added without text) say nothing: taken as the last one."""
+        """Map ids beyond the vocabulary (added without text) to the last id."""
         clipped: TokenArray = np.minimum(tokens, len(self.stops) - 1)
         return clipped

@@ -1,8 +1,8 @@
 """Quality certificates: a measured statement that a model with a policy stays within a bound.
 
-A certificate is a JSON file with the hash of its contents, found by the fingerprint of the weights
-it was measured on. Whatever is wrong with it (missing, altered, expired, of another format,
-measurement or number format) has one consequence: plans are for discovery only.
+A certificate is a JSON file with a hash of its contents, found by the fingerprint of the weights it
+was measured on. Any problem with it (missing, altered, expired, or of another format, measurement
+version or number format) has the same effect: plans are for discovery only.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ from semblend.planning.policy_plugins import plugin_versions
 logger = logging.getLogger("semblend.certificates")
 
 CERTIFICATE_VERSION = 1
-"""How a certificate is written. A file of another one cannot be read."""
+"""File format of certificates. Files of other formats cannot be read."""
 MEASUREMENT_VERSION = 1
-"""What a certificate's figures mean. It rises when they no longer hold for what is served: another
-meaning of a workload, a metric or the bound, or a policy that recomputes something else under the
-same name (`tests/planning/test_measurement.py` notices that). A release alone does not raise it."""
+"""What a certificate's figures mean. Raise it when they no longer describe what is served: when a
+workload, a metric or the bound changes its meaning, or a policy recomputes something else under the
+same name (`tests/planning/test_measurement.py` detects that). A release alone does not raise it.
+"""
 _PLUGIN = "plug-in "
 SHIPPED = Path(__file__).resolve().parents[1] / "certificates"
-"""Our own certificates: package data, so that a wheel has them too."""
+"""Bundled certificates. They are package data, so wheels have them too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """What was measured, on what, and what it allows."""
+    """What was measured, on what, and what it permits."""
 
     model: str
-    """A name, for people."""
+    """A human-readable name."""
     fingerprint: str
-    """Content hash of the weights and of what decides how they are used."""
+    """Content hash of the weights and of whatever decides how they are used."""
     dtype: str
-    """Number format of the measurement; another one is another model."""
+    """Number format of the measurement. It does not apply to other formats."""
     policy: str
     bound: Mapping[str, Any]
     figures: Mapping[str, Any]
@@ -60,7 +61,7 @@ class Certificate:
 
     @property
     def measurement(self) -> str:
-        """The measurement version, which files of 0.4 do not state: all of those are of 1."""
+        """The measurement version. Files of 0.4 omit it and are all version 1."""
         first = "1" if self.versions.get("semblend", "").startswith("0.4.") else "unknown"
         return self.versions.get("measurement", first)
 
@@ -70,22 +71,22 @@ class Certificate:
         return str(self.data.get("quantization", NONE))
 
     def signed(self) -> Certificate:
-        """The same certificate with the hash of its contents."""
+        """A copy with the hash of its contents."""
         values = {**asdict(self), "digest": _digest(asdict(self))}
         return Certificate(**values)
 
     def to_json(self) -> str:
-        """JSON for people, that :meth:`from_json` reads back."""
+        """Readable JSON; :meth:`from_json` parses it."""
         return json.dumps(asdict(self.signed()), indent=2, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Certificate:
-        """Read a certificate and check its hash.
+        """Parse a certificate and check its hash.
 
         Raises
         ------
         SerialisationError
-            If it is not a certificate, of another format, or was altered.
+            If it is not a certificate, has another format, or was altered.
         """
         try:
             data = parse_json(text)
@@ -95,12 +96,12 @@ class Certificate:
                     f"this library reads {CERTIFICATE_VERSION}"
                 )
             if data.get("digest") != _digest(data):
-                raise SerialisationError("its contents do not match its hash: it was altered")
+                raise SerialisationError("its contents do not match its hash, so it was altered")
             certificate = cls(**data)
             _check_kinds(certificate)
             if text != certificate.to_json():
-                # Two readers of one file must not be able to read it differently.
-                raise SerialisationError("its bytes are not those that were written")
+                # Two readers must not be able to read one file differently.
+                raise SerialisationError("its bytes are not what was written")
             policy_from_spec(certificate.policy)
         except SerialisationError:
             raise
@@ -117,15 +118,15 @@ class Certificate:
         if self.measurement != str(MEASUREMENT_VERSION):
             return (
                 DeclineReason.NO_CERTIFICATE,
-                f"the certificate is of measurement {self.measurement}, this release relies on "
-                f"{MEASUREMENT_VERSION}; `semblend certify` measures again",
+                f"the certificate has measurement version {self.measurement}, this release needs "
+                f"{MEASUREMENT_VERSION}; run `semblend certify` again",
             )
         if plugin_entries(self.policy) != {
             name: text for name, text in self.versions.items() if name.startswith(_PLUGIN)
         }:
             return (
                 DeclineReason.NO_CERTIFICATE,
-                "the policy's plug-in is not of the version that was measured",
+                "the policy's plug-in is not the version that was measured",
             )
         if dtype is not None and dtype != self.dtype:
             return (
@@ -143,50 +144,50 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What certificates say about one model: one that holds, or why none does."""
+    """What certificates say about one model: a valid one, or why there is none."""
 
     certificate: Certificate | None = None
     reason: DeclineReason | None = None
     detail: str = ""
     depth_table: Path | None = None
-    """The table of depth drift that the certificate was measured with, if its policy shifts."""
+    """The depth-drift table the certificate was measured with, if its policy shifts depths."""
 
     @property
     def policy(self) -> str | None:
-        """The certified policy, if there is one."""
+        """The certified policy, or None."""
         return None if self.certificate is None else self.certificate.policy
 
     @property
     def chain_turns(self) -> int:
-        """Requests of one conversation over approximate K/V that were measured."""
+        """Measured number of requests of one conversation over approximate K/V."""
         named = None if self.certificate is None else self.certificate.data.get("chain_turns")
         return named if isinstance(named, int) and named >= 1 else MEASURED_TURNS
 
     @property
     def until(self) -> datetime | None:
-        """When the certificate stops to hold, for processes that outlive it."""
+        """When the certificate expires, for processes that outlive it."""
         return (
             None if self.certificate is None else datetime.fromisoformat(self.certificate.expires)
         )
 
     @property
     def refusal(self) -> tuple[DeclineReason, str] | None:
-        """Why none holds, as gates say it."""
+        """Why none is valid, in the form gates use."""
         return None if self.reason is None else (self.reason, self.detail)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """One file where certificates are looked for, and what is against it."""
+    """One file on the search path and any objection to it."""
 
     path: Path
     certificate: Certificate | None
-    """None: the file is not one."""
+    """None if the file is not a certificate."""
     objection: tuple[DeclineReason, str] | None
 
     @property
     def detail(self) -> str:
-        """The objection in words; empty where there is none."""
+        """The objection in words; empty if there is none."""
         return "" if self.objection is None else self.objection[1]
 
 
@@ -197,12 +198,15 @@ def examined(
     quantization: str | None = None,
     now: datetime | None = None,
 ) -> Iterator[Examined]:
-    """Every file where certificates are looked for, in the order of the search. Never raises."""
+    """Every file on the search path, in search order. Never raises."""
     now = datetime.now(UTC) + timedelta(seconds=clock_jump_s()) if now is None else now
     for path in _files(certificate_folders() if folders is None else folders):
         try:
             certificate = Certificate.from_json(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:  # ours is a ValueError, as is text not in UTF-8
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # SerialisationError and UnicodeDecodeError are ValueErrors
             objection = DeclineReason.NO_CERTIFICATE, str(error)
             yield Examined(path=path, certificate=None, objection=objection)
             continue
@@ -219,15 +223,15 @@ def look_up(
     folders: Iterable[Path] | None = None,
     now: datetime | None = None,
 ) -> Standing:
-    """The first certificate of this model that holds, or the first objection.
+    """The first valid certificate for this model, or the first objection.
 
-    Never raises: a file that cannot be read is a warning and no certificate.
+    Never raises. A file that cannot be read causes a warning and does not count.
     """
     refusal: tuple[DeclineReason, str] | None = None
     for found in examined(folders, dtype=dtype, quantization=quantization, now=now):
         certificate, path = found.certificate, found.path
         if certificate is None:
-            logger.warning("certificate %s is not used: %s", path, found.detail)
+            logger.warning("certificate %s not used: %s", path, found.detail)
             if fingerprint in path.name:
                 refusal = refusal or found.objection
             continue
@@ -241,15 +245,15 @@ def look_up(
         refusal = refusal or found.objection
     reason, detail = refusal or (
         DeclineReason.NO_CERTIFICATE,
-        "this model has no quality certificate; `semblend certify` makes one",
+        "this model has no quality certificate; make one with `semblend certify`",
     )
     return Standing(reason=reason, detail=detail)
 
 
 def certificate_folders(explicit: str = "") -> tuple[Path, ...]:
-    """Where certificates are looked for, in order: as told, the user's, those that ship.
+    """The search path: the given folder, the user's, the bundled ones.
 
-    "none" looks nowhere.
+    "none" is an empty path.
     """
     if explicit == "none":
         return ()
@@ -273,14 +277,14 @@ def file_name(certificate: Certificate) -> str:
 
 
 def depth_table(certificate_path: Path) -> Path:
-    """Where the table of depth drift lies that belongs to a certificate: beside it."""
+    """Where a certificate's depth-drift table is: next to it."""
     return certificate_path.with_suffix(".depth.safetensors")
 
 
 def find_depth_table(
     fingerprint: str, dtype: str, folders: Iterable[Path] | None = None
 ) -> Path | None:
-    """A model's table of depth drift wherever certificates are looked for, certified or not."""
+    """A model's depth-drift table from anywhere on the search path, certified or not."""
     wanted = f"-{fingerprint}-{dtype}.depth.safetensors"
     for folder in certificate_folders() if folders is None else folders:
         if folder.is_dir():
@@ -291,7 +295,7 @@ def find_depth_table(
 
 
 def plugin_entries(policy: str) -> dict[str, str]:
-    """What a certificate's `versions` hold of the plug-ins that a policy comes from."""
+    """Entries for a certificate's `versions` about the plug-ins a policy comes from."""
     found = plugin_versions(policy_from_spec(policy))
     return {_PLUGIN + name: version for name, version in found.items()}
 
@@ -305,7 +309,7 @@ def _files(folders: Iterable[Path]) -> Iterable[Path]:
 
 
 def _table_objection(certificate: Certificate, path: Path) -> tuple[DeclineReason, str] | None:
-    """What is wrong with the table a certificate that shifts depths was measured with."""
+    """What is wrong with a certificate's depth-drift table, or None."""
     if not policy_from_spec(certificate.policy).shifts_depth:
         return None
     try:
@@ -316,7 +320,7 @@ def _table_objection(certificate: Certificate, path: Path) -> tuple[DeclineReaso
         return None
     return (
         DeclineReason.NO_CERTIFICATE,
-        f"the certificate's table of depth drift, {path.name}, is missing or was altered",
+        f"the certificate's depth-drift table, {path.name}, is missing or was altered",
     )
 
 
@@ -328,14 +332,14 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 
 def _check_kinds(certificate: Certificate) -> None:
-    """A hash shows that nothing was altered, not that what was written makes sense."""
+    """Check field types: a hash shows that nothing was altered, not that it makes sense."""
     for name in ("model", "fingerprint", "dtype", "policy", "created", "expires"):
         if not isinstance(getattr(certificate, name), str):
-            raise SerialisationError(f"certificate {name}: a text expected")
+            raise SerialisationError(f"certificate {name}: expected a string")
     for name in ("bound", "figures", "data", "versions"):
         if not isinstance(getattr(certificate, name), dict):
-            raise SerialisationError(f"certificate {name}: a mapping expected")
+            raise SerialisationError(f"certificate {name}: expected a mapping")
     if not all(isinstance(text, str) for text in certificate.versions.values()):
-        raise SerialisationError("certificate versions: texts expected")
+        raise SerialisationError("certificate versions: expected strings")
     if datetime.fromisoformat(certificate.expires).tzinfo is None:
-        raise SerialisationError("certificate expires: a time with its zone expected")
+        raise SerialisationError("certificate expires: expected a time with a time zone")

@@ -1,8 +1,8 @@
-"""What reuse saves and what it costs, in units of one token's linear compute.
+"""What reuse saves and costs, in units of one token's linear compute.
 
-Computing the token at position p costs 1 + p / attention_tokens: its share of the
-matrix products, and attention over everything before it. A reused token costs its
-load; every span costs its bookkeeping and every plan one extra pass.
+Computing the token at position p costs 1 + p / attention_tokens: its matrix products, and attention
+over everything before it. A reused token costs its load, every span its bookkeeping and every plan
+one extra pass.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from semblend.core.plan import CostEstimate, Plan
 class CostModel:
     """Coefficients of the estimate. The defaults suit a 7B model on one GPU.
 
-    An engine that knows better hands its own in; :meth:`for_model` derives the
-    attention term from the model's shape.
+    An engine that knows better passes its own. :meth:`for_model` derives the attention term from
+    the model's shape.
     """
 
     attention_tokens: float = 32_768.0
-    """Position at which attention costs a token as much as its matrix products."""
+    """Position at which a token's attention costs as much as its matrix products."""
     load: float = 0.01
-    """Moving one token's K/V, against computing it."""
+    """Cost of moving one token's K/V, relative to computing it."""
     span_fixed: float = 4.0
     """Index arithmetic and launches per span."""
     pass_fixed: float = 16.0
@@ -33,8 +33,9 @@ class CostModel:
     min_saved_share: float = 0.03
     """A plan that saves a smaller share of the cold prefill is not worth its risk."""
     donor_value: float = 0.25
-    """What a token that is new to the donors is expected to save others later, against
-    computing it. Computed behind reused K/V it is no donor, and saves them nothing."""
+    """What a token new to the donors is expected to save others later, relative to computing it. If
+    computed after reused K/V, it cannot be a donor and saves nothing.
+    """
 
     def __post_init__(self) -> None:
         if self.attention_tokens <= 0:
@@ -49,7 +50,7 @@ class CostModel:
     def for_model(
         cls, *, parameters: int, layers: int, query_heads: int, head_dim: int
     ) -> CostModel:
-        """The cost model of a dense decoder: 2 FLOPs a parameter, 4 a head dimension and key."""
+        """Cost model of a dense decoder: 2 FLOPs per parameter, 4 per head dimension and key."""
         return cls(attention_tokens=2.0 * parameters / (4.0 * layers * query_heads * head_dim))
 
     def compute(self, start: int, end: int) -> float:
@@ -61,7 +62,7 @@ class CostModel:
         return self.compute(start, end) - self.load * (end - start)
 
     def estimate(self, plan: Plan) -> CostEstimate:
-        """Cold and planned cost of a plan's prompt, what is in place being free in both."""
+        """Cold and planned cost of a plan's prompt. What is already in place is free in both."""
         cold = self.compute(plan.placed_tokens, plan.prompt_tokens)
         if not plan.spans:
             return CostEstimate(cold=cold, planned=cold)
@@ -80,8 +81,8 @@ class CostModel:
     def donors_lost(self, plan: Plan) -> float:
         """What others will not save later because this plan makes new tokens approximate.
 
-        New are those no span covers: what was copied is held by its donors anyway. A request
-        that continues an approximate chain has no donors to lose.
+        New tokens are those no span covers; donors already hold the copied ones. A request that
+        continues an approximate chain has no donors to lose.
         """
         first = plan.first_approximate_token
         if first is None or plan.continued_tokens:

@@ -1,8 +1,8 @@
-"""Choosing spans: the best cover of the target by verified runs of all donors.
+"""Chooses spans: the best cover of the target by verified runs of all donors.
 
-Weighted interval scheduling in which overlaps are split rather than dropped: what a
-token saves depends on its position alone, so where two runs overlap the later one
-simply goes on where the earlier one ends.
+This is weighted interval scheduling in which overlaps are split, not dropped. What a token saves
+depends only on its position, so if two runs overlap, the later one starts where the earlier one
+ends.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from semblend.planning.cost import CostModel
 def best_cover(
     runs: Sequence[DonorRun], *, cost: CostModel, start: int, end: int, min_span_tokens: int
 ) -> list[DonorRun]:
-    """The parts of `runs` inside [start, end) that save the most, less a fixed cost each.
+    """The parts of `runs` inside [start, end) that save the most, minus a fixed cost each.
 
-    Returns disjoint runs in target order. A run of fewer than `min_span_tokens`
-    tokens is not considered; a part of a longer run may be shorter.
+    Returns disjoint runs in target order. Runs shorter than `min_span_tokens` are ignored, but part
+    of a longer run may be shorter.
     """
     candidates = _undominated(runs, start, end, min_span_tokens)
     chosen = _choose(candidates, cost)
@@ -30,7 +30,7 @@ def best_cover(
 def _undominated(
     runs: Sequence[DonorRun], start: int, end: int, min_span_tokens: int
 ) -> list[DonorRun]:
-    """Runs clipped to [start, end), without those inside another: starts and ends both rise."""
+    """Clip runs to [start, end) and drop those inside another. Starts and ends then both rise."""
     clipped = (_clip(run, start, end) for run in runs)
     ordered = sorted(
         (run for run in clipped if run is not None and run.length >= min_span_tokens),
@@ -44,10 +44,10 @@ def _undominated(
 
 
 def _choose(candidates: list[DonorRun], cost: CostModel) -> list[int]:
-    """Indices of the best selection: best[i] is the value of a cover that ends with run i."""
+    """Indices of the best selection. best[i] is the value of a cover that ends with run i."""
     best: list[float] = []
     before: list[int] = []
-    # leader[i]: the best of best[0..i] and where it is, for runs that i does not overlap.
+    # leader[i]: the best of best[0..i] and its index, for runs that i does not overlap.
     leader: list[tuple[float, int]] = []
     for index, run in enumerate(candidates):
         value, previous = 0.0, -1
@@ -77,7 +77,7 @@ def _choose(candidates: list[DonorRun], cost: CostModel) -> list[int]:
 
 
 def _split_overlaps(runs: list[DonorRun], min_span_tokens: int) -> list[DonorRun]:
-    """Cut each run where the next takes over: at its end, or earlier to keep the next whole."""
+    """Cut each run where the next starts: at its end, or earlier to keep the next one intact."""
     spans: list[DonorRun] = []
     for run in runs:
         last = spans[-1] if spans else None

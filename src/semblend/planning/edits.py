@@ -1,9 +1,9 @@
-"""Telling moved text from edited text.
+"""Tells moved text from edited text.
 
-Every reused token is identical, and yet a span that follows a changed word carries
-the old word's meaning in its K/V (docs/concepts.md). What decides is the text just
-before the span: if donor and target say there the same thing with a small
-difference, the span stands behind an edit; if they say unrelated things, it moved.
+All reused tokens are identical, yet a span that follows a changed word carries the old word's
+meaning in its K/V (docs/concepts.md). The text just before the span decides: if donor and target
+say the same thing there with a small difference, the span follows an edit. If they say unrelated
+things, it moved.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from semblend.discovery.runs import DonorRun
 from semblend.planning.boundaries import Boundaries
 
 SAME_TEXT = 0.5
-"""Similarity of the text before a span above which it is the same text, edited. An
-unrelated pair of windows of natural text shares some function words and scores below
-0.35; one changed word in thirty scores above 0.9."""
+"""Similarity of the text before a span above which it is the same text, edited. Unrelated windows
+of natural text share some function words and score below 0.35. One changed word in thirty scores
+above 0.9.
+"""
 
 NEAREST_TOKENS = 16
-"""The closest text is looked at first, by itself: an edit in a document's first
-sentence has nothing but another instruction further back."""
+"""Look at the closest text first, by itself: before an edit in a document's first sentence there is
+only a different instruction.
+"""
 
 
 def classify(
@@ -42,15 +44,15 @@ def classify(
     runs
         Disjoint runs in target order.
     donor_tokens
-        Token ids of a donor, or None if it is gone; asked at most once a donor, and
-        only where the neighbouring runs do not decide.
+        Token ids of a donor, or None if it is gone. Called at most once per donor, and
+        only if the neighbouring runs do not decide.
     window
-        Size up to which a difference counts as an edit.
+        Largest difference that counts as an edit.
     prefixes
-        By donor, how many tokens it shares with the target from position 0 on: K/V
+        By donor, how many tokens it shares with the target from position 0 on. K/V
         inside those is exact wherever the engine's own prefix cache ends.
     boundaries
-        To tell moved passages that begin where a paragraph does; None: none is told.
+        To detect moved passages that start a paragraph; None detects none.
     """
     texts: dict[str, TokenArray | None] = {}
 
@@ -93,7 +95,7 @@ def _edit_before(
     text_of: Callable[[str], TokenArray | None],
     window: int,
 ) -> int | None:
-    """Size of the edit just before `run`, or None where there is none."""
+    """Size of the edit just before `run`, or None."""
     if previous is not None and previous.donor_id == run.donor_id:
         edit = _edit_between(previous, run, window)
         if edit is not None:
@@ -102,7 +104,7 @@ def _edit_before(
     if text is None:
         return window
     here, there = run.target_start, run.donor_start
-    # A run that was clipped goes on to the left; what matters stands before all of it.
+    # A clipped run continues to the left. What matters is the text before all of it.
     back = _common_suffix(target[:here], text[:there])
     here, there = here - back, there - back
     if here == 0 or there == 0:
@@ -118,10 +120,10 @@ def _edit_before(
 
 
 def _edit_between(previous: DonorRun, run: DonorRun, window: int) -> int | None:
-    """Size of the difference between two runs from one neighbourhood of one donor.
+    """Size of the difference between two runs from the same place in one donor.
 
-    Replaced, inserted and deleted text leaves a small gap on either side. Text whose
-    order was exchanged comes from just before; longer passages from there have moved.
+    Replaced, inserted and deleted text leaves a small gap on either side. Swapped text comes from
+    just before; longer passages from there have moved.
     """
     new = run.target_start - previous.target_end
     if new > window:
@@ -138,7 +140,7 @@ def _edit_between(previous: DonorRun, run: DonorRun, window: int) -> int | None:
 def _opens(
     run: DonorRun, target: TokenArray, text: TokenArray | None, boundaries: Boundaries | None
 ) -> bool:
-    """Whether a paragraph or a turn begins with a run, in both texts."""
+    """Whether a run starts a paragraph or a turn in both texts."""
     if text is None or boundaries is None:
         return False
     return boundaries.begins(target, run.target_start) and boundaries.begins(text, run.donor_start)

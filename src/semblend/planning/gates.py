@@ -1,7 +1,6 @@
-"""Gates: each looks at a plan and says why it may not be offered, or nothing.
+"""Gates: each examines a plan and returns a reason not to offer it, or None.
 
-They run in this order; the first reason wins. A refused plan keeps its spans: they
-are evidence.
+They run in this order, and the first reason wins. A refused plan keeps its spans as evidence.
 """
 
 from __future__ import annotations
@@ -20,76 +19,76 @@ Refusal: TypeAlias = tuple[DeclineReason, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateContext:
-    """What gates may look at besides the plan."""
+    """What gates may examine besides the plan."""
 
     settings: Settings
     cost: CostModel
     certified: bool
     uncertified: Refusal = (DeclineReason.NO_CERTIFICATE, "this model has no quality certificate")
-    """Why not, where it is not."""
+    """Why it is not certified, if it is not."""
     donates: bool = True
-    """Whether the request would become a donor, computed exactly."""
+    """Whether the request, computed exactly, would become a donor."""
 
 
 Gate: TypeAlias = Callable[[Plan, GateContext], Refusal | None]
 
 
 def has_spans(plan: Plan, context: GateContext) -> Refusal | None:
-    """Nothing found, nothing to reuse."""
+    """Refuse if nothing was found."""
     if plan.spans:
         return None
     return DeclineReason.NO_MATCH, f"no identical run of {context.settings.min_span_tokens} tokens"
 
 
 def something_left(plan: Plan, context: GateContext) -> Refusal | None:
-    """A policy that recomputes everything has declined the reuse."""
+    """Refuse if the policy recomputes everything, because that declines the reuse."""
     if plan.reused_tokens:
         return None
     return DeclineReason.POLICY_DECLINED, f"{plan.policy} recomputes every reusable token"
 
 
 def enough_reuse(plan: Plan, context: GateContext) -> Refusal | None:
-    """The user's threshold on the reused share of the prompt."""
+    """Apply the user's threshold on the reused share of the prompt."""
     ratio = plan.reused_tokens / max(1, plan.prompt_tokens)
     if ratio >= context.settings.min_reuse_ratio:
         return None
     return (
         DeclineReason.BELOW_MIN_REUSE_RATIO,
-        f"{ratio:.3f} of the prompt reused, {context.settings.min_reuse_ratio} asked for",
+        f"{ratio:.3f} of the prompt reused, {context.settings.min_reuse_ratio} required",
     )
 
 
 def worth_it(plan: Plan, context: GateContext) -> Refusal | None:
-    """The cost model's line."""
+    """Apply the cost model's threshold."""
     share = plan.cost.saved / plan.cost.cold if plan.cost.cold > 0 else 0.0
     if share >= context.cost.min_saved_share and plan.cost.saved > 0:
         return None
     return (
         DeclineReason.NOT_WORTH_IT,
-        f"saves {share:.1%} of the prefill, {context.cost.min_saved_share:.1%} is the line",
+        f"saves {share:.1%} of the prefill, {context.cost.min_saved_share:.1%} is the minimum",
     )
 
 
 def worth_its_donors(plan: Plan, context: GateContext) -> Refusal | None:
-    """Reuse makes the request's own new tokens approximate: they will not save others anything."""
+    """Refuse if making the request's new tokens approximate costs future requests more."""
     lost = context.cost.donors_lost(plan) if context.donates else 0.0
     if plan.cost.saved >= lost:
         return None
     return (
         DeclineReason.NOT_WORTH_IT,
-        f"saves {plan.cost.saved:.0f} now and costs donors worth {lost:.0f} later",
+        f"saves {plan.cost.saved:.0f} now but costs donors worth {lost:.0f} later",
     )
 
 
 def reuse_allowed(plan: Plan, context: GateContext) -> Refusal | None:
-    """The operator asked for discovery only."""
+    """Refuse if the operator asked for discovery only."""
     if not context.settings.discovery_only:
         return None
     return DeclineReason.DISCOVERY_ONLY, "SEMBLEND_DISCOVERY_ONLY is set"
 
 
 def certified(plan: Plan, context: GateContext) -> Refusal | None:
-    """No measured quality, no reuse."""
+    """Refuse reuse without measured quality."""
     if context.certified or context.settings.allow_uncertified:
         return None
     return context.uncertified
@@ -107,7 +106,7 @@ GATES: tuple[Gate, ...] = (
 
 
 def first_refusal(plan: Plan, context: GateContext) -> Refusal | None:
-    """The first gate's reason against the plan, if any."""
+    """The first gate's reason against the plan, or None."""
     for gate in GATES:
         refusal = gate(plan, context)
         if refusal is not None:

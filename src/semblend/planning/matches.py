@@ -1,4 +1,4 @@
-"""Who the best donor of a prompt is, and how much of the prompt donors share."""
+"""The best donor for a prompt, and how much of the prompt donors share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from semblend.discovery.donor_store import Lookup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DonorMatch:
-    """The best donor for a prompt: by its tokens, or else by its meaning."""
+    """The best donor for a prompt: by tokens, or else by meaning."""
 
     donor_id: str
     shared_tokens: int
-    """Tokens of the prompt that this donor's spans cover; 0 for a match by meaning alone."""
+    """Prompt tokens that this donor's spans cover; 0 for a match by meaning only."""
     similarity: float | None
     plan: Plan
 
@@ -31,7 +31,7 @@ def covered_tokens(lookup: Lookup) -> int:
 
 
 def best_match(plan: Plan) -> DonorMatch | None:
-    """The donor that shares most of a plan's prompt, or the one of nearest meaning."""
+    """The donor that shares most of a plan's prompt, or the one closest in meaning."""
     shared: dict[str, int] = {}
     for span in plan.spans:
         shared[span.donor_id] = shared.get(span.donor_id, 0) + span.length

@@ -1,4 +1,4 @@
-"""Runs inside spans, without comparing each with each: a long prompt has many of both."""
+"""Finds runs inside spans without comparing each pair: a long prompt has many of both."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _END = attrgetter("end")
 
 
 def parts_inside(runs: Sequence[Hole], start: int, end: int) -> Iterator[Hole]:
-    """The parts of `runs` inside [start, end); `runs` are merged, so in order and apart."""
+    """The parts of `runs` inside [start, end). `runs` are merged, so ordered and disjoint."""
     for index in range(bisect_right(runs, start, key=_END), len(runs)):
         run = runs[index]
         if run.start >= end:

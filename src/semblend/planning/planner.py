@@ -21,8 +21,9 @@ from semblend.planning.policies.base import RecomputePolicy
 from semblend.planning.recompute import with_policy
 
 SINK_TOKENS = 4
-"""The first tokens of a request collect attention that belongs nowhere; their K/V is
-never copied to another position (docs/concepts.md)."""
+"""The first tokens of a request attract attention that belongs nowhere (attention sinks), so their
+K/V is never copied to another position (docs/concepts.md).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,19 +37,19 @@ class PlanRequest:
     certified: bool
     evidence: Evidence
     exact_tokens: int = 0
-    """Tokens at the front that the engine's own prefix cache holds."""
+    """Leading tokens that the engine's own prefix cache holds."""
     continued_tokens: int = 0
-    """Tokens behind those that the request's own chain holds, approximate."""
+    """Tokens after those that the request's own chain holds, approximate."""
     donates: bool = True
-    """Whether the request would become a donor, computed exactly."""
+    """Whether the request, computed exactly, would become a donor."""
     block_size: int = 1
     whole_blocks: bool = False
-    """For engines that can load whole blocks only: spans are rounded to them."""
+    """Round spans to whole blocks, for engines that can load nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planner:
-    """Chooses spans, marks them, adds recompute runs and asks the gates."""
+    """Chooses spans, classifies them, adds recompute runs and applies the gates."""
 
     settings: Settings
     cost: CostModel
@@ -56,11 +57,11 @@ class Planner:
     boundaries: Boundaries | None = None
     """Where sentences end, for policies that recompute up to there."""
     uncertified: Refusal | None = None
-    """Why the model has no certificate that holds, where that is known."""
+    """Why the model has no valid certificate, if known."""
 
     @fault_point(FaultPoint.PLAN)
     def plan(self, request: PlanRequest) -> Plan:
-        """The best plan for the request, refused with a reason where a gate says so."""
+        """The best plan for the request, declined with a reason if a gate refuses it."""
         size = int(request.tokens.size)
         shortest = self.settings.min_span_tokens
         if self.settings.fuzzy_chunks:
@@ -117,7 +118,7 @@ class Planner:
 
 
 def _without_sinks(runs: Sequence[DonorRun]) -> list[DonorRun]:
-    """Runs without the donor's first tokens, unless they stay where they were."""
+    """Remove the donor's first tokens from runs, unless they keep their position."""
     kept: list[DonorRun] = []
     for run in runs:
         skip = SINK_TOKENS - run.donor_start

@@ -1,8 +1,8 @@
-"""Recompute policies of other distributions, by the entry point group `semblend.policies`.
+"""Recompute policies from other distributions, in the entry point group `semblend.policies`.
 
 An entry point names a module, or a class in one, that registers its policies with
-`@register_policy` when it is imported. Whatever is wrong with a plug-in costs its own policies and
-a warning: no engine stops for it, and no policy that was there before changes.
+`@register_policy` on import. A faulty plug-in loses its own policies and causes a warning. It never
+stops an engine or changes an existing policy.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ GROUP = "semblend.policies"
 logger = logging.getLogger("semblend.policies")
 
 _ORIGINS: dict[str, tuple[str, str]] = {}
-"""Name and version of the distribution, by the policies it brought."""
+"""Name and version of the distribution each policy came from."""
 
 
 def load_plugins() -> None:
-    """Import every plug-in there is. Never raises."""
+    """Import all plug-ins. Never raises."""
     try:
         points = sorted(entry_points(group=GROUP))
-    except Exception:  # the metadata of every distribution is read, ours or not
-        logger.warning("plug-ins with recompute policies were not looked for", exc_info=True)
+    except Exception:  # this reads the metadata of every distribution
+        logger.warning("could not look for recompute policy plug-ins", exc_info=True)
         return
     for point in points:
         before = dict(POLICIES)
@@ -39,7 +39,7 @@ def load_plugins() -> None:
             POLICIES.clear()
             POLICIES.update(before)
             logger.warning(
-                "recompute policies of %s (%s = %s) are not known: %s",
+                "recompute policies of %s (%s = %s) were not loaded: %s",
                 " ".join(_origin(point)),
                 point.name,
                 point.value,
@@ -50,7 +50,7 @@ def load_plugins() -> None:
 
 
 def plugin_versions(policy: RecomputePolicy) -> dict[str, str]:
-    """The distributions that a policy, or one inside it, comes from, with their versions."""
+    """The distributions, with versions, of a policy and those inside it."""
     return dict(_ORIGINS[one.name] for one in _parts(policy) if one.name in _ORIGINS)
 
 
@@ -61,7 +61,7 @@ def _parts(policy: RecomputePolicy) -> Iterator[RecomputePolicy]:
 
 
 def _check(loaded: object, before: dict[str, type[RecomputePolicy]]) -> None:
-    """What was registered are policies, they are new, and nothing else was touched."""
+    """Check that all registrations are new, valid policies and nothing else changed."""
     from semblend.planning.policies.specs import parse
 
     for name, cls in before.items():
@@ -72,9 +72,9 @@ def _check(loaded: object, before: dict[str, type[RecomputePolicy]]) -> None:
         if not (isinstance(cls, type) and issubclass(cls, RecomputePolicy) and is_dataclass(cls)):
             raise SettingsError(f"{name!r} is not a dataclass and RecomputePolicy")
         if not cls.__dataclass_params__.frozen:
-            raise SettingsError(f"{name!r} is not frozen; one object of a policy serves all")
+            raise SettingsError(f"{name!r} is not frozen, but all requests share one object")
         if cls.dynamic is not RecomputePolicy.dynamic:
-            raise SettingsError(f"{name!r} sets `dynamic`; `probes` says what it asks for")
+            raise SettingsError(f"{name!r} sets `dynamic`; declare `probes` instead")
         if inspect.isabstract(cls):
             raise SettingsError(f"{name!r} has no method `runs`")
         if not name.isidentifier():
@@ -84,7 +84,7 @@ def _check(loaded: object, before: dict[str, type[RecomputePolicy]]) -> None:
             parse(spec, POLICIES)
     where = getattr(loaded, "__module__", None) or getattr(loaded, "__name__", "")
     if not new and not any(cls.__module__ == where for cls in POLICIES.values()):
-        raise SettingsError("it registers none; @register_policy does that")
+        raise SettingsError("it registers no policy; use @register_policy")
 
 
 def _origin(point: EntryPoint) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Applying a policy to spans: before anything is loaded, and again once it is."""
+"""Applies a policy to spans: before loading, and again once they are in place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from semblend.planning.policies.base import Probe, RecomputePolicy, RecomputeReq
 
 
 def inside_spans(runs: Iterable[Hole], spans: Sequence[Span]) -> tuple[Hole, ...]:
-    """Runs merged and clipped to the spans: outside them all is computed anyway."""
+    """Merge runs and clip them to the spans. Everything outside is computed anyway."""
     merged = merge_holes(runs)
     return merge_holes(
         part for span in spans for part in parts_inside(merged, span.target_start, span.target_end)
@@ -23,7 +23,7 @@ def inside_spans(runs: Iterable[Hole], spans: Sequence[Span]) -> tuple[Hole, ...
 def with_policy(
     plan: Plan, tokens: TokenArray, policy: RecomputePolicy, boundaries: Boundaries | None = None
 ) -> Plan:
-    """The same spans under another policy, so far as it can say without a probe."""
+    """The same spans under another policy, as far as it can tell without a probe."""
     runs = policy.runs(
         RecomputeRequest(tokens=tokens, spans=plan.spans, end=plan.end, boundaries=boundaries)
     )
@@ -37,7 +37,7 @@ def probed(
     probe: Probe,
     boundaries: Boundaries | None = None,
 ) -> Plan:
-    """The plan with the runs a dynamic policy adds once the spans are in place."""
+    """The plan plus the runs a dynamic policy adds once the spans are in place."""
     request = RecomputeRequest(
         tokens=tokens,
         spans=plan.spans,

@@ -1,9 +1,9 @@
-"""A test that may be looked at after every sample: is a rate above its bound?
+"""A test that may be checked after every sample: is a rate above its bound?
 
-A gambler bets that each observation will exceed the bound. While the bound holds, the
-gambler's wealth is a supermartingale, so it reaches 1 / alpha with probability alpha at
-most, however long one watches (Ville's inequality); when it is broken, wealth grows
-exponentially. Observations are any values in [0, 1], not only hits and misses.
+A gambler bets that each observation will exceed the bound. While the bound holds, the gambler's
+wealth is a supermartingale, so it ever reaches 1 / alpha with probability at most alpha, however
+long one watches (Ville's inequality). If the bound is broken, wealth grows exponentially.
+Observations are any values in [0, 1], not only hits and misses.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from semblend.core.errors import SettingsError
 
 STAKES = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""Shares of the largest safe bet; the gambler spreads wealth over all of them."""
+"""Shares of the largest safe bet. The gambler spreads wealth over all of them."""
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class BettingTest:
 
     bound: float
     alpha: float = 1e-3
-    """Chance of a false alarm over the test's whole life."""
+    """Probability of a false alarm over the test's lifetime."""
     samples: int = 0
     total: float = 0.0
     _logs: list[float] = field(default_factory=lambda: [0.0] * len(STAKES))
@@ -42,7 +42,7 @@ class BettingTest:
             raise SettingsError(f"betting test: alpha must be in (0, 1), got {self.alpha}")
 
     def observe(self, value: float) -> bool:
-        """Take one observation in [0, 1]; True once the bound is known to be broken."""
+        """Add one observation in [0, 1]. True once the bound is known to be broken."""
         value = min(1.0, max(0.0, value))
         self.samples += 1
         self.total += value
@@ -58,7 +58,7 @@ class BettingTest:
 
     @property
     def log_wealth(self) -> float:
-        """Logarithm of the gambler's wealth; started at 0."""
+        """Logarithm of the gambler's wealth, which starts at 1."""
         top = max(self._logs)
         return top + math.log(sum(math.exp(value - top) for value in self._logs) / len(STAKES))
 

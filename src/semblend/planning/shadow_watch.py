@@ -1,7 +1,7 @@
-"""Judging shadow samples: a sequential test for each namespace, and reuse off where it is lost.
+"""Judges shadow samples: a sequential test per namespace turns reuse off where it fails.
 
-A sample is a reused request that was also computed cold. What differs between the two is
-watched by engines and adapters alike; how they compute it is their own affair.
+A sample is a reused request that was also computed cold. Engines and adapters compute the
+differences in their own ways and report them here.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ logger = logging.getLogger("semblend.shadow")
 COMPARED_TOKENS = 8
 """First output tokens whose distributions are compared."""
 DISAGREEMENT_BOUND = 0.05
-"""Share of compared tokens whose best token may differ, where no certificate says otherwise."""
+"""Share of compared tokens whose top token may differ, unless a certificate says otherwise."""
 MAX_NAMESPACES = 4096
-"""Namespaces watched at a time, and namespaces reuse is off in: callers may make any number,
-with a cache salt for every conversation."""
+"""Namespaces watched at once, and namespaces with reuse off. Callers can make any number, with a
+cache salt for every conversation.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowStats:
-    """What the samples said so far."""
+    """Results of the samples so far."""
 
     samples: int = 0
     divergence: float = 0.0
-    """Mean KL(cold || warm) a compared token, nats."""
+    """Mean KL(cold || warm) per compared token, in nats."""
     disagreement: float = 0.0
-    """Mean share of compared tokens whose best token differs."""
+    """Mean share of compared tokens whose top token differs."""
     suspended: int = 0
     """Namespaces in which reuse is off."""
 
 
 class ShadowWatch:
-    """Owns which namespaces reuse is turned off in. Thread-safe.
+    """Tracks the namespaces in which reuse is turned off. Thread-safe.
 
-    What it forgets for room it forgets in the safe direction: tests that speak for reuse go
-    first, and a namespace in which reuse is off never does. Where there are too many of those,
-    reuse is off in all.
+    If it runs out of room, it errs on the safe side: it first drops tests in favour of reuse, and
+    never a namespace with reuse off. If there are too many of those, reuse is off everywhere.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class ShadowWatch:
         self._max_namespaces = max_namespaces
         self._lock = threading.Lock()
         self._tests: dict[bytes, BettingTest] = {}
-        """The least recently sampled first."""
+        """Least recently sampled first."""
         self._suspended: dict[bytes, str] = {}
         self._everywhere: str | None = None
-        """Why reuse is off in all namespaces, if it is."""
+        """Why reuse is off in all namespaces, or None."""
         self._samples = 0
         self._divergence = 0.0
         self._disagreement = 0.0
 
     def observe(self, key: bytes, *, divergence: float, disagreement: float) -> str | None:
-        """Take one sample of a namespace; the evidence, if it is the one too many."""
+        """Add one sample of a namespace. Returns the evidence if this sample breaks the bound."""
         with self._lock:
             self._samples += 1
             self._divergence += divergence
@@ -74,14 +74,14 @@ class ShadowWatch:
                 return None
             evidence = (
                 f"{test.mean:.1%} of compared tokens differed from cold in {test.samples} shadow "
-                f"samples, the bound is {self._bound:.1%} (log evidence {test.log_wealth:.1f}, "
+                f"samples; the bound is {self._bound:.1%} (log evidence {test.log_wealth:.1f}, "
                 f"last KL {divergence:.3g})"
             )
         self.suspend(key, evidence)
         return evidence
 
     def suspend(self, key: bytes, evidence: str) -> None:
-        """Turn reuse off in a namespace until somebody turns it on again."""
+        """Turn reuse off in a namespace until an operator turns it on again."""
         with self._lock:
             self._tests.pop(key, None)
             full = len(self._suspended) >= self._max_namespaces and key not in self._suspended
@@ -100,16 +100,16 @@ class ShadowWatch:
         )
 
     def objection(self, key: bytes | None) -> str | None:
-        """Why reuse is off in a namespace, if it is."""
+        """Why reuse is off in a namespace, or None."""
         with self._lock:
             if key is None:
                 return None
             return self._suspended.get(key, self._everywhere)
 
     def resume(self, key: bytes | None = None) -> int:
-        """Turn reuse on again in one namespace, or all; returns in how many it was off.
+        """Turn reuse on again in one namespace, or all. Returns how many had it off.
 
-        Where it is off in all, only all are turned on again.
+        If it is off everywhere, it can only be turned on everywhere.
         """
         with self._lock:
             if key is None:
@@ -121,7 +121,6 @@ class ShadowWatch:
         return len(freed)
 
     def stats(self) -> ShadowStats:
-        """A snapshot."""
         with self._lock:
             count = max(1, self._samples)
             return ShadowStats(
@@ -132,10 +131,10 @@ class ShadowWatch:
             )
 
     def _keep(self, key: bytes, test: BettingTest) -> None:
-        """Note a test as the latest; without room, a quarter that worries least is forgotten.
+        """Record a test as the latest. Without room, drop the quarter that is least worrying.
 
-        A namespace that was forgotten starts anew: a test that spoke for reuse is watched more
-        closely then, one that spoke against it would have been let off.
+        A dropped namespace starts afresh. That makes the watch stricter for one in favour of reuse,
+        but would let one against it off.
         """
         if len(self._tests) >= self._max_namespaces:
             quarter = max(1, self._max_namespaces // 4)

@@ -1,8 +1,8 @@
-"""Sentence ends that are ends in every reading.
+"""Sentence ends that are certain.
 
-A full stop may close an abbreviation ("St.", "p. 12", "z. B."), an ordinal or a list's number,
-and a line may break inside a sentence. What is doubtful is no end here: a policy that
-recomputes up to an end then goes on to the next one, which costs tokens and never a fact.
+A full stop may close an abbreviation ("St.", "p. 12", "z. B."), an ordinal or a list number, and a
+line may break inside a sentence. Anything doubtful does not count as an end. A policy that
+recomputes up to an end then continues to the next one, which costs tokens but never a fact.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ FULL_STOPS = ".。｡।"
 MARKS = FULL_STOPS + "?!…！？؟"
 CLOSERS = "\"'”’)]»）」』"
 LOWER_LETTERS = 4
-"""Least letters of a small word before a full stop: shorter ones are often cut short."""
+"""Fewest letters of a lower-case word before a full stop. Shorter ones are often abbreviations."""
 CAPITAL_LETTERS = 5
-"""Least letters of a capitalised one: "Prof.", "Ltd.", "Mrs." have fewer."""
+"""Fewest letters of a capitalised word: "Prof.", "Ltd.", "Mrs." have fewer."""
 NUMBER_DIGITS = 3
-"""Least digits of a number: smaller ones count things ("3. Mai", "No. 7.")."""
+"""Fewest digits of a number: smaller ones are ordinals or counts ("3. Mai", "No. 7.")."""
 
 _ENGLISH = """
 abbr approx appt assoc attn blvd bldg calif capt cont corp dept dist elev esp excl govt hosp illus
@@ -32,24 +32,24 @@ admón aprox atte avda depto dpto ejem ejmo núms págs telef exem réf suiv dot
 ongev nast tzn проф акад напр
 """
 ABBREVIATIONS = frozenset(f"{_ENGLISH} {_GERMAN} {_OTHERS}".split())
-"""Longer than the shapes above would catch."""
+"""Abbreviations too long for the limits above to catch."""
 
 _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*\Z")
 _VOWEL = re.compile(r"[aeiouyäöüáéíóúàèìòùâêîôûåæøœ]", re.IGNORECASE)
 _BLANK_LINE = re.compile(r"[^\S\n]*\n[^\S\n]*\n")
 TURN = re.compile(r"\s*(?:<[|｜/]?[\w▁:-]+[|｜]?>|\[/?INST\])\s*")
-"""A token that ends or begins a turn of a chat."""
+"""A token that ends or starts a chat turn."""
 
 
 def is_sure_end(before: str, after: str) -> bool:
-    """Whether a sentence ends between two texts, whatever the reading.
+    """Whether a sentence certainly ends between two texts.
 
     Parameters
     ----------
     before
-        The text up to the end of a token that may close a sentence; a few words are enough.
+        The text up to the end of a token that may close a sentence. A few words are enough.
     after
-        What follows; a word is enough. Empty is the end of the prompt.
+        The text after it. One word is enough. Empty is the end of the prompt.
 
     >>> is_sure_end("It was sold to a farmer.", " The")
     True
@@ -60,8 +60,8 @@ def is_sure_end(before: str, after: str) -> bool:
         return True
     said = before.rstrip()
     space = before[len(said) :] + after
-    # Brackets and quotations hold whole sentences inside others; "Who?", "Hey!" and three dots
-    # stand inside sentences, too.
+    # Brackets and quotations can hold whole sentences inside others. "Who?", "Hey!" and three dots
+    # also occur inside sentences.
     if said[-1:] not in tuple(FULL_STOPS) or said[-2:-1] in tuple(MARKS):
         return False
     if said[-1] != ".":
@@ -70,7 +70,7 @@ def is_sure_end(before: str, after: str) -> bool:
 
 
 def ends_block(before: str, after: str) -> bool:
-    """Whether a sentence ends there, and its paragraph, turn or prompt with it."""
+    """Whether a sentence ends there together with its paragraph, turn or prompt."""
     kept = before.rstrip()
     said = kept.rstrip(CLOSERS)
     if not said or said[-1] not in MARKS:

@@ -1,1 +1,1 @@
-"""What reuse does to answers: documents with known facts, workloads and measurements."""
+"""How reuse affects answers: documents with known facts, workloads and measurements."""

@@ -1,4 +1,4 @@
-"""The bound a policy must keep to be certified, and the choice among those that do."""
+"""The bound a policy must meet to be certified, and the choice among those that meet it."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ from semblend.quality.redteam.findings import Findings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """How far from cold a policy may be, on every workload by itself.
+    """How far a policy may be from cold, checked on each workload separately.
 
-    Judged are the means as measured, without an allowance for chance: with 200 items, 1 % are
-    two answers lost on balance. A policy that is at the limit in truth fails every third time;
-    one that is to be certified has to be better than the limit.
+    Means are judged as measured, with no allowance for chance: with 200 items, 1 % is a net loss of
+    two answers. A policy that is exactly at the limit fails one time in three, so a certified
+    policy has to be better than the limit.
     """
 
     answers: float = 0.01
-    """Exact match, F1 and ROUGE-L may fall by this much below cold's."""
+    """Exact match, F1 and ROUGE-L may fall this far below cold."""
     kl_epsilon: float = 0.02
-    """Mean KL may exceed the 99th percentile of cold's own noise by this much, nats: by
-    Pinsker's inequality the mean total variation is then at most 0.1."""
+    """Mean KL may exceed the 99th percentile of cold's own noise by this many nats. By Pinsker's
+    inequality the mean total variation is then at most 0.1.
+    """
     recompute: float = 0.20
-    """Most of the reusable tokens that may be recomputed."""
+    """Largest share of reusable tokens that may be recomputed."""
     towards_donor: int = 0
     """Answers on adversarial controls that may change to a donor's fact."""
     items: int = 200
-    """Least items a workload: fewer cannot tell 1 % from nothing. Real text has what it has."""
+    """Fewest items per workload: fewer cannot tell 1 % from nothing. Real text has what it has."""
     redteam_items: int = 5000
-    """Least items of the red team that count; none may go to the donor's fact, which bounds the
-    share of leaks by 0.06 % (95 %). 0: no red team."""
+    """Fewest valid red-team items. None may leak, which bounds the share of leaks by 0.06 % (95 %).
+    0 turns the red team off.
+    """
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
         return asdict(self)
 
     def objections(self, rows: Sequence[Figures], *, noise_kl: float) -> list[str]:
-        """What speaks against one policy, given its row of every workload."""
+        """Reasons against a policy, given its row for every workload."""
         found: list[str] = []
         for row in rows:
             if row.items < self.items and row.workload != READING:
@@ -56,7 +57,7 @@ class Bound:
         return found
 
     def redteam_objections(self, found: Findings | None) -> list[str]:
-        """What speaks against a policy, given what the red team found."""
+        """Reasons against a policy, given the red team's findings."""
         if not self.redteam_items:
             return []
         if found is None:
@@ -73,7 +74,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One policy: its price, and what speaks against it."""
+    """A policy's price and the reasons against it."""
 
     policy: str
     price: float
@@ -82,9 +83,9 @@ class Verdict:
 
 
 def judge(figures: Sequence[Figures], bound: Bound, *, noise_kl: float) -> list[Verdict]:
-    """Every policy that was measured on all workloads, cheapest first.
+    """Judge every policy that was measured on all workloads, cheapest first.
 
-    A policy that recomputes everything is no candidate: that is cold.
+    A policy that recomputes everything is cold and therefore not a candidate.
     """
     workloads = {row.workload for row in figures}
     by_policy: dict[str, list[Figures]] = {}
@@ -104,5 +105,5 @@ def judge(figures: Sequence[Figures], bound: Bound, *, noise_kl: float) -> list[
 
 
 def choose(verdicts: Sequence[Verdict]) -> Verdict | None:
-    """The cheapest policy nothing speaks against."""
+    """The cheapest policy without objections."""
     return next((verdict for verdict in verdicts if not verdict.objections), None)

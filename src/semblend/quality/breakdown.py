@@ -1,6 +1,6 @@
-"""Where a policy is good and where it is not: by workload, length, kind and number of edits.
+"""Where a policy does well and where it does not: by workload, length, kind and edit count.
 
-Every table is a heading and rows of text, so that reports and pages show the same.
+Every table is headings and rows of text, so that reports and pages show the same.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from semblend.quality.measure import Record
 
 EDITED = "edited"
 SIZES = ((1_500, "1K"), (3_000, "2K"), (5_500, "4K"), (10**9, "7K"))
-"""Upper ends of the prompt lengths that items take turns in, with their names."""
+"""Upper bounds of the prompt lengths used, with their names."""
 
 COUNTS = ((2, "1 to 2"), (8, "3 to 8"), (10**9, "9 to 20"))
 DENSE = 12
-"""From so many edits on in 1K tokens, every second sentence is edited."""
+"""At this many edits per 1K tokens, every second sentence is edited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A heading and rows, all text."""
+    """Headings and rows, all text."""
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
 def by_workload(figures: Sequence[Figures], policy: str) -> Table:
-    """One policy on every workload, beside cold and naive reuse."""
+    """One policy on every workload, next to cold and naive reuse."""
     naive = {row.workload: row for row in figures if row.policy == "none"}
     rows: list[tuple[str, ...]] = []
     for row in figures:
@@ -64,7 +64,7 @@ def by_workload(figures: Sequence[Figures], policy: str) -> Table:
 
 
 def by_length(records: Sequence[Record], policy: str) -> Table:
-    """Right answers on moved text by length: cold's, naive, the policy's, and as cold."""
+    """Right answers on moved text by length: cold, naive, the policy, and equal to cold."""
     groups = {
         f"{workload}, {size}": [
             r for r in records if r.workload == workload and _named(r.prompt_tokens, SIZES) == size
@@ -77,7 +77,7 @@ def by_length(records: Sequence[Record], policy: str) -> Table:
 
 
 def near_duplicates(records: Sequence[Record], policy: str) -> Table:
-    """Edited documents, all kinds together: by kind, depth, number of edits and length."""
+    """Edited documents of all kinds: by kind, depth, number of edits and length."""
     edited = [r for r in records if r.workload == EDITED]
     groups: dict[str, list[Record]] = {}
 
@@ -96,7 +96,7 @@ def near_duplicates(records: Sequence[Record], policy: str) -> Table:
 
 
 def candidates(figures: Sequence[Figures], policies: Mapping[str, str]) -> Table:
-    """Policies (by a short name) side by side: share of cold's answers, agreement and price."""
+    """Compare policies (by short name): share of cold's answers kept, agreement and price."""
     rows: list[tuple[str, ...]] = []
     for workload in dict.fromkeys(row.workload for row in figures):
         if workload == PROSE:
@@ -152,7 +152,7 @@ def _compared(groups: dict[str, list[Record]], policy: str) -> Table:
 
 
 def item_share(record: Record) -> float:
-    """What one item recomputes of the tokens in spans that are reused in part."""
+    """Share of tokens that one item recomputes, in spans that are partly reused."""
     kept = record.reusable_tokens - record.declined_tokens
     return record.recomputed_tokens / kept if kept else 0.0
 

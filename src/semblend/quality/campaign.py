@@ -1,4 +1,4 @@
-"""A whole certification: choose on one seed, confirm on another, judge, sign."""
+"""A complete certification: choose on one seed, confirm on another, judge, sign."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Attack = Callable[[RedTeamJob], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Campaign:
-    """What is certified, on what, within which bound."""
+    """What to certify, on which data, within which bound."""
 
     model: LoadedModel
     path: str
@@ -47,27 +47,27 @@ class Campaign:
     processes: int = 1
     measured_on: str = ""
     command: str = ""
-    """What was typed, for those who want to do it again."""
+    """The command line, for repeating the run."""
 
     @property
     def number_format(self) -> str:
-        """What the model computes in, "auto" resolved."""
+        """The model's number format, with "auto" resolved."""
         return str(self.model.kv_shape.dtype).removeprefix("torch.")
 
     @property
     def hardware(self) -> str:
-        """What it is measured on, as told or as torch calls it."""
+        """The hardware, as given or as torch names it."""
         device = self.model.device
         named = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
         return self.measured_on or named
 
     @property
     def drift(self) -> Path:
-        """The table of depth drift that all of it is measured with."""
+        """The depth-drift table that all measurements use."""
         return drift_of(self.folder, self.number_format)
 
     def run(self, measure: Measure, attack: Attack) -> tuple[Issue, list[Curve]]:
-        """Everything; `measure` and `attack` carry jobs out, or do nothing where records are."""
+        """Run everything. `measure` and `attack` execute jobs, or do nothing if records exist."""
         options: dict[str, Any] = {
             "data": self.data,
             "lengths": self.lengths or None,
@@ -107,7 +107,7 @@ class Campaign:
         return found, curves
 
     def _redteam(self, policy: str, folder: Path, attack: Attack) -> Findings | None:
-        """What the red team says of the chosen policy, on words of the seed to confirm by."""
+        """The red team's findings on the chosen policy, using the confirmation seed's words."""
         if not self.bound.redteam_items:
             return None
         job = RedTeamJob(
@@ -143,7 +143,7 @@ class Campaign:
         )
         wanted = {cell.workload: set(cell.specs) for cell in cells}
         records = read_records(record_files(folder))
-        # A folder may hold more: other policies, or the real text of another run.
+        # The folder may hold more: other policies, or real text from another run.
         mine = [r for r in records if r.policy in wanted.get(cell_of(r), ())]
         order = list(wanted)
         return part_of(sorted(mine, key=lambda r: order.index(cell_of(r))), self.bound)

@@ -1,7 +1,7 @@
-"""Which cells a certificate is made of, and which policies compete for it.
+"""The cells a certificate is based on, and the policies that compete for it.
 
-A policy is *chosen* on documents of one seed and *confirmed* on those of another: the best of
-several on the same items is flattered by chance.
+A policy is *chosen* on documents of one seed and *confirmed* on those of another, because the best
+of several on the same items looks better than it is.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from semblend.quality.workloads import LENGTHS
 
 MOVED = ("instruction", "reordered", "composed", "gathered", "multi_turn", "continuation")
 TELLING = ("edited_exchanged", "composed", "edited_renamed", "continuation")
-"""Workloads on which the whole grid is tried: edited and moved text, answers and prose."""
+"""Workloads that get the full grid: edited and moved text, answers and prose."""
 
 CURVED = ("instruction", "composed", "edited_exchanged")
-"""Workloads whose K/V deviation is drawn."""
+"""Workloads whose K/V deviation is plotted."""
 
 BASELINES = ("cold", "none")
 DRAWN = ("none", "depth_shift(none)")
-"""Policies it is drawn under."""
+"""Policies it is plotted for."""
 
 
 def candidates() -> tuple[str, ...]:
-    """What a certificate may name; the others are measured beside them where it tells."""
+    """Policies that a certificate may name. Others are measured too, on the workloads that tell."""
     return tuple(
         dict.fromkeys(spec for cls in known_policies().values() for spec in cls.candidates)
     )
 
 
 def grid() -> tuple[str, ...]:
-    """Every policy's own grid; a new policy joins by being registered."""
+    """Every policy's own grid. Registering a policy adds it."""
     specs: list[str] = []
     for cls in known_policies().values():
         specs.extend(cls.grid or (cls().spec,))
@@ -41,7 +41,7 @@ def grid() -> tuple[str, ...]:
 
 
 def leaderboard_cells(items: int, *, lengths: tuple[int, ...] = LENGTHS) -> list[Cell]:
-    """The whole grid on the telling workloads."""
+    """The full grid on the telling workloads."""
     specs = (*BASELINES, *grid())
     return [Cell(workload=name, items=items, specs=specs, lengths=lengths) for name in TELLING]
 
@@ -56,7 +56,7 @@ def choice_cells(
 ) -> list[Cell]:
     """What a policy is chosen by: the candidates on moved and edited text, and on `more`.
 
-    Controls choose nothing; they refuse. `policies` are tried instead of the candidates.
+    Controls only reject, they do not choose. `policies` replaces the candidates.
     """
     core = (*BASELINES, *(policies or candidates()))
     names = dict.fromkeys((*TELLING, *MOVED, *KINDS_OF_EDITS, *more))
@@ -74,9 +74,9 @@ def confirmation_cells(
     policies: tuple[str, ...] = (),
     more: tuple[str, ...] = (),
 ) -> list[Cell]:
-    """What it is confirmed by: other documents, the controls, and the whole grid where it tells.
+    """Cells for confirming it: other documents, the controls, and the grid where it tells.
 
-    The cells that decide come first, so that an interrupted run has them.
+    The deciding cells come first, so that an interrupted run has them.
     """
     cells = choice_cells(items, data=data, lengths=lengths, policies=policies, more=more)
     if not policies:

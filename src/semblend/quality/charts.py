@@ -10,17 +10,17 @@ from semblend.quality.figures import Figures
 from semblend.quality.svg import Chart, Series
 
 LEFT_OUT = ("cold", "all")
-"""Equal to cold by construction; they would only stretch the axis."""
+"""Equal to cold by definition, so they would only stretch the axis."""
 
 
 def family(spec: str) -> str:
-    """What a policy's points are joined as: its name, or that of a sum's parts."""
+    """The name under which a policy's points are joined: its own, or that of a sum's parts."""
     policy = policy_from_spec(spec)
     return "span_head + query_attention" if policy.name == "both" else policy.name
 
 
 def trade_off(figures: Sequence[Figures], workload: str, measure: str) -> Chart:
-    """A measure against the recomputed share, one line a family of policies."""
+    """Plot a measure over the recomputed share, one line per family of policies."""
     rows = [row for row in figures if row.workload == workload and row.policy not in LEFT_OUT]
     lines: dict[str, list[Figures]] = {}
     for row in rows:
@@ -50,7 +50,7 @@ def trade_off(figures: Sequence[Figures], workload: str, measure: str) -> Chart:
 
 
 def by_layer(curves: Sequence[Curve], policy: str) -> Chart:
-    """Mean deviation a layer."""
+    """Mean deviation per layer."""
     return Chart(
         title=f"deviation of reused K/V by layer, {policy}",
         x="layer",
@@ -69,7 +69,7 @@ def by_layer(curves: Sequence[Curve], policy: str) -> Chart:
 
 
 def by_position(curves: Sequence[Curve], policy: str) -> Chart:
-    """Mean deviation by the distance from the head of the span (log2 buckets)."""
+    """Mean deviation by distance from the start of the span (log2 buckets)."""
     series: list[Series] = []
     for workload, mine in _by_workload(curves, policy).items():
         points: list[tuple[float, float]] = []

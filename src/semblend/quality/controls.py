@@ -1,7 +1,7 @@
-"""Adversarial controls: prompts made so that a donor's fact is the tempting answer.
+"""Adversarial controls: prompts that make a donor's fact the tempting answer.
 
-The donor states another value for exactly what is asked. Whatever a policy does, that
-value must not be the answer.
+The donor states a different value for exactly what is asked. No policy may let that value become
+the answer.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from semblend.quality.workloads import Workload, document_of, instructions, work
 
 
 def negation(seed: int, number: int, tokens: int) -> Case:
-    """The donor states what is denied here, and denies what is true."""
+    """The donor states what the target denies, and denies what is true."""
     case = edited_case("control", "polarity", seed, 3 * number, tokens)
     return replace(case, kind="negation", number=number)
 
 
 def swapped_entities(seed: int, number: int, tokens: int) -> Case:
-    """Subjects have changed places."""
+    """Subjects are swapped."""
     case = edited_case("control", "exchanged", seed, 3 * number, tokens)
     return replace(case, kind="swapped_entities", number=number)
 
 
 def swapped_numbers(seed: int, number: int, tokens: int) -> Case:
-    """Values have changed places."""
+    """Values are swapped."""
     case = edited_case("control", "numbers", seed, 3 * number, tokens)
     return replace(case, kind="swapped_numbers", number=number)
 
 
 def wrong_document(seed: int, number: int, tokens: int) -> Case:
-    """Another document, read before, states another value for the same subject.
+    """A document read before states a different value for the same subject.
 
-    Most of its passages stand in the target too, but not the one with the fact.
+    Most of its passages are in the target too, but not the one with the fact.
     """
     writer, rng = writer_for("control-wrong_document", seed, number)
     shared = document_of(writer, tokens)

@@ -1,4 +1,4 @@
-"""How far borrowed K/V is from cold's: by layer, and by distance from the head of its span."""
+"""How far reused K/V is from cold's: by layer, and by distance from the start of its span."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from semblend.quality.items import Item
 from semblend.quality.lab import Lab, Loaded, Trial
 
 DISTANCES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-"""Lower edges of the distance buckets, in tokens from the span's first."""
+"""Lower edges of the distance buckets, in tokens from the start of the span."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Mean relative deviation of the copied tokens of one item."""
+    """Mean relative deviation of one item's copied tokens."""
 
     case_id: str
     workload: str
@@ -27,15 +27,14 @@ class Curve:
     policy: str
     layers: tuple[float, ...]
     positions: tuple[float | None, ...]
-    """One a bucket of DISTANCES; None where no copied token is that far in."""
+    """One per bucket of DISTANCES; None if no copied token is that far in."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
         return asdict(self)
 
 
 def curves(lab: Lab, item: Item, specs: list[str]) -> list[Curve]:
-    """Compare what each policy leaves borrowed with a cold prefill of the same prompt."""
+    """Compare the K/V each policy copies with a cold prefill of the same prompt."""
     spans = lab.spans_of(item)
     if not spans.spans:
         return []

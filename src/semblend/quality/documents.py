@@ -1,8 +1,8 @@
-"""Documents with known facts: prose with sentences that questions ask for.
+"""Documents with known facts: prose with sentences that answer questions.
 
-A fact is one sentence, "The secret code of Bradorn is 4821.", at a known place of a
-document. Changing a document (renaming a subject, exchanging two) changes its facts
-with it, so the right answer, and the answer a donor would leak, are always known.
+A fact is one sentence, "The secret code of Bradorn is 4821.", at a known place in a document.
+Changing a document (renaming a subject, swapping two) changes its facts too, so the right answer
+and the answer a donor would leak are always known.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ATTRIBUTES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """Something a document states once."""
+    """Something a document states exactly once."""
 
     attribute: str
     subject: str
@@ -46,19 +46,19 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """Paragraphs of sentences; a fact stands at (paragraph, sentence)."""
+    """Paragraphs of sentences. A fact is at (paragraph, sentence)."""
 
     title: str
     paragraphs: tuple[tuple[str | Fact, ...], ...]
 
     @property
     def facts(self) -> tuple[Fact, ...]:
-        """Its facts, in order."""
+        """The document's facts, in order."""
         return tuple(s for block in self.paragraphs for s in block if isinstance(s, Fact))
 
     @property
     def passages(self) -> tuple[str, ...]:
-        """Its paragraphs as text."""
+        """The document's paragraphs as text."""
         return tuple(
             " ".join(s.statement if isinstance(s, Fact) else s for s in block)
             for block in self.paragraphs
@@ -66,11 +66,10 @@ class Document:
 
     @property
     def text(self) -> str:
-        """The whole document."""
         return "\n\n".join(self.passages)
 
     def with_facts(self, changed: dict[Fact, Fact]) -> Document:
-        """The same document with some facts replaced."""
+        """Replace some facts."""
         blocks = tuple(
             tuple(changed.get(s, s) if isinstance(s, Fact) else s for s in block)
             for block in self.paragraphs
@@ -85,7 +84,7 @@ class DocumentWriter:
         self._rng = random.Random(f"semblend-documents-{seed}")
 
     def value(self) -> str:
-        """A four-digit value, the kind the reference model retrieves best."""
+        """A four-digit value, which the reference model retrieves best."""
         return str(self._rng.randrange(1000, 10_000))
 
     def facts(self, count: int) -> list[Fact]:
@@ -101,7 +100,7 @@ class DocumentWriter:
     def document(
         self, *, paragraphs: int = 6, sentences: int = 8, facts: Sequence[Fact] | int = 4
     ) -> Document:
-        """A document with each fact in a paragraph of its own where there are enough."""
+        """Write a document. Each fact gets its own paragraph if there are enough."""
         stated = self.facts(facts) if isinstance(facts, int) else list(facts)
         blocks: list[list[str | Fact]] = [
             list(paragraph(self._rng, sentences)) for _ in range(paragraphs)

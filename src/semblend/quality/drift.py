@@ -1,4 +1,4 @@
-"""Measuring a model's depth drift: the mean of its K and V at many depths, over text of ours."""
+"""Measure a model's depth drift: the mean of its K and V at many depths, over generated text."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from semblend.quality.workloads import LENGTHS, WORKLOADS
 LONG_TEXTS = 8
 SHORT_TEXTS = 32
 SHORT_TOKENS = 640
-"""Near the start means change fast and each depth has few tokens: more texts are read there."""
+"""Near the start, means change quickly and each depth has few tokens, so more texts are read."""
 
 FIRST_SEED = 900_000
-"""Of texts that no measurement of answers uses."""
+"""Seed of texts that no answer measurement uses."""
 
 FITS = 12
-"""Turns after which the two effects no longer change."""
+"""Iterations after which the two effects no longer change."""
 
 WIDTH_TOKENS = 16
 GROWTH = 1.3
-"""Depths are gathered in runs of 16 tokens at first, each later one 1.3 times as deep."""
+"""Depths are grouped into runs of 16 tokens at first, each later run 1.3 times as deep."""
 
 
 def edges_up_to(tokens: int) -> list[int]:
-    """Where the runs of depths begin and end."""
+    """Boundaries of the depth runs."""
     edges = [0]
     while edges[-1] < tokens:
         edges.append(max(edges[-1] + WIDTH_TOKENS, int(edges[-1] * GROWTH)))
@@ -42,9 +42,9 @@ def edges_up_to(tokens: int) -> list[int]:
 def measure_drift(
     lab: Lab, *, length: int = LENGTHS[-1], long: int = LONG_TEXTS, short: int = SHORT_TEXTS
 ) -> DepthDrift:
-    """Read some texts cold; what K, as at position 0, and V owe to depth and not to the token.
+    """Read texts cold and find the part of K (as at position 0) and V that depends on depth only.
 
-    `long` texts are about as long as `length` tokens: deeper than that nothing is known.
+    `long` texts have about `length` tokens. Nothing is known about greater depths.
     """
     edges = torch.tensor(edges_up_to(length))
     if length <= SHORT_TOKENS:
@@ -80,7 +80,7 @@ def _text(lab: Lab, number: int, tokens: int, length: int) -> TokenArray:
 
 
 def _rows(lab: Lab, tokens: TokenArray) -> torch.Tensor:
-    """K, as at position 0, and V of a cold prefill, one row a token."""
+    """K (as at position 0) and V of a cold prefill, one row per token."""
     with lab.slots(len(tokens)) as pages:
         table = PageTable(pages=pages, page_size=1)
         run = ComputeRun(tokens=tokens, start=0, table=table)
@@ -92,7 +92,7 @@ def _rows(lab: Lab, tokens: TokenArray) -> torch.Tensor:
 
 
 class _Sums:
-    """Rows added up by group."""
+    """Sums of rows by group."""
 
     def __init__(self, groups: int, lab: Lab) -> None:
         shape = lab.model.kv_shape
@@ -106,10 +106,10 @@ class _Sums:
 def _depth_effect(
     by_depth: torch.Tensor, by_token: torch.Tensor, met: torch.Tensor
 ) -> torch.Tensor:
-    """Rows as the sum of what the token brings and what its depth adds, by turns, to rest.
+    """Split rows into a token effect and a depth effect, alternating until they settle.
 
-    A plain mean by depth would hold which words happen to stand there: more than depth itself
-    near the start, and in layer 0, which knows nothing of depth, nothing else.
+    A plain mean by depth would include which words happen to be there. Near the start that
+    outweighs depth itself, and in layer 0, which does not depend on depth, it is all there is.
     """
     depths, tokens = met.sum(1, keepdim=True), met.sum(0)[:, None]
     effect = torch.zeros_like(by_depth)
@@ -121,9 +121,9 @@ def _depth_effect(
 
 
 def bring_drift(lab: Lab, job: Job) -> None:
-    """Give a lab the job's table if a policy asks for one, measured now if there is none.
+    """Give the lab the job's table if a policy needs one, and measure it if it does not exist.
 
-    It is written before other processes start: all of them must use the same.
+    It is written before other processes start, because all of them must use the same table.
     """
     if job.drift is None or not job.shifts_depth:
         return

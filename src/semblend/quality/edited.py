@@ -1,8 +1,8 @@
-"""Edited documents: a donor that says almost the same, and means something else.
+"""Edited documents: a donor that says almost the same but means something else.
 
-The right answer stands in the target's own tokens; the donor's K/V may still say what
-stood there before. Depths: `head`, the value follows the changed word; `middle`, a clause
-stands between them; `deep`, the asked fact itself is untouched, far behind an edit.
+The target's own tokens contain the right answer, but the donor's K/V may still carry what was there
+before. Depths: `head`, the value follows the changed word; `middle`, a clause separates them;
+`deep`, the fact asked for is unchanged, far after an edit.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from semblend.quality.workloads import document_of, instructions, workload, writ
 DEPTHS = ("head", "middle", "deep")
 EDIT_COUNTS = (1, 2, 4, 8, 12, 20)
 CLAUSES = ("today", "now", "here")
-"""Short ones: the bundled model finds a value that stands further from its subject ever less
-often, cold as well as warm."""
+"""Kept short: the bundled model finds values further from their subject less often, cold and warm.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,19 +30,17 @@ class Clausal(Fact):
 
     @property
     def statement(self) -> str:
-        """The sentence, with the clause."""
         return f"The {self.attribute} of {self.subject} {self.clause} is {self.value}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distant(Fact):
-    """A fact whose value stands far behind its subject, in the same sentence or the next."""
+    """A fact whose value comes long after its subject, in the same sentence or the next."""
 
     form: str
 
     @property
     def statement(self) -> str:
-        """The sentence or sentences."""
         return self.form.format(attribute=self.attribute, subject=self.subject, value=self.value)
 
 
@@ -55,26 +53,25 @@ DISTANT_FORMS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Denied(Fact):
-    """A value that a fact does not have."""
+    """A value that a subject does not have."""
 
     @property
     def statement(self) -> str:
-        """The sentence, denied."""
         return f"The {self.attribute} of {self.subject} is not {self.value}."
 
 
 Changes = dict[Fact, Fact]
 Edit = Callable[[list[Fact], list[str]], Changes]
-"""(facts to edit, fresh names and values) to what replaces them."""
+"""Maps facts to edit, and fresh names and values, to their replacements."""
 
 
 def renamed(facts: list[Fact], fresh: list[str]) -> Changes:
-    """Other subjects, the same values."""
+    """New subjects, same values."""
     return {f: replace(f, subject=name) for f, name in zip(facts, fresh, strict=False)}
 
 
 def exchanged(facts: list[Fact], fresh: list[str]) -> Changes:
-    """Pairs of facts exchange their subjects: each value belongs to the other now."""
+    """Pairs of facts swap subjects, so that each value belongs to the other subject."""
     changes: Changes = {}
     for one, two in zip(facts[::2], facts[1::2], strict=False):
         changes[one] = replace(one, subject=two.subject)
@@ -83,7 +80,7 @@ def exchanged(facts: list[Fact], fresh: list[str]) -> Changes:
 
 
 def numbers(facts: list[Fact], fresh: list[str]) -> Changes:
-    """Pairs of facts exchange their values."""
+    """Pairs of facts swap values."""
     changes: Changes = {}
     for one, two in zip(facts[::2], facts[1::2], strict=False):
         changes[one] = replace(one, value=two.value)
@@ -92,7 +89,7 @@ def numbers(facts: list[Fact], fresh: list[str]) -> Changes:
 
 
 def polarity(facts: list[Fact], fresh: list[str]) -> Changes:
-    """Pairs state two values of one subject, one denied; the denial changes sides."""
+    """Pairs state two values of one subject, one of them denied. The denial moves to the other."""
     changes: Changes = {}
     for one, two in zip(facts[::2], facts[1::2], strict=False):
         changes[one] = _denied(one) if not isinstance(one, Denied) else _stated(one)
@@ -101,7 +98,7 @@ def polarity(facts: list[Fact], fresh: list[str]) -> Changes:
 
 
 def order(facts: list[Fact], fresh: list[str]) -> Changes:
-    """Pairs of facts exchange their places."""
+    """Pairs of facts swap places."""
     changes: Changes = {}
     for one, two in zip(facts[::2], facts[1::2], strict=False):
         changes[one], changes[two] = two, one
@@ -119,7 +116,7 @@ EDITS: dict[str, Edit] = {
 
 
 def edited_case(name: str, kind: str, seed: int, number: int, tokens: int) -> Case:
-    """One near-duplicate: the donor's document with some facts edited."""
+    """Make a near-duplicate: the donor's document with some facts edited."""
     writer, rng = writer_for(f"{name}-{kind}", seed, number)
     depth = "distant" if kind == "distant" else DEPTHS[number % len(DEPTHS)]
     wanted = EDIT_COUNTS[rng.randrange(len(EDIT_COUNTS))]
@@ -154,7 +151,7 @@ def edited_case(name: str, kind: str, seed: int, number: int, tokens: int) -> Ca
 def _prepare(
     document: Document, kind: str, depth: str, count: int, rng: random.Random
 ) -> tuple[Document, list[Fact]]:
-    """Give facts the form that the edit and the depth need; returns those to edit."""
+    """Give facts the form that the edit and the depth need. Returns those to edit."""
     facts = list(document.facts)
     shaped: Changes = {}
     for at in range(count):

@@ -1,4 +1,4 @@
-"""From records to figures: one row a cell, that is one workload under one policy."""
+"""From records to figures: one row per cell, that is, one workload under one policy."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ READING = "reading"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What one policy did on one workload. Shares in [0, 1], intervals of 95 %."""
+    """One policy's results on one workload. Shares are in [0, 1], intervals are 95 %."""
 
     workload: str
-    """`workload` or `workload_kind`, as cells are named."""
+    """`workload` or `workload_kind`, as in cell names."""
     policy: str
     items: int
     cold_right: float
     right: float
     right_interval: tuple[float, float]
     difference: float
-    """right - cold_right, of the same items."""
+    """right - cold_right, over the same items."""
     difference_interval: tuple[float, float]
     same: float
     same_interval: tuple[float, float]
     towards_donor: int
-    """Answers that state a donor's fact where cold's does not."""
+    """Answers that state a donor's fact when cold's does not."""
     f1_difference: float
     rouge_l_difference: float
     kl: float
@@ -45,34 +45,34 @@ class Figures:
     top1: float
     perplexity_ratio: float
     recompute: float
-    """Share recomputed of the tokens in spans that are reused in part."""
+    """Recomputed share of the tokens in spans that are partly reused."""
     declined: float
     """Share of reusable tokens in spans that are not reused at all."""
     probe: float
-    """What the policy's probe costs, as a share of the prompt."""
+    """Cost of the policy's probe, as a share of the prompt."""
 
     @property
     def kept(self) -> float:
-        """Share of cold's right answers that are left; 1 where cold has none."""
+        """Share of cold's right answers that are kept; 1 if cold has none."""
         return self.right / self.cold_right if self.cold_right else 1.0
 
     @property
     def fall(self) -> float:
-        """How far the worst answer metric is below cold's; negative where all are above."""
+        """How far the worst answer metric is below cold; negative if all are above."""
         return -min(self.difference, self.f1_difference, self.rouge_l_difference)
 
     @property
     def price(self) -> float:
-        """Everything the policy computes of what could be reused, the probe included."""
+        """Share of reusable tokens the policy computes, including its probe."""
         return self.declined + (1 - self.declined) * self.recompute + self.probe
 
     def to_dict(self) -> dict[str, Any]:
-        """Rounded, ready for JSON."""
+        """Rounded values, ready for JSON."""
         return {name: _rounded(value) for name, value in asdict(self).items()}
 
 
 def cell_of(record: Record) -> str:
-    """The name of a record's workload as cells have it."""
+    """A record's workload, as named in cells."""
     if record.workload in ("edited", CONTROL):
         return f"{record.workload}_{record.kind}"
     return record.workload
@@ -87,7 +87,7 @@ def figures_of(records: Iterable[Record]) -> list[Figures]:
 
 
 def noise_floor(records: Iterable[Record]) -> dict[str, float]:
-    """Cold against itself: computed alone, and once more beside others in one pass."""
+    """Compare cold with itself: computed alone, and again in a pass with others."""
     kl = [record.kl for record in records if record.policy == "cold"]
     same = [record.same for record in records if record.policy == "cold"]
     if not kl:

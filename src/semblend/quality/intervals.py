@@ -1,4 +1,4 @@
-"""Intervals that are shown beside every figure."""
+"""Confidence intervals shown with every figure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Z_95 = 1.959963984540054
 
 
 def wilson(successes: int, trials: int, z: float = Z_95) -> tuple[float, float]:
-    """Wilson's score interval of a proportion; honest near 0 and 1, unlike the usual one.
+    """Wilson's score interval for a proportion. Unlike the usual one, it is reliable near 0 and 1.
 
     >>> low, high = wilson(1000, 1000)
     >>> round(low, 4), high
@@ -30,9 +30,9 @@ def wilson(successes: int, trials: int, z: float = Z_95) -> tuple[float, float]:
 
 
 def paired_loss(lost: int, won: int, pairs: int, z: float = Z_95) -> tuple[float, float]:
-    """Tango's score interval of (lost - won) / pairs, when each item was judged both ways.
+    """Tango's score interval for (lost - won) / pairs, with each item judged both ways.
 
-    Honest also where nothing differs, where the usual interval has no width.
+    It is reliable even if nothing differs, in which case the usual interval has no width.
 
     >>> low, high = paired_loss(0, 0, 300)
     >>> round(low, 4), round(high, 4)
@@ -49,7 +49,7 @@ def paired_loss(lost: int, won: int, pairs: int, z: float = Z_95) -> tuple[float
         return (lost - won - pairs * loss) / math.sqrt(max(spread, 1e-300))
 
     def where(level: float, low: float, high: float) -> float:
-        for _ in range(60):  # the score falls as the loss that is assumed grows
+        for _ in range(60):  # the score falls as the assumed loss grows
             middle = (low + high) / 2
             low, high = (middle, high) if score(middle) > level else (low, middle)
         return (low + high) / 2
@@ -61,14 +61,14 @@ def paired_loss(lost: int, won: int, pairs: int, z: float = Z_95) -> tuple[float
 def bootstrap_mean(
     values: Sequence[float], *, resamples: int = 1000, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile interval (95 %) of a mean, for values of any shape."""
+    """Percentile interval (95 %) of a mean, for any distribution."""
     return _bootstrap(values, lambda drawn: drawn.mean(axis=1), resamples, seed)
 
 
 def bootstrap_median(
     values: Sequence[float], *, resamples: int = 1000, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile interval (95 %) of a median: what timings have, which outliers do not carry."""
+    """Percentile interval (95 %) of a median, for timings with outliers."""
     return _bootstrap(values, lambda drawn: np.median(drawn, axis=1), resamples, seed)
 
 
@@ -88,7 +88,7 @@ def _bootstrap(
 
 
 def at_most(successes: int, trials: int, confidence: float = 0.95) -> float:
-    """Clopper and Pearson's one-sided upper bound of a proportion: exact, never too small.
+    """Clopper and Pearson's one-sided upper bound for a proportion: exact, never too small.
 
     >>> round(at_most(0, 5000), 6)
     0.000599
@@ -101,7 +101,7 @@ def at_most(successes: int, trials: int, confidence: float = 0.95) -> float:
     ]
 
     def no_more(share: float) -> float:
-        """Chance of so few successes."""
+        """Probability of this few successes."""
         hit, miss = math.log(share), math.log1p(-share)
         return sum(math.exp(c + k * hit + (trials - k) * miss) for k, c in enumerate(log_choose))
 

@@ -1,4 +1,4 @@
-"""From records to a certificate, or to the reasons there is none."""
+"""From records to a certificate, or to the reasons for refusing one."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ VALID_DAYS = 365
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One of the two measurements: that a policy is chosen by, or that it is confirmed by."""
+    """One of the two measurements: for choosing a policy, or for confirming it."""
 
     records: tuple[Record, ...]
     figures: tuple[Figures, ...]
     noise: dict[str, float]
     verdicts: tuple[Verdict, ...]
-    """Of every policy that was measured on all workloads, cheapest first."""
+    """Verdicts on every policy measured on all workloads, cheapest first."""
 
     def verdict_on(self, policy: str) -> Verdict | None:
-        """What this measurement says about one policy."""
+        """This measurement's verdict on a policy."""
         return next((v for v in self.verdicts if v.policy == policy), None)
 
 
@@ -54,23 +54,23 @@ def part_of(records: Sequence[Record], bound: Bound) -> Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issue:
-    """What was found."""
+    """The result of a certification."""
 
     choice: Part
     chosen: Verdict | None
-    """The cheapest policy inside the bound on the documents to choose by."""
+    """The cheapest policy within the bound on the choice documents."""
     confirmation: Part | None
     confirmed: Verdict | None
-    """What other documents say about it."""
+    """Its verdict on the confirmation documents."""
     redteam: Findings | None
-    """What the red team found against it; None where none attacked."""
+    """The red team's findings on it; None if it was not attacked."""
     against: tuple[str, ...]
-    """What speaks against it after the confirmation and the red team."""
+    """Reasons against it after confirmation and red team."""
     certificate: Certificate | None
 
     @property
     def refusal(self) -> str:
-        """Why there is no certificate; empty where there is one."""
+        """Why there is no certificate; empty if there is one."""
         if self.chosen is None:
             return "no policy keeps the bound"
         if self.confirmed is None:
@@ -90,9 +90,10 @@ def issue(
     redteam: Findings | None = None,
     now: datetime | None = None,
 ) -> Issue:
-    """A certificate for the policy `choice` speaks for, if `confirmation` and the red team do too.
+    """Certify the policy that `choice` selects, if `confirmation` and the red team agree.
 
-    There is one try: had the next policy another, both would be documents to choose by.
+    There is only one try. If the next policy got another, the confirmation documents would also be
+    choosing.
     """
     chosen = choose(choice.verdicts)
     confirmed = None
@@ -185,7 +186,7 @@ def _plain(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
 
 
 def read_curves(paths: Sequence[Path]) -> list[Curve]:
-    """Deviation curves from files of JSON lines."""
+    """Read deviation curves from JSON Lines files."""
     found: list[Curve] = []
     for path in paths:
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -203,7 +204,7 @@ def read_curves(paths: Sequence[Path]) -> list[Curve]:
 
 
 def _deviation(curves: Sequence[Curve]) -> dict[str, list[float]]:
-    """Mean deviation a layer, by workload and policy."""
+    """Mean deviation per layer, by workload and policy."""
     groups: dict[str, list[Curve]] = {}
     for curve in curves:
         groups.setdefault(f"{curve.workload}, {curve.policy}", []).append(curve)

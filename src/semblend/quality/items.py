@@ -1,4 +1,4 @@
-"""One thing to measure: prompts that were read before, a prompt now, and what is right."""
+"""One item to measure: prompts read before, a prompt now, and the right answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Ask:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The chat; the body stands in front of the first question."""
+        """The chat. The body comes before the first question."""
         questions = [*(question for question, _ in self.turns), self.question]
         chat = [{"role": "system", "content": self.instruction}]
         for number, question in enumerate(questions):
@@ -41,7 +41,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A measurement as text, made by a workload."""
+    """One measurement as text, made by a workload."""
 
     workload: str
     kind: str
@@ -50,16 +50,16 @@ class Case:
     donors: tuple[Ask, ...]
     answer: str
     leaked: tuple[str, ...] = ()
-    """Answers that would betray a donor's fact."""
+    """Answers that would reveal a donor's fact."""
     edits: int = 0
     depth: str = ""
-    """Where the asked value stands in its span: head, middle or deep."""
+    """Where the value asked for is in its span: head, middle or deep."""
     continuation: str = ""
-    """Text to judge the next tokens on instead of an answer."""
+    """Text on which to judge next tokens, instead of an answer."""
 
     @property
     def case_id(self) -> str:
-        """Its name, stable across runs."""
+        """A name that is stable across runs."""
         return f"{self.workload}/{self.kind}/{self.number}"
 
 
@@ -71,11 +71,11 @@ class Item:
     tokens: TokenArray
     donors: tuple[TokenArray, ...]
     answer_ids: TokenArray
-    """What is forced behind the prompt: the right answer and the end, or the continuation."""
+    """Tokens forced after the prompt: the right answer and end token, or the continuation."""
 
 
 def encode(tokenizer: Any, ask: Ask) -> TokenArray:
-    """The prompt's token ids, up to where the assistant begins."""
+    """The prompt's token ids, up to the start of the assistant's turn."""
     text = tokenizer.apply_chat_template(ask.messages, add_generation_prompt=True, tokenize=False)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return np.asarray(ids, dtype=np.int32)
@@ -96,7 +96,7 @@ def to_item(case: Case, tokenizer: Any) -> Item:
 
 
 def data_fingerprint(cases: Iterable[Case]) -> str:
-    """A content hash of everything the model is shown and of what is right."""
+    """A content hash of everything the model sees and of the right answers."""
     digest = hashlib.sha256()
     for case in cases:
         shown = [ask.messages for ask in (case.target, *case.donors)]

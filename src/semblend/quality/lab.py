@@ -1,8 +1,8 @@
-"""Carrying plans out on the engine's own pieces, many at once, without a server.
+"""Executes plans with the engine's own components, many at once and without a server.
 
-The spans of an item are loaded once. A policy's table points to them wherever it copies and
-to slots of its own wherever it computes, so that any number of policies are judged in
-one pass over shared donor K/V.
+An item's spans are loaded once. Each policy's page table points to them for copies, and to its own
+slots for what it computes. Any number of policies are thus judged in one pass over shared donor
+K/V.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from semblend.quality.items import Item
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trial:
-    """One prompt with pages, ready to be continued by `forced` tokens."""
+    """A prompt with its pages, ready to be continued with `forced` tokens."""
 
     item: Item
     plan: Plan | None
-    """None is cold."""
+    """None means cold."""
     table: PageTable
     forced: TokenArray
     probe_tokens: float = 0.0
-    """What the policy's probe cost, in tokens through all layers."""
+    """Cost of the policy's probe, in tokens through all layers."""
 
     def runs(self) -> list[ComputeRun]:
-        """Everything this trial computes, the forced tokens behind its tail and their logits."""
+        """Everything this trial computes, including the forced tokens after its tail."""
         size = len(self.item.tokens)
         text = np.concatenate((self.item.tokens, self.forced[:-1])).astype(np.int32)
         holes = (Hole(0, size),) if self.plan is None else plan_runs(self.plan)
@@ -65,11 +65,11 @@ class Trial:
 
 
 SPARE_TOKENS = 16
-"""Slots behind the forced tokens, for an answer that turns out longer."""
+"""Slots after the forced tokens, for answers that turn out longer."""
 
 
 class Lab:
-    """A model, a pool of slots and a pipeline to measure with. One item's spans at a time."""
+    """A model, a slot pool and a pipeline for measurements. Holds one item's spans at a time."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Lab:
         capacity_tokens: int = 65_536,
         drift: DepthDrift | None = None,
     ) -> None:
-        """`drift` is needed by policies that shift depths."""
+        """Policies that shift depths need `drift`."""
         self.model = model
         self.drift: DepthDrift | None = None
         if drift is not None:
@@ -102,12 +102,12 @@ class Lab:
         self._namespace = Namespace.of(model=model.name)
 
     def use_drift(self, drift: DepthDrift) -> None:
-        """Shift depths by this table from now on."""
+        """Shift depths with this table from now on."""
         self.drift = drift.to(self.model.device)
 
     @contextmanager
     def slots(self, count: int) -> Iterator[PageIds]:
-        """Slots for a while."""
+        """Borrow slots."""
         pages = self.pool.allocator.allocate(count)
         try:
             yield pages
@@ -115,7 +115,7 @@ class Lab:
             self.pool.allocator.release(pages)
 
     def spans_of(self, item: Item) -> Plan:
-        """What discovery finds and marks, under no policy."""
+        """What discovery finds and marks, without a policy."""
         names = [f"{item.case.case_id}#{number}" for number in range(len(item.donors))]
         for name, tokens in zip(names, item.donors, strict=True):
             self._pipeline.register_donor(name, tokens, self._namespace)
@@ -126,7 +126,7 @@ class Lab:
                 self._pipeline.evict(name)
 
     def load(self, item: Item, plan: Plan, pages: PageIds) -> PageTable:
-        """Compute the donors in use exactly, and copy the plan's spans into `pages`."""
+        """Compute the donors exactly and copy the plan's spans into `pages`."""
         table = PageTable(pages=pages, page_size=1)
         load_spans(
             plan,
@@ -141,7 +141,7 @@ class Lab:
     def shift(
         self, item: Item, plan: Plan, loaded: PageTable, pages: PageIds, drift: DepthDrift
     ) -> PageTable:
-        """The plan's spans once more, in `pages`, shifted to their new depths."""
+        """Copy the plan's spans again, into `pages`, shifted to their new depths."""
         table = PageTable(pages=pages, page_size=1)
         size = len(item.tokens)
         source, target = (torch.from_numpy(t.slots(0, size)) for t in (loaded, table))
@@ -159,7 +159,7 @@ class Lab:
         forced: TokenArray,
         take: list[PageIds],
     ) -> Trial:
-        """A policy over loaded spans; its slots are added to `take` for the caller to free."""
+        """Apply a policy to loaded spans. Its slots are added to `take` for the caller to free."""
         plan = with_policy(spans, item.tokens, policy, self.boundaries)
         table = self._table(item, plan, loaded, len(forced), take)
         if not policy.dynamic:
@@ -172,22 +172,22 @@ class Lab:
         return Trial(item=item, plan=plan, table=table, forced=forced, probe_tokens=probe.computed)
 
     def cold(self, item: Item, forced: TokenArray, take: list[PageIds]) -> Trial:
-        """The same prompt without any reuse."""
+        """The same prompt without reuse."""
         pages = self.pool.allocator.allocate(len(item.tokens) + len(forced) + SPARE_TOKENS)
         take.append(pages)
         return Trial(item=item, plan=None, table=PageTable(pages=pages, page_size=1), forced=forced)
 
     def logits(self, trials: Sequence[Trial]) -> list[torch.Tensor]:
-        """One pass; for each trial the logits that predict its forced tokens, [forced, vocab]."""
+        """Run one pass and return each trial's logits for its forced tokens, [forced, vocab]."""
         logits = self.compute([run for trial in trials for run in trial.runs()])
         return list(torch.split(logits, [len(trial.forced) for trial in trials]))
 
     def compute(self, runs: Sequence[ComputeRun]) -> torch.Tensor:
-        """One pass; hardly two here are alike, so none is replayed."""
+        """Run one pass. Passes here are rarely alike, so none is replayed."""
         return compute(self.model, self.pool, runs, replay=False)
 
     def greedy(self, trial: Trial, limit: int) -> list[int]:
-        """Up to `limit` greedy tokens, the end not included; the prompt's K/V must be computed."""
+        """Generate up to `limit` greedy tokens, without the end token. Needs the prompt's K/V."""
         size = len(trial.item.tokens)
         answer: list[int] = []
         first = ComputeRun(
@@ -216,7 +216,7 @@ class Lab:
     def _table(
         self, item: Item, plan: Plan, loaded: PageTable, forced: int, take: list[PageIds]
     ) -> PageTable:
-        """Loaded slots where the plan copies, slots of its own everywhere else."""
+        """Loaded slots where the plan copies, own slots elsewhere."""
         size = len(item.tokens) + forced + SPARE_TOKENS
         own = np.ones(size, dtype=np.bool_)
         for span in plan.copies:
@@ -231,7 +231,7 @@ class Lab:
 
 
 class Loaded:
-    """An item's spans in place: as they were copied and, where policies ask, at their new depth."""
+    """An item's loaded spans, as copied and, if policies need it, at their new depth."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class Loaded:
         policies: Sequence[RecomputePolicy],
         take: list[PageIds],
     ) -> None:
-        """Load once; slots are added to `take` for the caller to free."""
+        """Load once. Slots are added to `take` for the caller to free."""
         take.append(lab.pool.allocator.allocate(len(item.tokens)))
         self._plain = lab.load(item, spans, take[-1])
         self._shifted = self._plain
@@ -252,12 +252,12 @@ class Loaded:
             self._shifted = lab.shift(item, spans, self._plain, take[-1], drift)
 
     def under(self, policy: RecomputePolicy) -> PageTable:
-        """Where a policy's copies are."""
+        """The page table of a policy's copies."""
         return self._shifted if policy.shifts_depth else self._plain
 
 
 class _Donors:
-    """Computes a donor's K/V when it is asked for, in slots that are free again afterwards."""
+    """Computes a donor's K/V on demand, in slots that are freed afterwards."""
 
     def __init__(self, lab: Lab, item: Item, plan: Plan) -> None:
         self._lab = lab

@@ -1,4 +1,4 @@
-"""Measuring one item under many policies against its own cold answer."""
+"""Measures one item under many policies against its own cold answer."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ ROWS_A_PASS = 16_384
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What one policy did to one item. Flat, one JSON line each."""
+    """One policy's result on one item. Flat, one JSON line each."""
 
     case_id: str
     workload: str
     kind: str
     policy: str
-    """A spec, or "cold" for the second cold run that the noise floor is made of."""
+    """A spec, or "cold" for the second cold run that gives the noise floor."""
     depth: str
     edits: int
     prompt_tokens: int
     reusable_tokens: int
     behind_edit_tokens: int
     recomputed_tokens: int
-    """Inside spans that are still reused in part."""
+    """In spans that are still partly reused."""
     declined_tokens: int
-    """In spans that the policy recomputes whole."""
+    """In spans that the policy recomputes completely."""
     probe_tokens: float
     answer: str
     cold_answer: str
@@ -46,7 +46,7 @@ class Record:
     right: bool
     cold_right: bool
     same: bool
-    """The greedy answer is cold's, token for token."""
+    """Whether the greedy answer equals cold's, token for token."""
     leaked: bool
     cold_leaked: bool
     f1: float
@@ -57,21 +57,21 @@ class Record:
     nll: float
     cold_nll: float
     cold_margin: float = 0.0
-    """By how much cold prefers its answer to the next best, at the token it is least sure of,
-    nats. Records of 0.4 have none."""
+    """Smallest margin in nats, over the answer's tokens, between cold's choice and the next best.
+    Records of 0.4 have none.
+    """
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
         return asdict(self)
 
 
 def measure(
     lab: Lab, item: Item, specs: Sequence[str], *, cold_right_only: bool = False
 ) -> list[Record]:
-    """Judge every policy on one item; an item without reusable spans gives no records.
+    """Judge every policy on one item. Items without reusable spans give no records.
 
-    With `cold_right_only`, an item that cold answers wrongly gives none either, and costs no more
-    than cold's answer.
+    With `cold_right_only`, an item that cold answers wrongly gives none either, and costs only
+    cold's answer.
     """
     spans = lab.spans_of(item)
     if not spans.spans:
@@ -202,13 +202,13 @@ def _record(
 
 
 def _margin(logits: torch.Tensor) -> float:
-    """Least distance between the best and the second best token, over positions."""
+    """Smallest distance between the best and second-best token, over positions."""
     best = logits.float().topk(2, dim=-1).values
     return float((best[:, 0] - best[:, 1]).min())
 
 
 def price(plan: Plan | None) -> tuple[int, int]:
-    """Tokens recomputed inside spans still reused, and tokens of spans recomputed whole."""
+    """Tokens recomputed in partly reused spans, and tokens of spans recomputed completely."""
     if plan is None:
         return 0, 0
     copied: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""More recompute, no less quality: each policy's grid, item by item, as a test that can fail."""
+"""Check that more recompute never lowers quality: each policy's grid, item by item."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from semblend.quality.figures import cell_of
 from semblend.quality.measure import Record
 
 CHANCE = 0.05
-"""Of any false alarm among all steps together."""
+"""Probability of any false alarm over all steps together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """From one policy to a dearer one of its family, on one workload."""
+    """From one policy to a more expensive one of its family, on one workload."""
 
     workload: str
     cheap: str
     dear: str
     lost: int
-    """Answers that agreed with cold's under the cheap one and no more under the dear one."""
+    """Answers that agreed with cold under the cheaper policy but not under the other."""
     won: int
     p_value: float
-    """Chance of losing that many or more if more recompute made no difference."""
+    """Probability of losing that many or more if more recompute made no difference."""
     falls: bool
     """Whether that is too unlikely to be chance."""
 
 
 def steps(records: Sequence[Record]) -> list[Step]:
-    """All steps of all families but the random baseline, in order of their measured price.
+    """All steps of all families but the random baseline, ordered by measured price.
 
-    Agreement with cold is compared on the same items; a step falls where a one-sided sign test
-    says so, corrected for the number of steps.
+    Agreement with cold is compared on the same items. A step falls if a one-sided sign test says
+    so, corrected for the number of steps.
     """
     by_cell: dict[tuple[str, str], dict[str, Record]] = defaultdict(dict)
     for record in records:
@@ -68,7 +68,7 @@ def steps(records: Sequence[Record]) -> list[Step]:
 
 
 def sign_test(lost: int, won: int) -> float:
-    """Chance of at least `lost` losses among `lost + won` fair coins.
+    """Probability of at least `lost` losses among `lost + won` fair coin tosses.
 
     >>> sign_test(0, 5), sign_test(1, 0)
     (1.0, 0.5)

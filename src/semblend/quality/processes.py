@@ -1,4 +1,4 @@
-"""A job in several processes, each with a lab of its own; one alone leaves a GPU idle."""
+"""Runs a job in several processes, each with its own lab. One process leaves a GPU idle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from semblend.quality.lab import Lab
 
 POLL_SECONDS = 1.0
 SLOTS = 131_072
-"""Of each process's pool."""
+"""Slots in each process's pool."""
 
 Job = TypeVar("Job")
 
@@ -30,12 +30,12 @@ def run_processes(
     kept: Path,
     waiting: Callable[[], None],
 ) -> None:
-    """Start `target(job, number)` that many times and wait; `waiting` is called meanwhile.
+    """Start `target(job, number)` in each process and wait, calling `waiting` meanwhile.
 
     Raises
     ------
     StorageError
-        If a process failed. What the others did is in `kept`.
+        If a process failed. The results of the others are in `kept`.
     """
     context = multiprocessing.get_context("spawn")
     workers = [context.Process(target=target, args=(job, number)) for number in range(processes)]
@@ -56,9 +56,9 @@ def run_processes(
 
 @contextmanager
 def lab_of_process(model: str, *, device: str, dtype: str, drift: Path | None) -> Iterator[Lab]:
-    """A lab for this process alone."""
+    """A lab for this process only."""
     torch.set_num_threads(1)
-    # float32 must mean the same on every device, or a certificate would not carry over.
+    # float32 must mean the same on every device, or certificates would not be portable.
     torch.backends.cuda.matmul.allow_tf32 = False
     table = None if drift is None else read_table(drift)
     loaded = load_model(model, device=device, dtype=dtype)

@@ -1,6 +1,6 @@
-"""Plain prose by grammar: sentences that say nothing the questions ask for.
+"""Generated prose: sentences that say nothing the questions ask about.
 
-All of it is made here from short word lists, so that it runs offline and is ours.
+All of it is made from short word lists, so it works offline and has no outside licence.
 """
 
 from __future__ import annotations
@@ -144,7 +144,6 @@ def sentence(rng: random.Random) -> str:
 
 
 def paragraph(rng: random.Random, sentences: int) -> list[str]:
-    """Some sentences in a row."""
     return [sentence(rng) for _ in range(sentences)]
 
 

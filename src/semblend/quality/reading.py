@@ -1,4 +1,4 @@
-"""Questions about real text, in LongBench's field names: from a file, or from the hub.
+"""Questions about real text in LongBench's format, from a file or from the hub.
 
 A file holds one JSON object a line (`input`, `context`, `answers`, `dataset`; or `dialogue` and
 `summary`, as SAMSum has them), plain or compressed by xz. `longbench:NAME` is a dataset of
@@ -21,29 +21,29 @@ from semblend.quality.items import Ask, Case
 from semblend.quality.workloads import instructions
 
 MOST_CHARACTERS = 24_000
-"""About 6,000 tokens; longer contexts are cut, at the front of the question."""
+"""About 6,000 tokens. Longer contexts are cut before the question."""
 
 FIELDS = ("input", "context", "answers", "dataset")
 DIALOGUE_QUESTION = "What do the speakers agree on?"
 HUB = "longbench:"
 ARCHIVE = "hf://datasets/zai-org/LongBench/data.zip"
-"""Where LongBench keeps one file of JSON lines a dataset, in its folder `data`."""
+"""Where LongBench keeps one JSON Lines file per dataset, in its folder `data`."""
 
 
 def reading_cases(source: str, *, seed: int, items: int, archive: str = ARCHIVE) -> Iterator[Case]:
-    """Two questions about one context each: one was asked before, one is asked now.
+    """Make items from two questions about one context: one asked before, one asked now.
 
     Parameters
     ----------
     source
         A file, or `longbench:NAME`.
     archive
-        Where `longbench:` looks; a local copy of LongBench's `data.zip` serves as well.
+        Where `longbench:` looks. A local copy of LongBench's `data.zip` works too.
 
     Raises
     ------
     SerialisationError
-        If the source cannot be read or is not of that form.
+        If the source cannot be read or has a different format.
     """
     by_context: dict[str, list[dict[str, Any]]] = defaultdict(list)
     name = source.removeprefix(HUB)
@@ -56,7 +56,8 @@ def reading_cases(source: str, *, seed: int, items: int, archive: str = ARCHIVE)
             f"{source}: {len(by_context)} contexts with a question; at least 5 expected"
         )
     rng = random.Random(f"semblend-reading-{seed}")
-    # A context with two questions comes first; where there is one, another's was read before.
+    # Contexts with two questions come first. For others, another context's question was read
+    # before.
     contexts = sorted(by_context, key=lambda text: (len(by_context[text]) < 2, text))
     paired = sum(len(rows) > 1 for rows in by_context.values())
     order = [*rng.sample(contexts[:paired], paired), *contexts[paired:]]
@@ -101,7 +102,7 @@ def _file_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _hub_rows(name: str, archive: str) -> Iterator[dict[str, Any]]:
-    """One dataset of LongBench; its rows arrive as they are read."""
+    """Rows of one LongBench dataset, yielded as they are read."""
     try:
         load = import_module("datasets").load_dataset
     except ImportError as error:
@@ -116,7 +117,7 @@ def _hub_rows(name: str, archive: str) -> Iterator[dict[str, Any]]:
             yield _fields(row, f"{HUB}{name}[{number}]")
     except SerialisationError:
         raise
-    except Exception as error:  # network, hub, archive and parse errors are of many kinds
+    except Exception as error:  # network, hub, archive and parse errors vary
         raise SerialisationError(
             f"{HUB}{name} cannot be read ({type(error).__name__}: {error}). Without a network, "
             "give --data a file of JSON lines in LongBench's form"

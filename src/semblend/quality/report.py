@@ -36,7 +36,7 @@ def report(
     curves: Sequence[Curve],
     facts: Mapping[str, Any],
 ) -> str:
-    """The page. `facts` are shown as they are: fingerprints, versions, counts."""
+    """The page. `facts` are shown as given: fingerprints, versions, counts."""
     verdict = (
         f'<p class="yes">Certified: <code>{escape(found.certificate.policy)}</code></p>'
         if found.certificate is not None
@@ -119,7 +119,7 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _widest(figures: Sequence[Figures]) -> list[str]:
-    """Workloads on which the most policies were tried."""
+    """Workloads with the most policies tried."""
     counts: dict[str, int] = {}
     for row in figures:
         counts[row.workload] = counts.get(row.workload, 0) + 1

@@ -1,4 +1,4 @@
-"""How far one answer is from another: token distributions and text."""
+"""Distances between answers: token distributions and text."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rapidfuzz.distance import LCSseq
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """Next-token distributions against cold's, over the forced tokens."""
+    """Next-token distributions compared with cold's, over the forced tokens."""
 
     kl: float
-    """Mean KL(cold || warm), nats."""
+    """Mean KL(cold || warm) in nats."""
     kl_worst: float
-    """The largest of any position."""
+    """The largest at any position."""
     top1: float
     """Share of positions with the same best token."""
     nll: float
@@ -25,7 +25,7 @@ class Divergence:
 
 
 def divergence(cold: torch.Tensor, warm: torch.Tensor, forced: torch.Tensor) -> Divergence:
-    """Compare logits [positions, vocabulary]; computed in float64."""
+    """Compare logits [positions, vocabulary], in float64."""
     left, right = cold.double().log_softmax(-1), warm.double().log_softmax(-1)
     kl = (left.exp() * (left - right)).sum(-1).clamp(min=0.0)
     chosen = forced.to(cold.device).long()[:, None]

@@ -1,4 +1,4 @@
-"""The tables of a certificate that people read, in one order for the report and the page."""
+"""The tables of a certificate for people, in the same order in the report and on the page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from semblend.quality.redteam.findings import Findings
 from semblend.quality.redteam.pages import FIND_HEADINGS, NOT_COVERED, find_rows, said_of
 
 MOST_STEPS = 8
-"""Steps shown: the unlikeliest."""
+"""Steps to show: the least likely ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Section:
 
 
 def sections(found: Issue) -> list[Section]:
-    """Everything there is to say; about the documents to confirm by, where measured."""
+    """All sections, on the confirmation documents if they were measured."""
     part = found.confirmation or found.choice
     chosen = found.chosen.policy if found.chosen is not None else None
     where = "the documents to confirm by" if found.confirmation else "those to choose by"
@@ -58,7 +58,7 @@ def sections(found: Issue) -> list[Section]:
 
 
 def redteam_section(found: Findings) -> Section:
-    """What a search for leaks found, and what it could not judge."""
+    """What the search for leaks found, and what it could not judge."""
     unjudged = ", ".join(found.hardly_tried) or "nothing"
     return Section(
         title="Red team",
@@ -106,7 +106,7 @@ def page(found: Issue, *, model: str, command: str) -> str:
 
 
 def _side_by_side(part: Part, where: str) -> Section:
-    """Policies measured on every workload, by a letter, cheapest first; naive reuse by its name."""
+    """Policies measured on every workload, by letter, cheapest first; naive reuse by name."""
     dear = [verdict.policy for verdict in part.verdicts if verdict.policy != "none"]
     named = {chr(ord("A") + at): spec for at, spec in enumerate(dear[:26])}
     legend = "; ".join(f"{letter}: {spec}" for letter, spec in named.items())

@@ -1,7 +1,7 @@
-"""Measuring cells, in this process or in several.
+"""Measures cells in one process or several.
 
-All files of a seed lie in one folder. A run that was stopped goes on where it was, in as many
-processes as one likes.
+All files of a seed are in one folder. An interrupted run can be resumed with any number of
+processes.
 """
 
 from __future__ import annotations
@@ -32,51 +32,51 @@ class Job:
     seed: int
     folder: Path
     drift: Path | None = None
-    """The model's table of depth drift, which policies that shift depths read."""
+    """The model's depth-drift table, for policies that shift depths."""
     processes: int = 1
     curves: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Workloads whose K/V deviation is drawn, with the policies to draw it under."""
+    """Workloads whose K/V deviation is plotted, with the policies to plot."""
 
     @property
     def shifts_depth(self) -> bool:
-        """Whether any policy asks for the table."""
+        """Whether any policy needs the table."""
         specs = {spec for cell in self.cells for spec in cell.specs if spec != "cold"}
         specs.update(spec for _, drawn in self.curves for spec in drawn)
         return any(policy_from_spec(spec).shifts_depth for spec in specs)
 
     @property
     def records(self) -> int:
-        """Records there will be, if every item has something to reuse."""
+        """Expected number of records, if every item has something to reuse."""
         return sum(cell.items * len(cell.specs) for cell in self.cells)
 
 
 def folder_of(root: Path, seed: int, dtype: str) -> Path:
-    """Where a seed's records lie: names of items say neither seed nor number format."""
+    """Folder for a seed's records. Item names contain neither seed nor number format."""
     return root / f"seed-{seed}-{dtype}"
 
 
 def drift_of(root: Path, dtype: str) -> Path:
-    """Where the table of depth drift lies that goes with them."""
+    """File for the matching depth-drift table."""
     return root / f"depth-{dtype}.safetensors"
 
 
 def record_files(folder: Path) -> list[Path]:
-    """All files of records in a folder."""
+    """All record files in a folder."""
     return sorted(folder.glob("records*.jsonl"))
 
 
 def measure_here(lab: Lab, job: Job, progress: Progress) -> None:
-    """Measure with a lab that is there already."""
+    """Measure with an existing lab."""
     _measure(lab, job, shard=0, progress=progress)
 
 
 def measure_in_processes(job: Job, progress: Callable[[int, int], None]) -> None:
-    """Start the processes and wait; `progress` is told records done and records there are.
+    """Start the processes and wait. `progress` receives the records done and the total.
 
     Raises
     ------
     StorageError
-        If a process failed. What the others measured is kept.
+        If a process failed. The results of the others are kept.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     run_processes(
@@ -91,7 +91,7 @@ def measure_in_processes(job: Job, progress: Callable[[int, int], None]) -> None
 
 
 def _shard(job: Job, shard: int) -> None:
-    """One process's part of a job."""
+    """Do one process's part of a job."""
     drift = job.drift if job.shifts_depth else None
     with lab_of_process(job.model, device=job.device, dtype=job.dtype, drift=drift) as lab:
         _measure(lab, job, shard=shard, progress=lambda workload, done, total: None)
@@ -110,7 +110,7 @@ def _measure(lab: Lab, job: Job, *, shard: int, progress: Progress) -> None:
 
 
 def _draw(lab: Lab, job: Job, path: Path, shard: int) -> None:
-    """Deviation by layer and by distance, for the first items of a few workloads."""
+    """Record deviation by layer and by distance, for the first items of a few workloads."""
     if path.exists() or not job.curves:
         return
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""What is measured, and the file it is collected in: one JSON line a record, resumable."""
+"""What is measured, and the resumable file of results: one JSON line per record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from semblend.quality.measure import Record, measure
 from semblend.quality.reading import reading_cases
 
 Progress = Callable[[str, int, int], None]
-"""(workload, items done, items there are)"""
+"""(workload, items done, items in total)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +28,13 @@ class Cell:
     specs: tuple[str, ...]
     lengths: tuple[int, ...] = workloads.LENGTHS
     first: int = 0
-    """Number of the first item: cells of one workload may follow each other."""
+    """Number of the first item. Cells of one workload may follow each other."""
 
     data: str | None = None
-    """For real text: where it is read from."""
+    """Source of real text."""
 
     def cases(self, seed: int) -> Iterator[Case]:
-        """Its items, lengths in turn."""
+        """The cell's items. Lengths alternate."""
         if self.data is not None:
             yield from reading_cases(self.data, seed=seed, items=self.items)
             return
@@ -50,7 +50,7 @@ KINDS_OF_CONTROLS = tuple(f"control_{kind}" for kind in controls.CONTROLS)
 
 
 class Records:
-    """A file of records. Lines that a crash cut short are dropped when it is read again."""
+    """A file of records. Lines cut short by a crash are dropped on reading."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,15 +59,15 @@ class Records:
             self._done = {(r.case_id, r.policy) for r in read_records([path])}
 
     def leave_out(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Take these (case, policy) pairs as measured: other files hold them."""
+        """Treat these (case, policy) pairs as measured, because other files hold them."""
         self._done.update((case, policy) for case, policy in pairs)
 
     def missing(self, case: Case, specs: Sequence[str]) -> list[str]:
-        """Policies this case has no record of yet."""
+        """Policies without a record for this case."""
         return [spec for spec in specs if (case.case_id, spec) not in self._done]
 
     def add(self, records: Sequence[Record]) -> None:
-        """Append, so that what is there survives a crash."""
+        """Append, so that existing lines survive a crash."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             for record in records:
@@ -75,12 +75,12 @@ class Records:
 
 
 def read_records(paths: Sequence[Path]) -> list[Record]:
-    """All records of some files, the first of each (case, policy).
+    """Read all records in some files, keeping the first of each (case, policy).
 
     Raises
     ------
     SerialisationError
-        If a whole line is not a record.
+        If a complete line is not a record.
     """
     found: dict[tuple[str, str], Record] = {}
     for path in paths:
@@ -104,13 +104,13 @@ def run_cells(
     shard: tuple[int, int] = (0, 1),
     progress: Progress = lambda workload, done, total: None,
 ) -> None:
-    """Measure what the file does not hold yet. A shard (i, n) takes every n-th item."""
+    """Measure what the file does not hold yet. Shard (i, n) takes every n-th item."""
     part, parts = shard
     for turn, cell in enumerate(cells):
         for done, case in enumerate(cell.cases(seed)):
             progress(cell.workload, done, cell.items)
-            # Lengths come in turns: whole rounds go to one shard, and rounds that are left over
-            # to other shards in every cell, so that all have as much to do.
+            # Lengths alternate, so a shard gets complete rounds. Rounds left over go to different
+            # shards in each cell, so that all shards have equal work.
             if (case.number // len(cell.lengths) + 2 * turn) % parts != part:
                 continue
             specs = records.missing(case, cell.specs)

@@ -1,4 +1,4 @@
-"""Small charts as SVG text: lines and points over two axes, nothing to install."""
+"""Small SVG charts: lines and points over two axes, without dependencies."""
 
 from __future__ import annotations
 
@@ -27,29 +27,27 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 220, 34, 46
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Named points, joined by a line where there is more than one."""
+    """Named points, joined by a line if there are several."""
 
     name: str
     points: tuple[tuple[float, float], ...]
     intervals: tuple[tuple[float, float], ...] = ()
-    """A lower and an upper end for each point, drawn as whiskers."""
+    """Lower and upper end for each point, drawn as whiskers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """What a chart shows."""
-
     title: str
     x: str
     y: str
     series: tuple[Series, ...]
     log_y: bool = False
     line: float | None = None
-    """A level to draw as a dashed line: cold's, or a bound."""
+    """Level of a dashed line: cold's, or a bound."""
 
 
 def draw(chart: Chart) -> str:
-    """The chart as an `<svg>` element."""
+    """Draw the chart as an `<svg>` element."""
     points = [point for series in chart.series for point in series.points]
     if not points:
         return ""

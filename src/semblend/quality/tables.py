@@ -24,11 +24,11 @@ HEADINGS = (
 )
 
 SHORT = 44
-"""Characters that a figure with its interval takes."""
+"""Width of a figure with its interval, in characters."""
 
 
 def cells_of(row: Figures) -> tuple[str, ...]:
-    """One row of a table."""
+    """One table row."""
     low, high = row.right_interval
     return (
         row.policy,
@@ -54,20 +54,20 @@ def markdown(rows: Sequence[Figures]) -> str:
 
 
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; the first column is text, the others are figures."""
+    """A Markdown table. The first column is text, the others are figures."""
     lines = [_line(headings), _line(["---", *["---:"] * (len(headings) - 1)])]
     return "\n".join([*lines, *(_line(row) for row in rows)])
 
 
 def html(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """An HTML table; the first column is text, the others are figures."""
+    """An HTML table. The first column is text, the others are figures."""
     head = "".join(f"<th>{escape(text)}</th>" for text in headings)
     body = "\n".join("<tr>" + "".join(_html_cell(text) for text in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def policies_markdown() -> str:
-    """What every registered policy does, from its own docstring."""
+    """What every registered policy does, taken from its docstring."""
     lines = ["| policy | recomputes |", "| --- | --- |"]
     for name, cls in known_policies().items():
         first = (cls.__doc__ or "").strip().split("\n\n")[0]
@@ -76,7 +76,7 @@ def policies_markdown() -> str:
 
 
 def _html_cell(text: str) -> str:
-    """Figures stay on one line; only what is longer may wrap."""
+    """Keep figures on one line; only longer text may wrap."""
     kind = ' class="short"' if len(text) <= SHORT else ""
     return f"<td{kind}>{escape(text)}</td>"
 

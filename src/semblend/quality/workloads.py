@@ -1,4 +1,4 @@
-"""Moved text: what retrieval, agents and chats do to documents an engine has read."""
+"""Moved text: what retrieval, agents and chats do to documents an engine has already read."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from semblend.quality.prose import paragraph
 
 SENTENCES = 8
 PARAGRAPH_TOKENS = 150
-"""Of the bundled model's tokenizer; lengths are aimed at, and measured in tokens afterwards."""
+"""For the bundled model's tokenizer. Lengths are approximate and are measured afterwards."""
 
 LENGTHS = (1024, 2048, 4096, 7400)
-"""Prompt lengths that items of a workload take turns in."""
+"""Prompt lengths that a workload's items alternate between."""
 
 Workload = Callable[[int, int, int], Case]
-"""(seed, number of the item, tokens aimed at) to a case."""
+"""Maps (seed, item number, intended tokens) to a case."""
 
 WORKLOADS: dict[str, Workload] = {}
 
 
 def workload(name: str) -> Callable[[Workload], Workload]:
-    """Make a workload known by name."""
+    """Register a workload by name."""
 
     def add(make: Workload) -> Workload:
         WORKLOADS[name] = make
@@ -33,7 +33,7 @@ def workload(name: str) -> Callable[[Workload], Workload]:
 
 
 def writer_for(name: str, seed: int, number: int) -> tuple[DocumentWriter, random.Random]:
-    """A writer and a source of choices of this item's own."""
+    """A writer and a random source for this item."""
     rng = random.Random(f"semblend-quality-{name}-{seed}-{number}")
     return DocumentWriter(rng.randrange(2**31)), rng
 
@@ -41,7 +41,7 @@ def writer_for(name: str, seed: int, number: int) -> tuple[DocumentWriter, rando
 def document_of(
     writer: DocumentWriter, tokens: int, *, facts: Sequence[Fact] | int = 4
 ) -> Document:
-    """A document of about so many tokens."""
+    """Write a document of about this many tokens."""
     paragraphs = max(2, round((tokens - 60) / PARAGRAPH_TOKENS))
     return writer.document(paragraphs=paragraphs, sentences=SENTENCES, facts=facts)
 
@@ -54,7 +54,7 @@ def instructions(rng: random.Random) -> tuple[str, str]:
 
 @workload("instruction")
 def instruction_change(seed: int, number: int, tokens: int) -> Case:
-    """The same document behind another instruction, with another question."""
+    """The same document after another instruction, with another question."""
     writer, rng = writer_for("instruction", seed, number)
     document = document_of(writer, tokens)
     before, now = instructions(rng)
@@ -92,7 +92,7 @@ def reordered(seed: int, number: int, tokens: int) -> Case:
 
 @workload("composed")
 def composed(seed: int, number: int, tokens: int) -> Case:
-    """Four passages, each read in another request, behind one question."""
+    """Four passages, each read in a different request, before one question."""
     writer, rng = writer_for("composed", seed, number)
     documents = [document_of(writer, tokens // 2, facts=2) for _ in range(4)]
     before, now = instructions(rng)
@@ -117,7 +117,7 @@ def composed(seed: int, number: int, tokens: int) -> Case:
 
 @workload("gathered")
 def gathered(seed: int, number: int, tokens: int) -> Case:
-    """Four passages from anywhere in four documents, the asked fact anywhere in its passage."""
+    """Four passages from anywhere in four documents, with the fact anywhere in its passage."""
     writer, rng = writer_for("gathered", seed, number)
     documents = [document_of(writer, tokens // 2) for _ in range(4)]
     before, now = instructions(rng)
@@ -147,7 +147,7 @@ def gathered(seed: int, number: int, tokens: int) -> Case:
 
 @workload("multi_turn")
 def multi_turn(seed: int, number: int, tokens: int) -> Case:
-    """A conversation goes on behind another system message."""
+    """A conversation continues after a different system message."""
     writer, rng = writer_for("multi_turn", seed, number)
     document = document_of(writer, tokens)
     before, now = instructions(rng)
@@ -177,7 +177,7 @@ def multi_turn(seed: int, number: int, tokens: int) -> Case:
 
 @workload("continuation")
 def continuation(seed: int, number: int, tokens: int) -> Case:
-    """The same document behind another instruction; judged on how prose goes on."""
+    """The same document after another instruction, judged on how prose continues."""
     writer, rng = writer_for("continuation", seed, number)
     document = document_of(writer, tokens)
     before, now = instructions(rng)

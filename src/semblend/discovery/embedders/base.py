@@ -1,8 +1,7 @@
 """The interface of embedders: texts in, unit vectors out.
 
-An embedder never decides what is reused. What it finds is evidence: a donor
-that may say the same thing, to be aligned token by token before anything is
-borrowed.
+An embedder never decides what is reused. What it finds is evidence: a donor that may say the same
+thing and is aligned token by token before anything is reused.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from semblend.core.errors import EmbedderError
 from semblend.core.tokens import TokenArray
 
 Vectors: TypeAlias = npt.NDArray[np.float32]
-"""Rows of shape [n, dimension], each of length 1 (or all zero for a text without content)."""
+"""Rows of shape [n, dimension], each of length 1 (or zero for a text without content)."""
 Offsets: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Units:
-    """The places where a text may be cut, and what each piece costs the embedder.
+    """Where a text may be cut, and what each piece costs the embedder.
 
-    Units are ordered and do not overlap; what lies between them is white space.
+    Units are ordered and do not overlap. Only white space lies between them.
     """
 
     starts: Offsets
@@ -35,16 +34,16 @@ class Units:
     ends: Offsets
     """Character position after each unit's last character, shape [n]."""
     costs: Offsets
-    """Embedder tokens of each unit, shape [n]; at least 1."""
+    """Embedder tokens per unit, shape [n]; at least 1."""
 
     def __len__(self) -> int:
         return len(self.starts)
 
 
 def units_of_tokens(offsets: Sequence[tuple[int, int]], words: Sequence[int]) -> Units:
-    """Units from a tokenizer's character offsets, tokens of one word kept together.
+    """Units from a tokenizer's character offsets, keeping the tokens of a word together.
 
-    `words` numbers the word of each token; equal neighbours are one unit.
+    `words` numbers the word of each token; equal neighbours form one unit.
     """
     edges = np.array(offsets, dtype=np.int64).reshape(-1, 2)
     numbers = np.array(words, dtype=np.int64)
@@ -58,26 +57,25 @@ def units_of_tokens(offsets: Sequence[tuple[int, int]], words: Sequence[int]) ->
 class Embedder(ABC):
     """Turns texts into vectors whose dot product is their cosine similarity.
 
-    Safe to call from several threads. The same text gives the same vector in
-    every process that uses the same model.
+    Thread-safe. The same text gives the same vector in every process that uses the same model.
     """
 
     name: str
     """The kind, as in SEMBLEND_EMBEDDER."""
     model: str
-    """What the vectors come from: vectors of two models are never comparable."""
+    """Source of the vectors. Vectors of different models are not comparable."""
     dimension: int
-    """Length of a vector; 0 for the embedder that sees nothing."""
+    """Length of a vector; 0 for the `none` embedder."""
     window_tokens: int
-    """Embedder tokens it sees of one text; windows are cut to this, so nothing is cut off."""
+    """Embedder tokens per text. Windows have at most this size, so nothing is truncated."""
     max_windows: int
-    """Windows that are worth their time for one prompt (see `windows.py` for longer prompts)."""
+    """Most windows worth embedding for one prompt (see `windows.py` for longer prompts)."""
     accepts_tokens: bool = False
-    """Whether token ids can be embedded without their text."""
+    """Whether token ids can be embedded without text."""
 
     @property
     def identity(self) -> str:
-        """Names the vector space; two embedders with the same identity give comparable vectors."""
+        """Names the vector space. Embedders with the same identity give comparable vectors."""
         return f"{self.name}:{self.model}:{self.dimension}"
 
     @abstractmethod
@@ -86,10 +84,10 @@ class Embedder(ABC):
 
     @abstractmethod
     def units(self, text: str) -> Units:
-        """Where `text` may be cut into windows; no unit costs more than `window_tokens`."""
+        """Where `text` may be cut into windows. No unit costs more than `window_tokens`."""
 
     def embed_tokens(self, sequences: Sequence[TokenArray]) -> Vectors:
-        """Vectors of token id sequences, where `accepts_tokens`.
+        """Vectors of token id sequences, if `accepts_tokens`.
 
         Raises
         ------
@@ -103,7 +101,7 @@ class Embedder(ABC):
 
 
 def normalised(vectors: npt.NDArray[np.floating]) -> Vectors:
-    """Rows scaled to length 1 as float32; rows without content stay zero."""
+    """Scale rows to length 1 as float32. Rows without content stay zero."""
     rows = np.ascontiguousarray(vectors, dtype=np.float32)
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     unit: Vectors = np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)

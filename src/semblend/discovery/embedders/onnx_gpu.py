@@ -1,7 +1,7 @@
 """MiniLM on an NVIDIA GPU through onnxruntime, or not at all.
 
-onnxruntime goes on with the CPU where CUDA does not start. On a serving machine that
-would take the engine's cores unasked, so this embedder refuses instead.
+If CUDA does not start, onnxruntime continues on the CPU. On a serving machine that would take the
+engine's cores, so this embedder fails instead.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The static embedder: a table of token vectors, averaged.
 
-The table and its tokenizer lie in wordllama's wheel (32,000 tokens, 256 dimensions),
-so nothing is ever fetched. They are read here directly: wordllama's own loader looks
-for its tokenizer in a folder its wheel does not have and then asks the network, and
-importing it reconfigures the process's logging.
+The table and its tokenizer are in wordllama's wheel (32,000 tokens, 256 dimensions), so nothing is
+downloaded. They are read directly, because wordllama's own loader looks for its tokenizer in a
+folder its wheel does not have and then uses the network, and importing it reconfigures the
+process's logging.
 
-Nothing limits the length of a text; windows keep passages of a prompt apart. A
-table knows no word order: a text and its reversal have the same vector.
+Texts may have any length; windows keep a prompt's passages apart. The table ignores word order: a
+text and its reversal have the same vector.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PURPOSE = "the static embedder"
 
 
 class StaticEmbedder(Embedder):
-    """Mean of wordllama's token vectors; about a microsecond a token."""
+    """Mean of wordllama's token vectors, at about a microsecond per token."""
 
     name = "static"
     model = "wordllama-l2-supercat-256"
@@ -42,7 +42,7 @@ class StaticEmbedder(Embedder):
             raise MissingExtraError(package="wordllama", extra="embedder", purpose=_PURPOSE)
         for part in (_WEIGHTS, _TOKENIZER):
             if not (folder / part).is_file():
-                raise EmbedderError(f"{_PURPOSE}: this wordllama ships no {part}")
+                raise EmbedderError(f"{_PURPOSE}: the installed wordllama has no {part}")
         self._tokenizer = _load_tokenizer(folder / _TOKENIZER)
         self._table = _load_table(folder / _WEIGHTS)
         self.dimension = self._table.shape[1]
@@ -57,7 +57,7 @@ class StaticEmbedder(Embedder):
         return normalised(rows)
 
     def units(self, text: str) -> Units:
-        """The table's own tokens; the bytes of one rare character stay together."""
+        """The table's own tokens. The bytes of one rare character stay together."""
         offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
         return units_of_tokens(offsets, [start for start, _ in offsets])
 

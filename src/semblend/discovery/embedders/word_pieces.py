@@ -1,4 +1,4 @@
-"""A word-piece tokenizer that neither cuts nor pads: where a text may be cut, and its ids."""
+"""A word-piece tokenizer without truncation or padding: gives ids, and where a text may be cut."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SPECIAL_TOKENS = 2
 
 
 class WordPieces:
-    """A tokenizer of its own, so that nobody else's padding or truncation applies.
+    """A private tokenizer, so that no other user's padding or truncation applies.
 
-    Encoding leaves it unchanged, so threads may share it.
+    Encoding does not change it, so threads may share it.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -44,12 +44,12 @@ class WordPieces:
         return cls(tokenizers.Tokenizer.from_str(text))
 
     def ids(self, texts: list[str]) -> list[list[int]]:
-        """Ids of each text, special tokens included."""
+        """Ids of each text, with special tokens."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch(texts)]
 
     def units(self, text: str) -> Units:
-        """The tokenizer's words: a window never begins inside one."""
+        """The tokenizer's words. A window never starts inside one."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        # A special token spelt out in the text belongs to no word: it is one by itself.
+        # A special token written in the text belongs to no word, so it counts as one.
         words = [-1 - i if word is None else word for i, word in enumerate(encoding.word_ids)]
         return units_of_tokens(encoding.offsets, words)

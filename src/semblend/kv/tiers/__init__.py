@@ -1,4 +1,4 @@
-"""Where exact K/V is kept: device over host over disk, with leases, caps and checksums."""
+"""Storage for exact K/V: device over host over disk, with leases, limits and checksums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tiers have in common: leases as handles, and what a tier reports about itself."""
+"""What tiers have in common: leases, and the statistics a tier reports."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class TierStats:
     hits: int
     misses: int
     evictions: int
-    """Segments that left to make room."""
+    """Segments evicted to make room."""
     corrupt: int
     """Segments that failed their checksum and were deleted."""
     errors: int
-    """Reads or writes that failed; each was treated as a miss."""
+    """Failed reads or writes, each treated as a miss."""
     spare_bytes: int = 0
-    """Memory kept for segments to come, within the capacity too."""
+    """Memory kept for future segments, within the capacity."""
 
 
 @dataclass(slots=True)
 class TierCounters:
-    """Counts of one tier; `add` may be called from any thread."""
+    """Counters of one tier. `add` is thread-safe."""
 
     hits: int = 0
     misses: int = 0
@@ -49,7 +49,7 @@ class TierCounters:
 
 
 class Lease:
-    """The right to read a segment until :meth:`release`; it is not evicted while leased.
+    """The right to read a segment until :meth:`release`. It is not evicted while leased.
 
     >>> with stack.acquire(key) as lease:           # doctest: +SKIP
     ...     copy_spans(pool, copies(lease.segment), table)
@@ -64,7 +64,7 @@ class Lease:
         self._release = release
         self._lock = threading.Lock()
         self.generation = generation
-        """Which admission of the key this is: differs if the segment left and came back."""
+        """Number of this admission of the key. It changes if the segment leaves and comes back."""
         self.tier = tier
         """Name of the tier that holds it."""
 
@@ -75,15 +75,15 @@ class Lease:
         Raises
         ------
         StorageError
-            If the lease was released: its memory may hold something else by now.
+            If the lease was released, because its memory may have been reused.
         """
         segment = self._segment
         if segment is None:
-            raise StorageError("the lease of this segment was released")
+            raise StorageError("this segment's lease was released")
         return segment
 
     def release(self) -> None:
-        """Give the lease back; doing it again changes nothing."""
+        """Release the lease. Idempotent."""
         with self._lock:
             held, self._segment = self._segment is not None, None
         if held:

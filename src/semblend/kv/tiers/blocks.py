@@ -1,8 +1,8 @@
-"""Host memory that is touched once and used again: where captured K/V is copied to.
+"""Recycled host memory for captured K/V, touched in advance.
 
-The first touch of a page costs more than copying K/V into it, and would be paid beside a
-request. A block's pages are touched while nothing else runs, or were touched for a segment
-that has gone. Spare bytes are counted by pages touched; address space costs nothing.
+The first touch of a page costs more than copying K/V into it, and would slow down a running
+request. A block's pages are touched while idle, or were touched by an evicted segment. Spare bytes
+are counted by pages touched, because address space costs nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from semblend.core.errors import CapacityError
 
 SLICE_BYTES = 1 << 20
-"""Touched at once: well below a millisecond, which is what a request may have to wait for it."""
+"""Touched at once. Takes well under a millisecond, which a request may have to wait."""
 
 _PAGE = mmap.PAGESIZE
 
@@ -31,37 +31,37 @@ _PAGE = mmap.PAGESIZE
 class _Block:
     memory: mmap.mmap
     touched: int
-    """Bytes from the beginning that are in memory, whole pages."""
+    """Bytes from the start that are resident, in whole pages."""
 
 
 class HostBlocks:
     """Spare memory in blocks of one size, each for one segment of at most that size.
 
-    A block comes back when the last tensor over it is gone, and not before: whoever still
-    reads a segment after its lease reads what was there. Thread-safe.
+    A block is returned only when the last tensor over it is gone, so a reader that outlives its
+    lease still sees the old contents. Thread-safe.
     """
 
     def __init__(self, block_bytes: int) -> None:
-        """Hold nothing yet. `block_bytes` is the size of the usual segment."""
+        """Start empty. `block_bytes` is the size of the usual segment."""
         if block_bytes < 1:
-            raise CapacityError(f"block_bytes: at least 1 expected, got {block_bytes}")
+            raise CapacityError(f"block_bytes: expected at least 1, got {block_bytes}")
         self.block_bytes = _whole_pages(block_bytes)
         self._spare: list[_Block] = []
-        # Tensors die wherever the last reference goes, perhaps inside this class: their memory
-        # is put down here without the lock, and taken up by the next who holds it.
+        # Tensors die wherever their last reference goes, perhaps inside this class. Their memory is
+        # queued here without the lock, and collected by the next holder of it.
         self._returned: deque[_Block] = deque()
         self._lock = threading.Lock()
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes in memory that no segment uses."""
+        """Resident bytes that no segment uses."""
         with self._lock:
             return self._collect()
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised tensor in a spare block, a new one if there is none.
+        """An uninitialised tensor in a spare block, or a new one if there is none.
 
-        What is larger than a block, or finds no address space, is allocated as usual.
+        Anything larger than a block, or without address space, is allocated as usual.
         """
         nbytes = math.prod(shape) * dtype.itemsize
         if not 0 < nbytes <= self.block_bytes:
@@ -74,7 +74,7 @@ class HostBlocks:
         return torch.from_numpy(array).view(dtype).view(tuple(shape))
 
     def grow(self, limit: int) -> bool:
-        """Touch one more slice of spare memory; False if that would make it more than `limit`."""
+        """Touch one more slice of spare memory. False if that would exceed `limit`."""
         with self._lock:
             size = min(SLICE_BYTES, self.block_bytes)
             if self._collect() + size > limit:
@@ -91,14 +91,14 @@ class HostBlocks:
             return True
 
     def trim(self, limit: int) -> None:
-        """Give spare memory back to the system until at most `limit` bytes are left."""
+        """Return spare memory to the system until at most `limit` bytes are left."""
         with self._lock:
             spare = self._collect()
             while spare > limit:
                 spare -= self._spare.pop().touched
 
     def _take(self, nbytes: int) -> _Block | None:
-        """A block with as many pages touched as `nbytes` need, or about as many; no more."""
+        """A block with about as many touched pages as `nbytes` needs, and no more."""
         with self._lock:
             self._collect()
             if not self._spare:
@@ -128,7 +128,7 @@ class HostBlocks:
         return _Block(memory=memory, touched=0)
 
     def _collect(self) -> int:
-        """Take up what was returned; the bytes that are spare then."""
+        """Collect returned blocks. Returns the spare bytes."""
         while self._returned:
             self._spare.append(self._returned.popleft())
         return sum(block.touched for block in self._spare)

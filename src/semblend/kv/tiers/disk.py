@@ -1,4 +1,4 @@
-"""Segments on disk: an index rebuilt from the files themselves, one owner a folder."""
+"""Segments on disk: an index rebuilt from the files, with one owner per folder."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _LOCK_NAME = "semblend.lock"
 
 
 class DiskTier:
-    """Segment files in one folder within a hard byte cap (their lengths added up).
+    """Segment files in one folder within a hard limit on their total size.
 
-    Files that are not ours are neither counted nor touched. Two processes never
-    share a folder: the cap could not hold.
+    Other files are neither counted nor touched. Two processes never share a folder, because the
+    limit could not be enforced.
     """
 
     name = "disk"
@@ -47,7 +47,7 @@ class DiskTier:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of files held or being written; never above the cap."""
+        """Bytes of files held or being written, never above the limit."""
         return self._table.used_bytes
 
     def __contains__(self, key: SegmentKey) -> bool:
@@ -70,14 +70,14 @@ class DiskTier:
 
     @fault_point(FaultPoint.TIER_WRITE)
     def put(self, segment: Segment, *, left: Callable[[SegmentKey], None] = lambda _: None) -> bool:
-        """Write a segment; False if it is here already.
+        """Write a segment. False if it is already here.
 
         Raises
         ------
         DonorError
             If the segment is tainted.
         StorageError
-            If it does not fit, or the disk is full or fails. Nothing stays behind.
+            If it does not fit, or the disk is full or fails. Nothing is left behind.
         """
         require_exact(segment)
 
@@ -100,9 +100,9 @@ class DiskTier:
 
     @fault_point(FaultPoint.TIER_READ)
     def load(self, key: SegmentKey, *, empty: segment_file.Empty | None = None) -> Segment | None:
-        """Read a segment, every byte checked. A corrupt one is deleted, counted and missed.
+        """Read a segment and check every byte. A corrupt one is deleted, counted and missed.
 
-        It is read into memory of `empty` where that is given.
+        If `empty` is given, it provides the memory.
 
         Raises
         ------
@@ -116,7 +116,7 @@ class DiskTier:
         path = self.directory / segment_file.file_name(key)
         try:
             segment = segment_file.read_segment(path, pinned=self._pinned, empty=empty)
-            with contextlib.suppress(OSError):  # So that the order of use outlives the process.
+            with contextlib.suppress(OSError):  # makes the order of use survive the process
                 os.utime(path, follow_symlinks=False)
         except CorruptSegmentError:
             self._table.remove(key, generation=entry.generation)
@@ -125,7 +125,7 @@ class DiskTier:
             return None
         except OSError as error:
             self._counters.add("errors")
-            if not path.exists():  # Somebody deleted it behind our back.
+            if not path.exists():  # deleted by someone else
                 self._table.remove(key, generation=entry.generation)
             raise StorageError(f"segment file {path.name}: {error}") from error
         finally:
@@ -152,13 +152,13 @@ class DiskTier:
         )
 
     def close(self) -> None:
-        """Let go of the folder; the files stay."""
+        """Release the folder. The files stay."""
         if self._owner is not None:
             os.close(self._owner)
             self._owner = None
 
     def _own_directory(self) -> int | None:
-        """Make the folder, readable to its owner alone, and lock it."""
+        """Create the folder, readable by its owner only, and lock it."""
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -175,10 +175,10 @@ class DiskTier:
         return descriptor
 
     def _rebuild(self) -> None:
-        """Index the complete files, oldest use first; delete what is incomplete or corrupt.
+        """Index the complete files, oldest use first, and delete incomplete or corrupt ones.
 
-        A file the disk cannot read or delete is counted and passed over: one bad block must
-        not keep an engine from starting.
+        Files that cannot be read or deleted are counted and skipped: one bad block must not keep an
+        engine from starting.
         """
         found: list[tuple[float, Path]] = []
         for item in os.scandir(self.directory):

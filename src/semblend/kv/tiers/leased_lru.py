@@ -1,8 +1,8 @@
-"""A byte budget with least-recently-used eviction and leases: the accounting of every tier.
+"""A byte limit with least-recently-used eviction and leases: the accounting of every tier.
 
-Owns three invariants. The bytes held, those still being filled and those removed
-while somebody uses them included, never exceed the capacity. A leased entry is
-never evicted. An entry is visible only when it is completely filled.
+Three invariants hold. The bytes held, including entries being filled and removed entries still in
+use, never exceed the capacity. A leased entry is never evicted. An entry is visible only when it is
+complete.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ Payload = TypeVar("Payload")
 
 @dataclass(slots=True, eq=False)
 class Entry(Generic[Payload]):
-    """One held thing. Changed under its table's lock only."""
+    """One held entry. Changed only under its table's lock."""
 
     key: SegmentKey
     nbytes: int
     generation: int
-    """Differs for every admission, also of the same key."""
+    """Unique per admission, even of the same key."""
     payload: Payload | None = None
     """None while it is being filled."""
     leases: int = 0
     leaving: bool = False
-    """Chosen as a victim; its owner may still be copying it elsewhere."""
+    """Chosen as a victim. Its owner may still be copying it elsewhere."""
     unwanted: bool = False
-    """Removed while it was being filled; goes as soon as that is done."""
+    """Removed while being filled. It goes as soon as that is done."""
 
 
 def _keep_nothing(_: Entry[Payload]) -> None:
-    """What happens to an entry that leaves, by default."""
+    """The default for entries that leave."""
 
 
 class LeasedLru(Generic[Payload]):
     """Entries by key within `capacity_bytes`.
 
-    `discard` is called, under the lock, with every entry that leaves the table,
-    and must make its bytes free before it returns (a file is unlinked).
+    `discard` is called, under the lock, with every entry that leaves the table. It must free the
+    entry's bytes before it returns (a file is unlinked).
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LeasedLru(Generic[Payload]):
     ) -> None:
         """Start empty; with `evicts` off an entry goes only when it is removed."""
         if capacity_bytes < 0:
-            raise CapacityError(f"capacity_bytes: 0 or more expected, got {capacity_bytes}")
+            raise CapacityError(f"capacity_bytes: expected 0 or more, got {capacity_bytes}")
         self.capacity_bytes = capacity_bytes
         self._discard = discard
         self._evicts = evicts
@@ -65,8 +65,8 @@ class LeasedLru(Generic[Payload]):
         self._generations = 0
         self._lock = threading.Lock()
         self._filled = threading.Condition(self._lock)
-        # One admission at a time makes room, so that two never count on the same victim. Tiers
-        # are only ever entered downwards from inside it, so there is no circle to wait in.
+        # One admission at a time makes room, so that two never count on the same victim. From
+        # inside it, tiers are only entered downwards, so there is no deadlock.
         self._admission = threading.Lock()
 
     @property
@@ -88,21 +88,21 @@ class LeasedLru(Generic[Payload]):
             return tuple(e.key for e in self._entries.values() if e.payload is not None)
 
     def leased(self) -> int:
-        """Entries that somebody has leased."""
+        """Number of leased entries."""
         with self._lock:
             return sum(1 for entry in self._entries.values() if entry.leases)
 
     def leased_bytes(self) -> int:
-        """Bytes that cannot be freed now: leased, being filled, or still used after removal."""
+        """Bytes that cannot be freed now: leased, being filled, or still in use after removal."""
         with self._lock:
             entries = self._entries.values()
             free = sum(e.nbytes for e in entries if e.payload is not None and not e.leases)
             return self._used_bytes - free
 
     def lease(self, key: SegmentKey, *, wait_s: float = 0.0) -> Entry[Payload] | None:
-        """Make the entry the most recently used and keep it until :meth:`release`.
+        """Mark the entry as most recently used and keep it until :meth:`release`.
 
-        An entry that somebody is filling is waited for, at most `wait_s` seconds.
+        If another thread is filling the entry, wait up to `wait_s` seconds.
         """
         with self._lock:
             if wait_s > 0.0:
@@ -128,16 +128,17 @@ class LeasedLru(Generic[Payload]):
         leave: Callable[[Entry[Payload]], None] = _keep_nothing,
         left: Callable[[SegmentKey], None] = lambda _: None,
     ) -> bool:
-        """Make room for `nbytes`, then fill and show the entry; False if the key is here already.
+        """Make room for `nbytes`, then fill and publish the entry. False if the key is already
+        here.
 
-        `leave` is called with each victim before it goes (to demote it) and `left`
-        after it went. Both run outside the table's lock.
+        `leave` is called with each victim before it goes (to demote it) and `left` afterwards. Both
+        run outside the table's lock.
 
         Raises
         ------
         CapacityError
             If it does not fit and nothing more may be evicted. Whatever `fill`
-            raises passes through, the room given back.
+            raises is passed on, and the room is freed.
         """
         with self._admission:
             entry = self._reserve(key, nbytes, leave, left)
@@ -164,7 +165,7 @@ class LeasedLru(Generic[Payload]):
         leave: Callable[[Entry[Payload]], None] = _keep_nothing,
         left: Callable[[SegmentKey], None] = lambda _: None,
     ) -> bool:
-        """Let the least recently used entry go, though there is room; False if none may."""
+        """Evict the least recently used entry even though there is room. False if none may go."""
         with self._admission:
             with self._lock:
                 try:
@@ -175,7 +176,7 @@ class LeasedLru(Generic[Payload]):
         return True
 
     def remove(self, key: SegmentKey, *, generation: int | None = None) -> bool:
-        """Take an entry out of sight; its bytes are free once its last lease ends.
+        """Remove an entry from view. Its bytes are freed when its last lease ends.
 
         With a `generation`, only that admission of the key is removed.
         """
@@ -249,7 +250,7 @@ class LeasedLru(Generic[Payload]):
         self._free_if_orphaned(entry)
 
     def _free_if_orphaned(self, entry: Entry[Payload]) -> None:
-        """Count an entry's bytes as free once it is out of the table and nobody uses it."""
+        """Free an entry's bytes once it is out of the table and unused."""
         held = self._entries.get(entry.key.digest) is entry
         if not held and entry.payload is not None and not entry.leases and not entry.leaving:
             self._used_bytes -= entry.nbytes

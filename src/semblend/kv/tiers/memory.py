@@ -17,9 +17,9 @@ from semblend.kv.tiers.leased_lru import Entry, LeasedLru
 
 
 class MemoryTier:
-    """Segments held as tensors on one device within a hard byte cap.
+    """Segments held as tensors on one device within a hard byte limit.
 
-    Spare memory kept for segments to come is within the cap too.
+    Spare memory for future segments is also within the limit.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class MemoryTier:
         self._checked = checked
         self._pinned = pinned
         self._arena = arena
-        # Pinned memory is used again by torch itself, or by the arena.
+        # torch, or the arena, already recycles pinned memory.
         self._blocks = HostBlocks(segment_bytes) if segment_bytes and not pinned else None
         self._table: LeasedLru[Segment] = LeasedLru(capacity_bytes, evicts=evicts)
         self._counters = TierCounters()
 
     @classmethod
     def on_device(cls, *, capacity_bytes: int, device: torch.device | str) -> MemoryTier:
-        """The fastest tier: where the engine's pool is. Not checksummed on load."""
+        """The fastest tier, on the device of the engine's pool. Not checksummed on load."""
         return cls("device", capacity_bytes=capacity_bytes, device=device, checked=False)
 
     @classmethod
@@ -59,7 +59,7 @@ class MemoryTier:
         arena: PinnedArena | None = None,
         evicts: bool = True,
     ) -> MemoryTier:
-        """Host memory, pinned where there is a GPU to copy to; checksummed on every load.
+        """Host memory, pinned if there is a GPU to copy to. Checksummed on every load.
 
         With `segment_bytes`, the size of the usual segment, :meth:`empty` gives memory that is
         used again, and :meth:`prepare` touches some ahead. With an `arena`, of the same
@@ -82,7 +82,7 @@ class MemoryTier:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes held now; never above the cap."""
+        """Bytes held now, never above the limit."""
         return self._table.used_bytes
 
     @property
@@ -92,13 +92,13 @@ class MemoryTier:
 
     @property
     def spare_bytes(self) -> int:
-        """Memory kept for segments to come; with `used_bytes` never above the cap."""
+        """Memory kept for future segments. Together with `used_bytes` never above the limit."""
         return 0 if self._blocks is None else self._blocks.spare_bytes
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Memory of this tier's device for a segment that is about to be put here.
+        """Memory on this tier's device for a segment about to be put here.
 
-        To be taken inside the `load` of :meth:`put_from`, when there is room for it.
+        Call it inside the `load` of :meth:`put_from`, when there is room.
         """
         if self._arena is not None:
             return self._arena.empty(shape, dtype)
@@ -109,10 +109,10 @@ class MemoryTier:
         return self._blocks.empty(shape, dtype)
 
     def prepare(self, ahead_bytes: int) -> bool:
-        """Touch a slice of memory for segments to come; False if there is enough.
+        """Touch a slice of memory for future segments. False if there is enough.
 
-        That is `ahead_bytes`, or half the room that is left. For moments in which nothing
-        else wants the processor.
+        Enough is `ahead_bytes`, or half the remaining room. Call it when nothing else needs the
+        processor.
         """
         if self._arena is not None:
             return self._arena.prepare(ahead_bytes)
@@ -139,14 +139,14 @@ class MemoryTier:
         demote: Callable[[Segment], None] = lambda _: None,
         left: Callable[[SegmentKey], None] = lambda _: None,
     ) -> bool:
-        """Hold a segment; False if it is held already.
+        """Hold a segment. False if it is already held.
 
         Raises
         ------
         DonorError
             If the segment is tainted.
         CapacityError
-            If it does not fit beside what is leased.
+            If it does not fit besides what is leased.
         """
         require_exact(segment)  # before anything is evicted for it
         return self.put_from(segment.key, segment.nbytes, lambda: segment, demote=demote, left=left)
@@ -161,9 +161,9 @@ class MemoryTier:
         demote: Callable[[Segment], None] = lambda _: None,
         left: Callable[[SegmentKey], None] = lambda _: None,
     ) -> bool:
-        """Like :meth:`put`, for a segment that is loaded only once there is room for it.
+        """Like :meth:`put`, but the segment is loaded only once there is room for it.
 
-        `demote` receives each victim while it is still held; `left` is told when it went.
+        `demote` receives each victim while it is still held; `left` is called once it is gone.
         """
 
         def leave(entry: Entry[Segment]) -> None:
@@ -184,7 +184,7 @@ class MemoryTier:
             try:
                 return self._table.admit(key, nbytes, fill, leave=leave, left=gone)
             except ArenaFullError:
-                # There is room, in pieces: what goes next makes a longer one.
+                # There is room, but fragmented. Evicting one more makes a longer piece.
                 if not self._table.evict(leave=leave, left=gone):
                     raise
 
@@ -194,8 +194,8 @@ class MemoryTier:
     ) -> Lease | None:
         """Lease a segment. One that fails its checksum is deleted, counted and missed.
 
-        One that somebody else is loading is waited for, at most `wait_s` seconds. An `unchecked`
-        one must be shown to :meth:`is_sound` before anything computed from it leaves.
+        If another thread is loading it, wait up to `wait_s` seconds. An `unchecked` lease must be
+        passed to :meth:`is_sound` before anything computed from it is released.
         """
         entry = self._table.lease(key, wait_s=wait_s)
         if entry is None or entry.payload is None:
@@ -220,7 +220,7 @@ class MemoryTier:
         return lease
 
     def is_sound(self, lease: Lease) -> bool:
-        """Whether a leased segment has its checksum; one that has not is deleted and counted."""
+        """Whether a leased segment has its checksum. A corrupt one is deleted and counted."""
         segment = lease.segment
         if not self._checked or kv_checksum(segment.kv) == segment.checksum:
             return True
@@ -229,11 +229,11 @@ class MemoryTier:
         return False
 
     def remove(self, key: SegmentKey) -> bool:
-        """Forget a segment; leases of it stay good."""
+        """Drop a segment. Existing leases stay valid."""
         return self._table.remove(key)
 
     def close(self) -> None:
-        """Unpin the arena, where there is one; its segments are not to be read any more."""
+        """Unpin the arena, if there is one. Its segments must not be read afterwards."""
         if self._arena is not None:
             self._arena.close()
 
@@ -254,7 +254,7 @@ class MemoryTier:
         )
 
     def _keep_spare_within(self, reserved: int) -> None:
-        """Hold the cap: spare memory takes no more than what is free, and `reserved`."""
+        """Trim spare memory to the free room minus `reserved`, to enforce the limit."""
         if self._blocks is not None:
             self._blocks.trim(max(0, self.capacity_bytes - self.used_bytes) + reserved)
 
@@ -267,7 +267,7 @@ class MemoryTier:
             held = self.empty(kv.shape, kv.dtype)
             held.copy_(kv)
         elif kv.untyped_storage().nbytes() != kv.nbytes:
-            held = kv.clone()  # A view would keep the whole tensor behind it alive, uncounted.
+            held = kv.clone()  # a view would keep the tensor behind it alive, uncounted
         else:
             held = kv
         if not self._checked:

@@ -1,9 +1,9 @@
 """One segment in one file: a fixed header, then the bytes of K/V. Never pickle.
 
-Layout, little-endian: 4 bytes magic, version, type, five sizes, start, namespace,
-digest, xxh3 of the payload, zeros, and in the last 8 of 128 bytes the xxh3 of the
-header before them. Every byte of a file is covered by one of the two checksums or by the length.
-A file is written under another name, synced and renamed: it is complete or it is not there.
+Layout, little-endian: 4 bytes magic, version, type, five sizes, start, namespace, digest, xxh3 of
+the payload, zeros, and in the last 8 of 128 bytes the xxh3 of the header before them. One of the
+two checksums, or the length, covers every byte of a file. A file is written under another name,
+synced and renamed, so it is either complete or absent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DTYPE_CODES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
 _DTYPES = {code: dtype for dtype, code in _DTYPE_CODES.items()}
 
 Empty = Callable[[Sequence[int], torch.dtype], torch.Tensor]
-"""Gives an uninitialised tensor on the host, of a shape and a type."""
+"""Makes an uninitialised host tensor of a shape and type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +48,14 @@ class Header:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of K/V behind the header."""
+        """Bytes of K/V after the header."""
         count = self.dtype.itemsize
         for size in self.shape:
             count *= size
         return count
 
     def encode(self) -> bytes:
-        """The header's bytes, sealed."""
+        """The header's bytes, with their checksum."""
         fields = _FIELDS.pack(
             _MAGIC,
             VERSION,
@@ -71,12 +71,12 @@ class Header:
 
     @classmethod
     def decode(cls, data: bytes, *, name: str) -> Header:
-        """Read a header back.
+        """Parse a header.
 
         Raises
         ------
         CorruptSegmentError
-            If any of its bytes is not what was written, or it is of another version.
+            If any byte differs from what was written, or the version differs.
         """
         body = data[: -_SEAL.size]
         if len(data) != HEADER_BYTES or _SEAL.pack(xxhash.xxh3_64_intdigest(body)) != data[-8:]:
@@ -92,27 +92,29 @@ class Header:
 
 
 def file_bytes(segment: Segment) -> int:
-    """Bytes the segment's file will have."""
+    """Size of the segment's file in bytes."""
     return HEADER_BYTES + segment.nbytes
 
 
 def file_name(key: SegmentKey) -> str:
-    """Name of a segment's file: hex digits and a suffix, so it can name nothing else."""
+    """Name of a segment's file: hex digits and a suffix, so it cannot name anything else."""
     return key.name + SUFFIX
 
 
 def write_segment(directory: Path, segment: Segment) -> None:
-    """Write a segment so that it is visible only when complete and on the disk.
+    """Write a segment so that it is visible only when complete and on disk.
 
     Raises
     ------
     StorageError
-        If the disk is full or fails; nothing stays behind.
+        If the disk is full or fails. Nothing is left behind.
     CorruptSegmentError
         If the segment changed since its checksum was computed.
     """
     if segment.kv.dtype not in _DTYPE_CODES:
-        raise StorageError(f"segment of type {segment.kv.dtype}: not a type that is stored on disk")
+        raise StorageError(
+            f"segment of type {segment.kv.dtype}: this type cannot be stored on disk"
+        )
     kv = segment.kv.detach().cpu().contiguous()
     checksum = kv_checksum(kv)
     if segment.checksum not in (None, checksum):
@@ -132,7 +134,7 @@ def write_segment(directory: Path, segment: Segment) -> None:
         os.replace(partial, final)
         sync_directory(directory)
     except OSError as error:
-        # Also one that is renamed and not yet synced: nobody will count on it.
+        # Also remove a file that is renamed but not yet synced. Nothing relies on it.
         for path in (partial, final):
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
@@ -140,7 +142,7 @@ def write_segment(directory: Path, segment: Segment) -> None:
 
 
 def read_header(path: Path) -> Header:
-    """Read and check a file's header and length, not its payload.
+    """Read and check a file's header and length, but not its payload.
 
     Raises
     ------
@@ -159,9 +161,9 @@ def read_header(path: Path) -> Header:
 
 
 def read_segment(path: Path, *, pinned: bool = False, empty: Empty | None = None) -> Segment:
-    """Read a segment and check every byte of it; raises like :func:`read_header`.
+    """Read a segment and check every byte. Raises like :func:`read_header`.
 
-    It is read into memory of `empty` where that is given.
+    If `empty` is given, it provides the memory.
     """
     try:
         reach(FaultPoint.SLOW_DISK)
@@ -202,7 +204,7 @@ def _checked_header(descriptor: int, path: Path) -> Header:
     if file_name(header.key) != path.name:
         raise CorruptSegmentError(f"segment file {path.name}: holds another segment")
     if os.fstat(descriptor).st_size != HEADER_BYTES + header.payload_bytes:
-        raise CorruptSegmentError(f"segment file {path.name}: not of the length it should have")
+        raise CorruptSegmentError(f"segment file {path.name}: has the wrong length")
     return header
 
 

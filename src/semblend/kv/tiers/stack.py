@@ -1,10 +1,9 @@
-"""Device over host over disk: one place to put segments and to lease them from.
+"""Device over host over disk: one place to store segments and lease them from.
 
-A segment is looked for in the fastest tier first and climbs when it is used; a
-tier that makes room hands its least recently used segment to the tier below.
-Copies below stay where they are, so a segment that climbed and falls again costs
-nothing to demote. Whatever fails in a tier is counted and is a miss here: callers
-see a lease, or None and compute the tokens.
+A segment is looked up in the fastest tier first and moves up when it is used. A tier that makes
+room passes its least recently used segment to the tier below. Lower copies stay, so demoting a
+segment that was promoted costs nothing. Any failure in a tier is counted and becomes a miss:
+callers get a lease, or None and compute the tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from semblend.kv.tiers.memory import MemoryTier
 logger = logging.getLogger("semblend.kv")
 
 _LOAD_WAIT_S = 2.0
-"""How long a load of the same segment by another thread is waited for; then it is a miss."""
+"""How long to wait for another thread's load of the same segment before it is a miss."""
 
 _HOST = torch.device("cpu")
 
@@ -37,8 +36,8 @@ EvictionListener = Callable[[SegmentKey], None]
 class TierStack:
     """Memory tiers, fastest first, and at most one disk tier below them. Thread-safe.
 
-    Eviction listeners are called, outside all locks, with every key that no tier
-    holds any more; a donor that relied on it is gone.
+    Eviction listeners are called, outside all locks, with every key that no tier holds any longer.
+    A donor that relied on it is gone.
     """
 
     memory: Sequence[MemoryTier]
@@ -50,7 +49,7 @@ class TierStack:
         names = [tier.name for tier in self.memory]
         if not names or len(set(names)) != len(names):
             raise StorageError(
-                f"tier stack: at least one memory tier and different names expected, got {names}"
+                f"tier stack: expected at least one memory tier and distinct names, got {names}"
             )
 
     def __contains__(self, key: SegmentKey) -> bool:
@@ -58,11 +57,11 @@ class TierStack:
         return held or (self.disk is not None and key in self.disk)
 
     def add_eviction_listener(self, listener: EvictionListener) -> None:
-        """Have `listener` told about every key that is lost."""
+        """Call `listener` with every key that is lost."""
         self._listeners.append(listener)
 
     def put(self, segment: Segment) -> str | None:
-        """Hold a segment in the fastest tier it fits; returns that tier's name, or None.
+        """Store a segment in the fastest tier it fits. Returns that tier's name, or None.
 
         Raises
         ------
@@ -73,9 +72,9 @@ class TierStack:
         return self.put_from(segment.key, segment.nbytes, lambda: segment)
 
     def put_from(self, key: SegmentKey, nbytes: int, load: Callable[[], Segment]) -> str | None:
-        """Like :meth:`put`, for a segment that is loaded only once there is room for it.
+        """Like :meth:`put`, but the segment is loaded only once there is room for it.
 
-        What `load` raises is logged, and None the answer.
+        If `load` raises, the error is logged and the result is None.
         """
         left: list[SegmentKey] = []
         try:
@@ -84,30 +83,32 @@ class TierStack:
             self._tell(left)
 
     def could_hold(self, nbytes: int) -> bool:
-        """Whether so much would fit in memory and on disk, if all else went that may."""
+        """Whether this many bytes would fit in memory and on disk if everything evictable went."""
         below = 0 if self.disk is None else self.disk.capacity_bytes
         room = sum(tier.capacity_bytes - tier.leased_bytes for tier in self.memory)
         return nbytes <= room + below
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Memory for a segment to be put that is on `device` now: there, if a tier is, or where
-        the fastest tier is; out of a tier's spare where there is one."""
+        """Memory for a segment that is on `device` now: there, if a tier is there, or where the
+        fastest
+        tier is. Uses a tier's spare memory if possible.
+        """
         tiers = (tier for tier in reversed(self.memory) if tier.device == device)
         return next(tiers, self.memory[0]).empty(shape, dtype)
 
     def prepare(self, ahead_bytes: int) -> bool:
-        """Touch a slice of host memory for segments to come; False if there is enough."""
+        """Touch a slice of host memory for future segments. False if there is enough."""
         return any(tier.prepare(ahead_bytes) for tier in self.memory)
 
     def acquire(self, key: SegmentKey, *, unchecked: bool = False) -> Lease | None:
-        """Lease a segment from the fastest tier it can be brought to, or None.
+        """Lease a segment from the fastest tier it can be moved to, or None.
 
-        None is an ordinary answer: not held, corrupt, unreadable, or no room to
-        bring it into memory. The tokens are computed then. An `unchecked` lease may be
-        read at once; :meth:`is_sound` says whether it was good, before its use shows.
+        None is a normal answer: not held, corrupt, unreadable, or no room in memory. The tokens are
+        then computed. An `unchecked` lease may be read at once; call :meth:`is_sound` before its
+        use takes effect.
         """
         left: list[SegmentKey] = [key] if key in self else []
-        # The device tier checks nothing on load, so nothing climbs into it unchecked.
+        # The device tier does not check on load, so nothing unchecked moves up into it.
         stays = key in self.memory[0]
         try:
             lease = self._find(key, left, unchecked=unchecked and stays)
@@ -116,7 +117,7 @@ class TierStack:
             self._tell(left)
 
     def is_sound(self, lease: Lease) -> bool:
-        """Whether what was leased unchecked has its checksum; a corrupt segment is lost."""
+        """Whether an unchecked lease has its checksum. A corrupt segment is dropped."""
         tier = next(tier for tier in self.memory if tier.name == lease.tier)
         sound = tier.is_sound(lease)
         if not sound:
@@ -124,7 +125,7 @@ class TierStack:
         return sound
 
     def remove(self, key: SegmentKey) -> bool:
-        """Forget a segment everywhere; leases of it stay good until they are released."""
+        """Drop a segment from all tiers. Leases stay valid until they are released."""
         removed = [tier.remove(key) for tier in self.memory]
         if self.disk is not None:
             try:
@@ -141,7 +142,7 @@ class TierStack:
         return tuple(stats) if self.disk is None else (*stats, self.disk.stats())
 
     def close(self) -> None:
-        """Let go of pinned memory and of the disk tier's folder."""
+        """Release pinned memory and the disk tier's folder."""
         for tier in self.memory:
             tier.close()
         if self.disk is not None:
@@ -166,7 +167,7 @@ class TierStack:
         load: Callable[[], Segment],
         left: list[SegmentKey],
     ) -> str | None:
-        """Hold a segment in the first tier from `level` down that takes it."""
+        """Store a segment in the first tier from `level` down that takes it."""
         for index, tier in enumerate(self.memory[level:], start=level):
             demote = partial(self._demote, index, left)
             try:
@@ -189,11 +190,11 @@ class TierStack:
         return self.disk.name
 
     def _demote(self, level: int, left: list[SegmentKey], segment: Segment) -> None:
-        """Hand a victim of the tier at `level` to the tiers below it; losing it is no error."""
+        """Pass a victim of the tier at `level` to the tiers below. Losing it is not an error."""
         self._put_from_level(level + 1, segment.key, segment.nbytes, lambda: segment, left)
 
     def _find(self, key: SegmentKey, left: list[SegmentKey], *, unchecked: bool) -> Lease | None:
-        """A lease from the fastest memory tier that holds the key, read from disk if need be."""
+        """A lease from the fastest memory tier that holds the key, read from disk if necessary."""
         try:
             for tier in self.memory:
                 lease = tier.acquire(key, unchecked=unchecked)
@@ -207,7 +208,7 @@ class TierStack:
     def _read_from_disk(
         self, disk: DiskTier, key: SegmentKey, left: list[SegmentKey]
     ) -> Lease | None:
-        """Bring a segment into the slowest memory tier, read only once there is room for it."""
+        """Load a segment into the slowest memory tier, reading it only once there is room."""
         nbytes = disk.nbytes(key)
         if nbytes is None:
             return None
@@ -225,18 +226,18 @@ class TierStack:
                 tier.put_from(key, nbytes, load, demote=demote, left=left.append)
             except CapacityError:
                 continue
-            # Somebody else may be reading the same file; its result serves both.
+            # Another thread may be reading the same file; its result serves both.
             return tier.acquire(key, wait_s=_LOAD_WAIT_S)
         return None
 
     def _climb(self, lease: Lease, left: list[SegmentKey]) -> Lease:
-        """Move a lease up to the fastest tier that has room; it stays where it is otherwise."""
+        """Move a lease up to the fastest tier with room, or leave it in place."""
         names = [tier.name for tier in self.memory]
         for index in reversed(range(names.index(lease.tier))):
             tier = self.memory[index]
             try:
                 tier.put(lease.segment, demote=partial(self._demote, index, left), left=left.append)
-            except Exception:  # it is held already, and good where it is
+            except Exception:  # already held, and valid where it is
                 break
             higher = tier.acquire(lease.segment.key)
             if higher is None:
@@ -246,7 +247,7 @@ class TierStack:
         return lease
 
     def _tell(self, left: Sequence[SegmentKey]) -> None:
-        """Tell listeners about the keys that no tier holds any more."""
+        """Notify listeners of the keys that no tier holds any longer."""
         for key in dict.fromkeys(left):
             if key in self:
                 continue

@@ -1,1 +1,1 @@
-"""Recompute policies, one a file. `base` holds the interface and the registry."""
+"""Recompute policies, one per file. `base` has the interface and the registry."""

@@ -1,4 +1,4 @@
-"""The baseline that recomputes everything: a cold prefill by another road."""
+"""The baseline that recomputes everything: a cold prefill in another way."""
 
 from __future__ import annotations
 
@@ -14,5 +14,4 @@ class RecomputeAll(RecomputePolicy):
     """Every token of every span is computed: must equal cold, so it is every engine's oracle."""
 
     def runs(self, request: RecomputeRequest) -> list[Hole]:
-        """All of every span."""
         return [Hole(span.target_start, span.target_end) for span in request.spans]

@@ -1,16 +1,16 @@
-"""The interface of recompute policies and the registry that makes them known by name.
+"""The interface of recompute policies, and the registry of their names.
 
-A policy says which tokens inside reused spans are computed anyway, for quality.
-To add one: a file of about 40 lines with one frozen dataclass that is decorated
-with :func:`register_policy`. From then on it is in the test matrix, on the
-leaderboard and in the docs by itself. Outside this repository: docs/policies.md.
+A policy chooses which tokens inside reused spans are computed anyway, for quality. To add one,
+write a file of about 40 lines with one frozen dataclass decorated with :func:`register_policy`. It
+then appears automatically in the test matrix, on the leaderboard and in the docs. For policies
+outside this repository see docs/policies.md.
 
-Most policies look at tokens and spans alone. One that has to see what the model does
-with the borrowed K/V names what it `probes`: once the spans are in place, the engine
-hands it a :class:`Probe` and asks for more runs.
+Most policies look only at tokens and spans. One that must see what the model does with reused K/V
+names what it `probes`. Once the spans are in place, the engine passes it a :class:`Probe` and asks
+for more runs.
 
-A policy is a value: :func:`policy_from_spec` reads a text once and returns the same
-object for it from then on.
+A policy is a value: :func:`policy_from_spec` parses a text once and then always returns the same
+object for it.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from semblend.core.tokens import TokenArray
 from semblend.planning.boundaries import Boundaries
 
 Scores = npt.NDArray[np.float64]
-"""One number a prompt token, shape [prompt_tokens]."""
+"""One number per prompt token, shape [prompt_tokens]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputeRequest:
-    """What a policy may look at: the prompt, the spans in it and where the region ends."""
+    """What a policy may examine: the prompt, its spans and the end of the region."""
 
     tokens: TokenArray
     """Target token ids, shape [prompt_tokens]."""
     spans: tuple[Span, ...]
     end: int
     boundaries: Boundaries | None = None
-    """Where sentences end; None where no tokenizer is known."""
+    """Where sentences end; None if the tokenizer is unknown."""
     taken: tuple[Hole, ...] = ()
-    """For dynamic policies: runs that are recomputed already."""
+    """For dynamic policies: runs already chosen for recompute."""
 
 
 class ProbeKind(StrEnum):
-    """A question to a :class:`Probe`, by the name of its method."""
+    """A question to a :class:`Probe`, named after its method."""
 
     TAIL_ATTENTION = "tail_attention"
     DEVIATION = "deviation"
@@ -60,59 +60,59 @@ class ProbeKind(StrEnum):
 
 
 class Probe(Protocol):
-    """What an engine can tell once a plan's spans are in place. Each call costs compute."""
+    """What an engine can report once a plan's spans are in place. Each call costs compute."""
 
     def tail_attention(self) -> Scores:
-        """Attention mass the prompt's last queries put on each token in the later layers."""
+        """Attention mass that the prompt's last queries put on each token in the later layers."""
         ...
 
     def deviation(self, layers: int) -> Scores:
-        """Relative deviation of each token's borrowed K/V from cold, over the first layers."""
+        """Relative deviation of each token's reused K/V from cold, over the first layers."""
         ...
 
     def edit_attention(self, layers: int) -> Scores:
-        """Attention mass each token of the region puts on what no span covers."""
+        """Attention mass that each token of the region puts on tokens outside spans."""
         ...
 
 
 class RecomputePolicy(ABC):
     """Chooses runs of tokens inside spans to compute anyway.
 
-    `runs` returns holes in any order; the planner merges them and clips them to
-    the spans. A policy never raises for a valid request.
+    `runs` returns holes in any order; the planner merges them and clips them to the spans. A policy
+    never raises for a valid request.
     """
 
     name: ClassVar[str]
     grid: ClassVar[tuple[str, ...]] = ()
-    """Specs that certificates and the leaderboard try, from cheap to dear; empty: the default."""
+    """Specs that certificates and the leaderboard try, cheapest first; empty for the default."""
     ordered: ClassVar[bool] = True
-    """Whether later entries of the grid recompute more of the same, so quality may not fall."""
+    """Whether later grid entries recompute more of the same, so that quality may not fall."""
     candidates: ClassVar[tuple[str, ...]] = ()
-    """Specs that may be chosen for a certificate; what is only compared names none."""
+    """Specs that a certificate may choose. A policy used only for comparison has none."""
 
     @property
     def inside(self) -> tuple[RecomputePolicy, ...]:
-        """The policies this one is made of; most are made of none."""
+        """The policies this one is composed of; usually none."""
         values = (getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
         return tuple(value for value in values if isinstance(value, RecomputePolicy))
 
     @cached_property
     def probes(self) -> frozenset[ProbeKind]:
-        """What the policy may ask of a probe: what the policies inside ask, unless it says more.
+        """What the policy may ask of a probe: by default, what the policies inside ask.
 
-        An engine that cannot tell one of these declines the plan before anything is loaded.
+        An engine that cannot answer one of these declines the plan before loading anything.
         """
         return frozenset(kind for one in self.inside for kind in one.probes)
 
     @final
     @property
     def dynamic(self) -> bool:
-        """Whether the policy wants a probe."""
+        """Whether the policy needs a probe."""
         return bool(self.probes)
 
     @cached_property
     def shifts_depth(self) -> bool:
-        """Whether moved K/V is shifted to its new depth: so it is where a policy inside says so."""
+        """Whether moved K/V is shifted to its new depth: by default, if a policy inside does so."""
         return any(one.shifts_depth for one in self.inside)
 
     @abstractmethod
@@ -120,12 +120,12 @@ class RecomputePolicy(ABC):
         """Runs to recompute, in target positions."""
 
     def probed_runs(self, request: RecomputeRequest, probe: Probe) -> list[Hole]:
-        """Further runs, chosen with the spans in place. Called for dynamic policies."""
+        """More runs, chosen with the spans in place. Called for dynamic policies."""
         return []
 
     @cached_property
     def spec(self) -> str:
-        """The text that :func:`policy_from_spec` reads back as this policy."""
+        """The text that :func:`policy_from_spec` parses as this policy."""
         return self._call()
 
     def _call(self) -> str:
@@ -143,7 +143,7 @@ PolicyT = TypeVar("PolicyT", bound=RecomputePolicy)
 
 
 def register_policy(name: str) -> Callable[[type[PolicyT]], type[PolicyT]]:
-    """Make a policy known under `name`; a name already taken is an error."""
+    """Register a policy under `name`. A name that is already taken is an error."""
 
     def add(cls: type[PolicyT]) -> type[PolicyT]:
         if name in POLICIES:
@@ -173,24 +173,24 @@ def _load_once() -> None:
     package = importlib.import_module("semblend.planning.policies")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
-    # Before the plug-ins, which may ask for known policies while they are imported.
+    # Set before loading plug-ins, which may call this while they are imported.
     _loaded = True
     importlib.import_module("semblend.planning.policy_plugins").load_plugins()
-    # What a plug-in had read while it was imported is no policy if the plug-in was refused.
+    # A refused plug-in may have parsed its own policies during import. Forget those.
     _kept.cache_clear()
 
 
 KEPT_SPEC_CHARACTERS = 512
-"""Longer texts are read each time: requests may name policies, and what is kept is bounded."""
+"""Longer texts are parsed each time. Requests may name policies, so the cache must be bounded."""
 
 
 def policy_from_spec(spec: str) -> RecomputePolicy:
-    """The policy of a text such as ``none``, ``span_head(8) + query_attention(0.1)``.
+    """The policy for a text such as ``none`` or ``span_head(8) + query_attention(0.1)``.
 
     Raises
     ------
     SettingsError
-        Naming the policies there are, or the arguments this one takes.
+        Naming the known policies, or the arguments this one takes.
     """
     return _kept(spec) if len(spec) <= KEPT_SPEC_CHARACTERS else _read(spec)
 

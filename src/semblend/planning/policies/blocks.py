@@ -1,4 +1,4 @@
-"""Choosing whole blocks by a score: each run re-reads the K/V before it, so never single tokens."""
+"""Chooses whole blocks by score. Never single tokens: each run re-reads the K/V before it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from semblend.planning.policies.base import RecomputeRequest, Scores
 
 
 def blocks_of(spans: Sequence[Span], size: int) -> list[Hole]:
-    """The spans cut into blocks of `size` tokens; a span's last one may be shorter."""
+    """Split the spans into blocks of `size` tokens. A span's last block may be shorter."""
     return [
         Hole(start, min(start + size, span.target_end))
         for span in spans
@@ -22,10 +22,10 @@ def blocks_of(spans: Sequence[Span], size: int) -> list[Hole]:
 def best_blocks(
     request: RecomputeRequest, spans: Sequence[Span], scores: Scores, *, budget: float, size: int
 ) -> list[Hole]:
-    """The blocks of `spans` with the highest total score, of at most `budget` tokens together.
+    """The blocks of `spans` with the highest total score, within `budget` tokens.
 
-    Blocks taken already cost nothing and win nothing. The order among equals is that of
-    position, so a larger budget always adds to a smaller one's choice.
+    Blocks already taken cost nothing and gain nothing. Ties are broken by position, so a larger
+    budget always extends a smaller one's choice.
     """
     open_ = np.ones(len(request.tokens), dtype=np.bool_)
     for run in request.taken:

@@ -1,4 +1,4 @@
-"""Two policies at once, written ``one + other``."""
+"""Two policies combined, written ``one + other``."""
 
 from __future__ import annotations
 
@@ -31,20 +31,19 @@ class Both(RecomputePolicy):
     def __post_init__(self) -> None:
         for policy in (self.first, self.second):
             if not isinstance(policy, RecomputePolicy):
-                raise TypeError(f"a policy expected, got {policy!r}")
+                raise TypeError(f"expected a policy, got {policy!r}")
 
     @cached_property
     def spec(self) -> str:
-        """The sum; a sum on the right keeps its name, so it reads back unchanged."""
+        """The sum. A sum on the right keeps its name, so the text parses back unchanged."""
         right = self.second._call() if isinstance(self.second, Both) else self.second.spec
         return f"{self.first.spec} + {right}"
 
     def runs(self, request: RecomputeRequest) -> list[Hole]:
-        """The runs of both."""
         return [*self.first.runs(request), *self.second.runs(request)]
 
     def probed_runs(self, request: RecomputeRequest, probe: Probe) -> list[Hole]:
-        """Those of the first, then those of the second, which sees what the first took."""
+        """The first policy's runs, then the second's, which sees what the first took."""
         first = self.first.probed_runs(request, probe) if self.first.dynamic else []
         if not self.second.dynamic:
             return first

@@ -1,4 +1,4 @@
-"""A ceiling over another policy: what would cost too much is not reused at all."""
+"""A limit on another policy: what would cost too much is not reused at all."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from semblend.planning.policies.none import NoRecompute
 @register_policy("budget")
 @dataclass(frozen=True, slots=True)
 class Budget(RecomputePolicy):
-    """`policy`, declining spans until what is left costs at most `ratio` of their tokens.
+    """`policy`, declining spans until the rest costs at most `ratio` of their tokens.
 
-    The spans with the largest recomputed share go first, whole: text edited so densely has
-    little to reuse, and its K/V is the least to be trusted. What a probe adds is taken in its
-    order, best first, for as long as there is room: the share holds for the finished plan.
+    Complete spans are dropped, starting with the largest recomputed share: densely edited text has
+    little to reuse, and its K/V is the least reliable. Runs added by a probe are taken best first
+    while there is room, so the limit holds for the finished plan.
     """
 
     grid: ClassVar[tuple[str, ...]] = (
@@ -43,11 +43,11 @@ class Budget(RecomputePolicy):
 
     def __post_init__(self) -> None:
         if not isinstance(self.policy, RecomputePolicy):
-            raise TypeError(f"a policy expected, got {self.policy!r}")
+            raise TypeError(f"expected a policy, got {self.policy!r}")
         share(self.ratio, of="budget: ratio")
 
     def runs(self, request: RecomputeRequest) -> list[Hole]:
-        """The policy's runs, and whole spans where those are too much."""
+        """The policy's runs, plus whole spans if those cost too much."""
         wanted = merge_holes(self.policy.runs(request))
         price = {span: _overlap(span, wanted) for span in request.spans}
         kept = sorted(request.spans, key=lambda span: price[span] / span.length)
@@ -60,7 +60,7 @@ class Budget(RecomputePolicy):
         return [*wanted, *declined]
 
     def probed_runs(self, request: RecomputeRequest, probe: Probe) -> list[Hole]:
-        """The policy's, best first, until the share is used up."""
+        """The policy's probed runs, best first, until the budget is used up."""
         taken = np.zeros(len(request.tokens), dtype=np.bool_)
         for run in request.taken:
             taken[run.start : run.end] = True

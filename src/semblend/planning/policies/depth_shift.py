@@ -1,4 +1,4 @@
-"""Borrowed K/V told how deep in the prompt it stands now."""
+"""Shifts reused K/V to its new depth in the prompt."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from semblend.planning.policies.none import NoRecompute
 class DepthShift(RecomputePolicy):
     """`policy`, over K/V of moved passages shifted to their new depth by the model's own means.
 
-    K and V hold how much text stood before them; a passage from the top of its document that
-    stands deep in a prompt outshouts what is there. The shift costs no recompute. It needs the
-    table that `semblend certify` measures and ships with the certificate (docs/quality.md).
+    K and V encode how much text came before them. A passage from the top of its document, placed
+    deep in a prompt, draws too much attention. The shift costs no recompute. It needs the table
+    that `semblend certify` measures and ships with the certificate (docs/quality.md).
     """
 
     grid: ClassVar[tuple[str, ...]] = (
@@ -48,17 +48,15 @@ class DepthShift(RecomputePolicy):
 
     def __post_init__(self) -> None:
         if not isinstance(self.policy, RecomputePolicy):
-            raise TypeError(f"a policy expected, got {self.policy!r}")
+            raise TypeError(f"expected a policy, got {self.policy!r}")
 
     @cached_property
     def shifts_depth(self) -> bool:
-        """Always."""
         return True
 
     def runs(self, request: RecomputeRequest) -> list[Hole]:
-        """The policy's."""
         return self.policy.runs(request)
 
     def probed_runs(self, request: RecomputeRequest, probe: Probe) -> list[Hole]:
-        """The policy's: its probe sees the shifted K/V."""
+        """The policy's probed runs. Its probe sees the shifted K/V."""
         return self.policy.probed_runs(request, probe)

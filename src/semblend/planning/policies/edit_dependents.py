@@ -1,4 +1,4 @@
-"""Recompute what refers back to a changed place."""
+"""Recomputes what refers back to an edit."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ ATTENTION_BLOCK = 16
 class EditDependents(RecomputePolicy):
     """After every edit: the rest of its sentence and `margin` tokens more.
 
-    `sentences` counts how many sentence ends are passed; 0 continues to the end of the
-    paragraph. Where no boundary is known within `limit` tokens, the limit is the end. With a
-    `referring` share, blocks that attend most to edited places (whatever the distance) are
-    recomputed too. Moved spans are left to other policies: combine with `span_head`.
+    `sentences` is the number of sentence ends to pass; 0 continues to the end of the paragraph. If
+    there is no boundary within `limit` tokens, it stops at the limit. With a `referring` share, it
+    also recomputes the blocks that attend most to edited places, at any distance. Moved spans are
+    left to other policies: combine it with `span_head`.
     """
 
     grid: ClassVar[tuple[str, ...]] = (
@@ -59,7 +59,7 @@ class EditDependents(RecomputePolicy):
 
     @cached_property
     def probes(self) -> frozenset[ProbeKind]:
-        """Attention to edited places, where it is asked for."""
+        """Attention to edited places, if `referring` is set."""
         return frozenset({ProbeKind.EDIT_ATTENTION} if self.referring > 0 else ())
 
     def runs(self, request: RecomputeRequest) -> list[Hole]:
@@ -89,7 +89,7 @@ class EditDependents(RecomputePolicy):
         return request.boundaries.paragraph_ends(request.tokens)
 
     def _boundary(self, ends: Flags | None, start: int) -> int:
-        """First position after the boundary; the limit where none is near."""
+        """First position after the boundary, or the limit if none is near."""
         if ends is None:
             return start + self.limit
         nearest = np.flatnonzero(ends[start : start + self.limit])

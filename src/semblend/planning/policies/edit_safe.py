@@ -1,4 +1,4 @@
-"""Recompute what follows an edit, whole: the cautious default without a certificate."""
+"""Recomputes everything after an edit: the cautious default without a certificate."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from semblend.planning.policies.base import RecomputePolicy, RecomputeRequest, r
 class EditSafe(RecomputePolicy):
     """Whole spans after an edit; the first `head` tokens of moved ones.
 
-    After an edit no fixed head is a guarantee: with g tokens between the changed word
-    and what refers to it, recomputing fewer than g bought nothing (docs/concepts.md).
+    After an edit, no fixed head is safe: with g tokens between the changed word and what refers to
+    it, recomputing fewer than g tokens gained nothing (docs/concepts.md).
     """
 
     head: int = 8
@@ -25,7 +25,7 @@ class EditSafe(RecomputePolicy):
             raise SettingsError(f"edit_safe: head must be 1 or more, got {self.head}")
 
     def runs(self, request: RecomputeRequest) -> list[Hole]:
-        """Edited spans entirely, moved spans' heads, nothing of an exact prefix."""
+        """All of the edited spans, the heads of moved spans, nothing of an exact prefix."""
         runs: list[Hole] = []
         for span in request.spans:
             if span.kind is SpanKind.BEHIND_EDIT:

@@ -1,4 +1,4 @@
-"""Recompute the blocks whose K/V differs most from cold in the first layers."""
+"""Recomputes the blocks whose K/V differs most from cold in the first layers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from semblend.planning.policies.blocks import best_blocks
 class KvDeviation(RecomputePolicy):
     """`ratio` of the reusable tokens, in blocks that deviate most over the first `layers`.
 
-    Those layers are computed for all tokens, which is exact there and has its price. Choosing
-    by deviation is CacheBlend's idea (arXiv 2405.16444).
+    Those layers are computed for all tokens, which makes them exact but has a cost. Choosing by
+    deviation is CacheBlend's idea (arXiv 2405.16444).
     """
 
     grid: ClassVar[tuple[str, ...]] = tuple(f"kv_deviation({r})" for r in (0.1, 0.2))
@@ -37,21 +37,19 @@ class KvDeviation(RecomputePolicy):
 
     def __post_init__(self) -> None:
         share(self.ratio, of="kv_deviation: ratio")
-        # Layer 0's K/V depends on nothing but its own token.
+        # Layer 0's K/V depends only on its own token.
         count(self.layers, of="kv_deviation: layers", least=2)
         count(self.block, of="kv_deviation: block")
 
     @cached_property
     def probes(self) -> frozenset[ProbeKind]:
-        """The deviation of the first layers."""
         return frozenset({ProbeKind.DEVIATION})
 
     def runs(self, request: RecomputeRequest) -> list[Hole]:
-        """Nothing before the layers were computed."""
+        """Nothing before the layers are computed."""
         return []
 
     def probed_runs(self, request: RecomputeRequest, probe: Probe) -> list[Hole]:
-        """The blocks that deviate most."""
         spans = [span for span in request.spans if span.kind is not SpanKind.PREFIX]
         budget = self.ratio * reusable_tokens(request.spans)
         if not spans or budget < 1:

@@ -14,5 +14,4 @@ class NoRecompute(RecomputePolicy):
     """Reuse every span whole. The fastest, and the one that leaks edited facts."""
 
     def runs(self, request: RecomputeRequest) -> list[Hole]:
-        """Nothing."""
         return []

@@ -1,4 +1,4 @@
-"""Recompute the blocks that the question looks at."""
+"""Recomputes the blocks that the question attends to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from semblend.planning.policies.base import (
 from semblend.planning.policies.blocks import best_blocks
 
 NEAR_TOKENS = 256
-"""A shift that another instruction in front of a document explains."""
+"""A shift small enough to come from a different instruction before a document."""
 
 
 @register_policy("query_attention")
@@ -29,10 +29,10 @@ NEAR_TOKENS = 256
 class QueryAttention(RecomputePolicy):
     """`ratio` of the reusable tokens, in blocks the tail's queries attend to most.
 
-    The tail runs once over the borrowed K/V; the best blocks are recomputed and the tail
-    runs again. `among` says which spans compete: all, those after edits, or those that are
-    displaced; where there are none of them, no probe is run. Query-aware choice is the idea
-    of A3, ProphetKV and InfoFlow KV (arXiv 2511.17560, 2602.02579, 2603.05353).
+    The tail runs once over the reused K/V, the best blocks are recomputed, and the tail runs again.
+    `among` says which spans compete: all, those after edits, or displaced ones. If there are none,
+    no probe runs. Query-aware choice is the idea of A3, ProphetKV and InfoFlow KV (arXiv
+    2511.17560, 2602.02579, 2603.05353).
     """
 
     grid: ClassVar[tuple[str, ...]] = tuple(f"query_attention({r})" for r in (0.05, 0.1, 0.2))
@@ -46,16 +46,15 @@ class QueryAttention(RecomputePolicy):
         count(self.block, of="query_attention: block")
         if self.among not in ("all", "edited", "displaced"):
             raise SettingsError(
-                f"query_attention: among is 'all', 'edited' or 'displaced', got {self.among!r}"
+                f"query_attention: among must be 'all', 'edited' or 'displaced', got {self.among!r}"
             )
 
     @cached_property
     def probes(self) -> frozenset[ProbeKind]:
-        """The tail's attention."""
         return frozenset({ProbeKind.TAIL_ATTENTION})
 
     def runs(self, request: RecomputeRequest) -> list[Hole]:
-        """Nothing before the tail was seen."""
+        """Nothing before the tail has run."""
         return []
 
     def probed_runs(self, request: RecomputeRequest, probe: Probe) -> list[Hole]:
@@ -75,10 +74,10 @@ class QueryAttention(RecomputePolicy):
 
 
 def is_displaced(span: Span) -> bool:
-    """Whether other text than an instruction stood before the span, or stands there now.
+    """Whether the span follows text other than an instruction, in the donor or here.
 
-    A document that follows another instruction saw nearly what it sees now, and so did what
-    comes after an edit in it. A passage from elsewhere did not, wherever it begins.
+    A document after a different instruction has almost the same context as before, and so does text
+    after an edit in it. A passage from elsewhere does not, wherever it starts.
     """
     if abs(span.target_start - span.donor_start) > NEAR_TOKENS:
         return True

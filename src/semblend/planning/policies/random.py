@@ -1,4 +1,4 @@
-"""Recompute a share of every span at random places: the baseline to beat."""
+"""Recomputes a share of every span at random places: the baseline to beat."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class RandomBlocks(RecomputePolicy):
             raise SettingsError(f"random: ratio must be in [0, 1], got {self.ratio}")
 
     def runs(self, request: RecomputeRequest) -> list[Hole]:
-        """That share of all blocks of all spans."""
         blocks = [
             Hole(start, min(start + BLOCK_TOKENS, span.target_end))
             for span in request.spans

@@ -1,4 +1,4 @@
-"""Recompute both sides of every seam between differently computed K/V."""
+"""Recomputes both sides of every seam between differently computed K/V."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Seams(RecomputePolicy):
             raise SettingsError(f"seams: tokens must be 1 or more, got {self.tokens}")
 
     def runs(self, request: RecomputeRequest) -> list[Hole]:
-        """Head and tail of each span; the head of an exact prefix has no seam."""
+        """Head and tail of each span. The head of an exact prefix has no seam."""
         runs: list[Hole] = []
         for span in request.spans:
             if span.kind is not SpanKind.PREFIX:

@@ -1,4 +1,4 @@
-"""Recompute what may depend on whatever stands before a span."""
+"""Recomputes what may depend on the text before a span."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from semblend.planning.policies.base import (
 )
 
 OPENING_TOKENS = 12
-"""Where a span opens a paragraph or a turn, that is seen in its first tokens: what was shared of
-the text before it (a full stop, the end of a turn) comes first."""
+"""How far into a span a paragraph or turn may start. What is shared of the text before it (a full
+stop, the end of a turn) comes first.
+"""
 
 
 @register_policy("span_dependents")
@@ -23,11 +24,11 @@ the text before it (a full stop, the end of a turn) comes first."""
 class SpanDependents(RecomputePolicy):
     """From every span's start to `sentences` sure sentence ends, and `margin` tokens more.
 
-    Whether text depends on what changed before it is not seen in token ids, so it matters little
-    whether a span moved or follows an edit: it is recomputed up to where sentences end in
-    every reading (`planning/sure_ends.py`), at most `limit` tokens. A moved span that opens a
-    paragraph or a turn, after a whole sentence in the donor as here, is recomputed `margin`
-    tokens into it; one that opens after an empty line and no whole sentence (a table, code), at
+    Token ids do not show whether text depends on what changed before it, so moved spans and spans
+    after an edit are treated much alike. Each is recomputed up to where sentences certainly end
+    (`planning/sure_ends.py`), at most `limit` tokens. A moved span that starts a paragraph or a
+    turn, after a whole sentence both in the donor and here, is recomputed `margin` tokens into it.
+    One that starts after an empty line without a whole sentence (a table, code) is recomputed at
     most `lines` tokens.
     """
 

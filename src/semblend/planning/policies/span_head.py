@@ -1,4 +1,4 @@
-"""Recompute a fixed number of tokens at the head of every span."""
+"""Recomputes a fixed number of tokens at the head of every span."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from semblend.planning.policies.base import RecomputePolicy, RecomputeRequest, r
 class SpanHead(RecomputePolicy):
     """The first `tokens` of every span but an exact prefix.
 
-    A fixed minimum per span: a share of the span's length starves short spans
-    (docs/concepts.md). The idea of a static head is EPIC's (arXiv 2410.15332).
+    The number is fixed per span, because a share of the span's length leaves too little for short
+    spans (docs/concepts.md). The static head is EPIC's idea (arXiv 2410.15332).
     """
 
     grid: ClassVar[tuple[str, ...]] = tuple(f"span_head({n})" for n in (1, 4, 8, 16, 32))
@@ -28,7 +28,6 @@ class SpanHead(RecomputePolicy):
             raise SettingsError(f"span_head: tokens must be 1 or more, got {self.tokens}")
 
     def runs(self, request: RecomputeRequest) -> list[Hole]:
-        """The head of each span."""
         return [
             Hole(span.target_start, min(span.target_end, span.target_start + self.tokens))
             for span in request.spans

@@ -1,4 +1,4 @@
-"""Policies as text: ``name``, ``name(argument, ...)`` and ``one + other``, nested at will."""
+"""Policies as text: ``name``, ``name(argument, ...)`` and ``one + other``, freely nested."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ Known = Mapping[str, type[RecomputePolicy]]
 
 
 def parse(spec: str, known: Known) -> RecomputePolicy:
-    """Read a policy's text; nothing in it is ever executed."""
+    """Parse a policy's text. Nothing in it is executed."""
     try:
         body = ast.parse(spec.strip(), mode="eval").body
         return _policy(body, spec, known)
     except PolicySpecError:
         raise
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
-        # The compiler's stack, too, has an end: both of the last say "nested too deeply".
+        # RecursionError and MemoryError both mean it is nested too deeply for the parser.
         shown = spec if len(spec) <= 200 else spec[:200] + "…"
-        raise PolicySpecError(f"recompute policy {shown!r}: known are {', '.join(known)}") from None
+        raise PolicySpecError(
+            f"recompute policy {shown!r}: expected one of {', '.join(known)}"
+        ) from None
 
 
 def _policy(node: ast.expr, spec: str, known: Known) -> RecomputePolicy:
@@ -32,11 +34,11 @@ def _policy(node: ast.expr, spec: str, known: Known) -> RecomputePolicy:
         return Both(_policy(node.left, spec, known), _policy(node.right, spec, known))
     call = node.func if isinstance(node, ast.Call) else node
     if not isinstance(call, ast.Name):
-        raise PolicySpecError(f"recompute policy {spec!r}: known are {', '.join(known)}")
+        raise PolicySpecError(f"recompute policy {spec!r}: expected one of {', '.join(known)}")
     if call.id not in known:
         meant = nearest(call.id, known) if len(call.id) < 64 else ""
-        known_are = "" if "known are" in meant else f" known are {', '.join(known)}"
-        problem = f"there is no {call.id!r}{meant}{known_are}"
+        names = "" if "known names" in meant else f" known names: {', '.join(known)}"
+        problem = f"there is no {call.id!r}{meant}{names}"
         raise PolicySpecError(f"recompute policy {spec!r}: {problem}")
     cls = known[call.id]
     takes = [f.name for f in fields(cls)]  # type: ignore[arg-type]
@@ -47,7 +49,7 @@ def _policy(node: ast.expr, spec: str, known: Known) -> RecomputePolicy:
         named = {word.arg or "**": _value(word.value, spec, known) for word in node.keywords}
         return cls(*given, **named)
     except PolicySpecError:
-        raise  # a policy inside: it said already which
+        raise  # an inner policy, which has already named itself
     except (TypeError, ValueError) as error:
         raise PolicySpecError(
             f"recompute policy {spec!r}: {call.id} takes ({', '.join(takes)}): {error}"

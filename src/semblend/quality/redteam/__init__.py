@@ -1,1 +1,1 @@
-"""The red team: searches for text under which a policy answers with a donor's fact."""
+"""The red team: searches for text that makes a policy answer with a donor's fact."""

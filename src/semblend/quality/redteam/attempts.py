@@ -1,4 +1,4 @@
-"""What came of one item: a line of JSON, so that a search can go on and searches can be joined."""
+"""The result of one item as a line of JSON, so that searches can be resumed and merged."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from semblend.quality.redteam.grammar import Structure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One structure, the seed of its words, and what the engine made of it."""
+    """One structure, the seed of its words, and the engine's answers."""
 
     structure: Structure
     seed: int
     counts: bool = False
-    """Cold is right, firmly, and something was reused; all else says little about a policy."""
+    """Whether cold is right by a clear margin and something was reused. Only then does it say
+    anything about the policy.
+    """
     tie_turned: bool = False
-    """Cold was right by a hair and warm is wrong."""
+    """Cold was right by a small margin and warm is wrong."""
     leaked: bool = False
     """Warm states the donor's fact."""
     lost: bool = False
@@ -36,11 +38,11 @@ class Attempt:
     recomputed_tokens: int = 0
     declined_tokens: int = 0
     shrunk: Structure | None = None
-    """For a loss: the plainest structure near it that loses, too."""
+    """For a loss: the plainest nearby structure that also loses."""
 
     @property
     def smallest(self) -> Structure:
-        """What to look at."""
+        """The structure to look at."""
         return self.shrunk or self.structure
 
     def to_line(self) -> str:
@@ -49,7 +51,7 @@ class Attempt:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Attempt:
-        """Read back what :meth:`to_line` wrote."""
+        """Parse what :meth:`to_line` wrote."""
         shrunk = data["shrunk"]
         return cls(
             **{
@@ -61,7 +63,7 @@ class Attempt:
 
 
 def attempt_of(structure: Structure, seed: int, answered: Answered | None) -> Attempt:
-    """What an engine said; nothing where cold was wrong or nothing could be reused."""
+    """Turn an engine's answer into an attempt; empty if cold was wrong or nothing was reusable."""
     if answered is None:
         return Attempt(structure=structure, seed=seed)
     return Attempt(
@@ -82,12 +84,12 @@ def attempt_of(structure: Structure, seed: int, answered: Answered | None) -> At
 
 
 def read_attempts(paths: Iterable[Path]) -> list[Attempt]:
-    """All attempts of some files; a last line that a crash cut short is dropped.
+    """Read all attempts in some files. A last line cut short by a crash is dropped.
 
     Raises
     ------
     SerialisationError
-        If a whole line is not an attempt.
+        If a complete line is not an attempt.
     """
     found: list[Attempt] = []
     for path in paths:
@@ -100,7 +102,7 @@ def read_attempts(paths: Iterable[Path]) -> list[Attempt]:
 
 
 def add_attempts(path: Path, attempts: Sequence[Attempt]) -> None:
-    """Append, so that what is there survives a crash."""
+    """Append, so that existing lines survive a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.writelines(attempt.to_line() for attempt in attempts)

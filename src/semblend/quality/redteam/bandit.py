@@ -1,9 +1,9 @@
-"""Where the red team spends its items: on values of genes that came before an alarm.
+"""Where the red team spends its items: on gene values that raised alarms before.
 
-Each value of each gene is an arm with a Beta posterior of the alarm it raises; a structure is
-drawn gene by gene (Thompson sampling). A part is drawn by chance and a part by changing what
-was found, so that no value is given up and a find is looked at from all sides. What was found
-often says little that is new: alarms of a form and filler count less each time.
+Each value of each gene is an arm with a Beta posterior of the alarms it raises. A structure is
+drawn gene by gene (Thompson sampling). Some structures are random and some are mutations of finds,
+so that no value is given up and finds are explored from all sides. Repeated finds say little that
+is new, so alarms of the same form and filler count less each time.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ PRIOR = (0.5, 4.0)
 
 
 class Bandit:
-    """Draws structures and learns from what came of them."""
+    """Draws structures and learns from the results."""
 
     def __init__(self, seed: int, finds: Sequence[Structure] = ()) -> None:
-        """`finds` are structures that broke some policy before."""
+        """`finds` are structures that broke a policy before."""
         self._rng = random.Random(f"semblend-bandit-{seed}")
         self._finds: dict[str, list[Structure]] = {}
         """By form, so that the form a model knows best does not crowd out the others."""
@@ -49,7 +49,7 @@ class Bandit:
         return Structure(**{gene: self._likeliest(gene) for gene in GENES})
 
     def learn(self, structure: Structure, alarm: float) -> None:
-        """Take in what a structure came to: 0, an alarm of 1, or a wavering answer between."""
+        """Learn a structure's result: 0, an alarm of 1, or in between for a wavering answer."""
         kind = structure.form, structure.filler
         worth = alarm / (1 + self._seen[kind])
         if alarm == 1.0:

@@ -1,7 +1,7 @@
-"""What answers the red team's prompts: the seam behind which any engine may stand.
+"""The interface through which any engine can answer the red team's prompts.
 
-The embedded engine's lab is the first. A server can be another: it is sent the donors' prompts,
-then the target once with reuse and once without, and only answers come back.
+The embedded engine's lab is the first implementation. A server could be another: it would get the
+donors' prompts, then the target once with reuse and once without, and return only answers.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from semblend.quality.lab import Lab
 from semblend.quality.measure import Record, measure, states
 
 FIRM_MARGIN = 0.5
-"""Nats by which cold must prefer its answer for an item to count. Below, the odds are under
-1.65 to 1, and a change in KL of 0.03 turns the answer over: about what the bound allows."""
+"""Nats by which cold must prefer its answer for an item to count. Below that, the odds are under
+1.65 to 1 and a KL change of 0.03, about what the bound allows, flips the answer.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """What an engine said to one case, cold and warm."""
+    """An engine's cold and warm answer to one case."""
 
     case: Case
     cold: str
     warm: str
     shift: float = 0.0
-    """How far warm's distribution is from cold's, in [0, 1]; 0 where an engine does not tell."""
+    """Distance of warm's distribution from cold's, in [0, 1]; 0 if the engine does not report it.
+    """
     margin: float = math.inf
-    """How firmly cold answers, nats; endless where an engine does not tell."""
+    """Cold's margin in nats; infinite if the engine does not report it."""
     reusable_tokens: int = 0
     recomputed_tokens: int = 0
     declined_tokens: int = 0
@@ -41,22 +43,22 @@ class Answered:
 
     @property
     def counts(self) -> bool:
-        """Only what cold answers right, and firmly, and what reuse could have spoiled."""
+        """Whether cold is right by a clear margin and reuse could have changed the answer."""
         return self.right_cold and self.margin >= FIRM_MARGIN
 
     @property
     def right_cold(self) -> bool:
-        """Whether cold is right and something was reused: a prompt declined whole is cold."""
+        """Whether cold is right and something was reused. A prompt declined completely is cold."""
         return self.cold == self.case.answer and self.reused_tokens > 0
 
     @property
     def tie_turned(self) -> bool:
-        """Whether warm is wrong where cold was right by a hair: told apart, not counted."""
+        """Whether warm is wrong where cold was right by a small margin. Reported, not counted."""
         return self.right_cold and not self.counts and self.warm != self.case.answer
 
     @property
     def leaked(self) -> bool:
-        """Warm states the donor's fact, cold does not."""
+        """Whether warm states the donor's fact and cold does not."""
         return (
             self.counts
             and states(self.warm, self.case.leaked)
@@ -65,12 +67,12 @@ class Answered:
 
     @property
     def lost(self) -> bool:
-        """Warm is wrong where cold is right."""
+        """Whether warm is wrong and cold is right."""
         return self.counts and self.warm != self.case.answer
 
     @property
     def alarm(self) -> float:
-        """What the search goes by: 1 for a loss, less for an answer that wavers."""
+        """The search's objective: 1 for a loss, less for a wavering answer."""
         if not self.counts:
             return 0.0
         return 1.0 if self.lost else min(0.5, self.shift)
@@ -80,7 +82,7 @@ class RedTeamEngine(Protocol):
     """Something that has read the donors' prompts and answers the target's."""
 
     def answer(self, case: Case) -> Answered | None:
-        """Both answers; None where nothing can be reused."""
+        """Both answers, or None if nothing can be reused."""
         ...
 
 
@@ -92,18 +94,18 @@ class LabEngine:
     policy: str
 
     def answer(self, case: Case) -> Answered | None:
-        """Cold first: what it cannot answer costs no more than that."""
+        """Ask cold first: an item it cannot answer costs nothing more."""
         records = judge(self.lab, case, (self.policy,))
         return answered(case, records[0]) if records else None
 
 
 def judge(lab: Lab, case: Case, policies: tuple[str, ...]) -> list[Record]:
-    """One case under some policies; nothing where cold is wrong or nothing can be reused."""
+    """Judge one case under some policies; empty if cold is wrong or nothing is reusable."""
     return measure(lab, to_item(case, lab.model.tokenizer), policies, cold_right_only=True)
 
 
 def answered(case: Case, record: Record) -> Answered:
-    """A record, as the red team sees it."""
+    """Convert a record for the red team."""
     return Answered(
         case=case,
         cold=record.cold_answer,

@@ -1,4 +1,4 @@
-"""What stands between a changed word and what is asked: words, and marks that look like ends."""
+"""What comes between a changed word and the fact asked for: words, and marks that mimic ends."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ STOPS = (
 
 
 def filler(kind: str, words: int, rng: random.Random) -> str:
-    """About `words` words; it opens with a space or a mark, and is empty for none."""
+    """About `words` words, starting with a space or a mark; empty for none."""
     if words == 0:
         return ""
     marks = {
@@ -100,7 +100,7 @@ def filler(kind: str, words: int, rng: random.Random) -> str:
 
 
 def _wrapped(text: str) -> str:
-    """Lines broken inside the sentence, as mail programs and PDFs do."""
+    """Break lines inside the sentence, as mail programs and PDFs do."""
     words = text.split()
     parts = ["\n" if at % 5 == 2 else " " for at in range(len(words))]
     return "".join(part + word for part, word in zip(parts, words, strict=True))

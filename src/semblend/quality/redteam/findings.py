@@ -11,43 +11,43 @@ from semblend.quality.redteam.attempts import Attempt
 from semblend.quality.redteam.grammar import GENES
 
 MOST_SHOWN = 40
-"""Finds that a certificate carries."""
+"""Finds listed in a certificate."""
 HARDLY = 5
-"""A value of a gene with fewer items that counted was hardly tried."""
+"""A gene value with fewer valid items counts as hardly tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """Figures of all attempts on one policy."""
+    """Figures over all attempts on one policy."""
 
     policy: str
     seed: int
     tried: int
     items: int
-    """That counted: cold right and not by a hair, something reused."""
+    """Valid items: cold is right by a clear margin, and something was reused."""
     leaks: int
     lost: int
     ties_turned: int
-    """Answers lost that cold gave by a hair; not among the items."""
+    """Lost answers that cold gave by a small margin. Not among the items."""
     reusable_tokens: int
     recomputed_tokens: int
     finds: tuple[Mapping[str, Any], ...]
     hardly_tried: tuple[str, ...]
-    """Values of genes this model gave the search no or next to no items of."""
+    """Gene values for which this model gave the search almost no items."""
 
     @property
     def most_leaks(self) -> float:
-        """95 % upper bound of the share of leaks among items as the search draws them."""
+        """95 % upper bound on the share of leaks among items as the search draws them."""
         return at_most(self.leaks, self.items)
 
     @property
     def recompute(self) -> float:
-        """Share of the reusable tokens that was computed again."""
+        """Share of reusable tokens that was recomputed."""
         return self.recomputed_tokens / self.reusable_tokens if self.reusable_tokens else 0.0
 
     @property
     def sentence(self) -> str:
-        """All of it in a line."""
+        """A one-line summary."""
         return (
             f"{self.leaks} of {self.items} adversarial items answered with the donor's fact "
             f"(95 % upper bound {self.most_leaks:.2%}), {self.lost} lost; {self.tried} tried, "
@@ -56,7 +56,6 @@ class Findings:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
         return {
             "policy": self.policy,
             "seed": self.seed,
@@ -73,7 +72,7 @@ class Findings:
 
 
 def findings_of(attempts: Sequence[Attempt], *, policy: str, seed: int) -> Findings:
-    """Count, and keep one find of every signature: leaks first."""
+    """Count, and keep one find per signature, leaks first."""
     counted = [attempt for attempt in attempts if attempt.counts]
     finds: dict[str, Mapping[str, Any]] = {}
     for attempt in sorted(counted, key=lambda one: (not one.leaked, one.shrunk is None)):

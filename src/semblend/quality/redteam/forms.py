@@ -1,4 +1,4 @@
-"""How a record says that a subject has a value: prose, lists, tables, code, across sentences."""
+"""Ways to state that a subject has a value: prose, lists, tables, code, across sentences."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ JOBS = ("teacher", "farmer", "sailor", "nurse", "painter", "baker", "doctor", "c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """A statement with `{subject}`, `{gap}`, `{value}` and perhaps `{extra}`, and its question."""
+    """A statement with `{subject}`, `{gap}`, `{value}`, perhaps `{extra}`, and its question."""
 
     text: str
     question: str
     values: str
     """`numbers`, `years`, `cities` or `jobs`."""
     lines: bool = False
-    """Stands on lines of its own."""
+    """Whether it takes lines of its own."""
     above: str = ""
-    """A line in front of the records that says how to read them."""
+    """A line before the records that says how to read them."""
 
 
 FORMS: Mapping[str, Form] = {
@@ -149,7 +149,7 @@ FORMS: Mapping[str, Form] = {
 
 
 def values_of(kind: str, count: int, rng: random.Random) -> Sequence[str]:
-    """Different values."""
+    """Draw distinct values."""
     if kind == "cities":
         return rng.sample(CITIES, count)
     if kind == "jobs":

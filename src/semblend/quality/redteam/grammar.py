@@ -1,6 +1,6 @@
-"""What the red team varies: one gene for each way in which text can hide a change from a policy.
+"""What the red team varies: one gene for each way text can hide a change from a policy.
 
-The values of a gene go from plain to odd; the first is what shrinking returns to.
+A gene's values go from plain to odd. Shrinking returns to the first.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ GENES: Mapping[str, tuple[str, ...]] = {
     "sibling": ("behind", "before", "paragraphs"),
     "length": ("short", "medium", "long"),
 }
-"""Gene to its values. `gap` counts words between the changed word and what is asked."""
+"""Gene to values. `gap` counts words between the changed word and the fact asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,16 +82,15 @@ class Structure:
     length: str = "short"
 
     def with_gene(self, gene: str, value: str) -> Structure:
-        """The same with another value of one gene."""
+        """Replace the value of one gene."""
         return replace(self, **{gene: value})
 
     def to_dict(self) -> dict[str, str]:
-        """Gene to value."""
         return asdict(self)
 
     @property
     def signature(self) -> str:
-        """What is not plain about it."""
+        """The genes that are not plain."""
         plain = Structure()
         odd = [
             f"{field.name}={getattr(self, field.name)}"
@@ -102,5 +101,5 @@ class Structure:
 
 
 def random_structure(rng: random.Random) -> Structure:
-    """Every gene by chance."""
+    """Draw every gene at random."""
     return Structure(**{gene: rng.choice(values) for gene, values in GENES.items()})

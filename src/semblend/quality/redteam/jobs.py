@@ -1,4 +1,4 @@
-"""Carrying a search out on a model, in this process or in several, so that it can be stopped."""
+"""Runs a search on a model, in one process or several, so that it can be interrupted."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from semblend.quality.redteam.regressions import regressions
 from semblend.quality.redteam.search import Search
 
 MOST_TRIES = 40
-"""Tries for every item that is wanted: a model that answers hardly anything would never end."""
+"""Tries per wanted item. Without it, a model that answers hardly anything would never finish."""
 SEED_OF_PROCESS = 7919
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedTeamJob:
-    """Whom to attack, and how long."""
+    """What to attack, and for how long."""
 
     model: str
     device: str
@@ -32,31 +32,31 @@ class RedTeamJob:
     seed: int
     folder: Path
     drift: Path | None = None
-    """The model's table of depth drift, which policies that shift depths read."""
+    """The model's depth-drift table, for policies that shift depths."""
     items: int | None = None
-    """Items that have to count, all processes together."""
+    """Valid items required, over all processes."""
     seconds: float | None = None
     processes: int = 1
 
     @property
     def stem(self) -> str:
-        """Of the files with attempts: another policy, seed or number format is another search."""
+        """Stem of the attempt files. Another policy, seed or number format is another search."""
         said = hashlib.sha256(f"{self.policy} {self.dtype}".encode()).hexdigest()[:8]
         return f"redteam-{self.seed}-{said}"
 
     @property
     def files(self) -> list[Path]:
-        """Those there are."""
+        """The existing attempt files."""
         return sorted(self.folder.glob(f"{self.stem}*.jsonl"))
 
     @property
     def attempts(self) -> list[Attempt]:
-        """What they hold."""
+        """All attempts so far."""
         return read_attempts(self.files)
 
     @property
     def findings(self) -> Findings:
-        """What they say."""
+        """The findings so far."""
         return findings_of(self.attempts, policy=self.policy, seed=self.seed)
 
 
@@ -64,17 +64,17 @@ Tell = Callable[[RedTeamJob], None]
 
 
 def attack(lab: Lab, job: RedTeamJob, tell: Tell = lambda job: None) -> None:
-    """Search in this process with a lab that is there."""
+    """Search in this process with an existing lab."""
     _search(lab, job, 0, tell)
 
 
 def attack_in_processes(job: RedTeamJob, tell: Tell = lambda job: None) -> None:
-    """Search in several processes, each with words of its own.
+    """Search in several processes, each with different words.
 
     Raises
     ------
     StorageError
-        If a process failed. What the others tried is kept.
+        If a process failed. The attempts of the others are kept.
     """
     run_processes(
         _process, job, processes=job.processes, kept=job.folder, waiting=lambda: tell(job)

@@ -1,4 +1,4 @@
-"""Subjects of records, so that tokenisers cut them in different ways."""
+"""Subjects of records, chosen so that tokenizers split them in different ways."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ACCENTED = ("Müller", "Åkesson", "Çelik", "Núñez", "Łukasz", "Žižek", "�
 
 
 def subjects(kind: str, count: int, rng: random.Random) -> list[str]:
-    """Different names of a kind."""
+    """Draw distinct names of a kind."""
     if kind == "people":
         firsts, lasts = rng.sample(FIRST, count), rng.sample(LAST, count)
         return [f"{first} {last}" for first, last in zip(firsts, lasts, strict=True)]

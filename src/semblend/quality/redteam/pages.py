@@ -10,11 +10,11 @@ NOT_COVERED = (
     "further off than the policy recomputes, donors written to do harm, and, where the model "
     "fails cold, anything at all."
 )
-"""What a certificate says nothing about, in a sentence."""
+"""What a certificate does not cover, in a sentence."""
 
 
 def said_of(redteam: Mapping[str, Any] | None) -> str:
-    """A certificate's red team in a line."""
+    """A certificate's red-team result in a line."""
     if redteam is None:
         return "no red team"
     return (

@@ -1,4 +1,4 @@
-"""Structures that broke a policy once: they ship, and every policy is tried on them again."""
+"""Structures that once broke a policy. They ship, and every policy is tested on them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Regression:
 
     @property
     def case(self) -> Case:
-        """Its prompts: a donor, a target, the right answer and the donor's."""
+        """The prompts: a donor, a target, the right answer and the donor's."""
         return write(self.structure, self.seed)
 
 
 def regressions(path: Path = SHIPPED) -> list[Regression]:
-    """All of a file, in order."""
+    """Read a file of regressions, in order."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return [
         Regression(**{**data, "structure": Structure(**data["structure"])})
@@ -42,7 +42,7 @@ def regressions(path: Path = SHIPPED) -> list[Regression]:
 def added(
     known: Sequence[Regression], attempts: Iterable[Attempt], *, policy: str
 ) -> list[Regression]:
-    """The known ones and one of every signature that is new, leaks first."""
+    """The known regressions plus one per new signature, leaks first."""
     found = {one.structure.signature: one for one in known}
     for attempt in sorted(attempts, key=lambda one: not one.leaked):
         if attempt.lost:
@@ -59,7 +59,7 @@ def added(
 
 
 def write_regressions(path: Path, found: Sequence[Regression]) -> None:
-    """One line of JSON each; genes that are plain are left out."""
+    """Write one line of JSON each, without plain genes."""
     plain = Structure().to_dict()
     lines: list[str] = []
     for one in found:

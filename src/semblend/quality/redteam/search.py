@@ -1,4 +1,4 @@
-"""The search: draw, ask, learn, shrink what breaks, until time or items run out."""
+"""The search: draw, ask, learn and shrink finds until time or items run out."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from semblend.quality.redteam.shrinking import shrink
 from semblend.quality.redteam.writing import write
 
 MOST_SHRUNK = 12
-"""Finds that are made small; each costs a dozen items or more."""
+"""Finds that are shrunk. Each costs a dozen items or more."""
 SEED_STEP = 1_000_003
-"""Between the items of one search and those of the next: no two show the same words."""
+"""Seed distance between items, so that no two show the same words."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Search:
     engine: RedTeamEngine
     seed: int
     known: Sequence[Structure] = ()
-    """Structures that broke a policy before: the search looks around them, too."""
+    """Structures that broke a policy before. The search also explores around them."""
     attempts: list[Attempt] = field(default_factory=list)
     _bandit: Bandit = field(init=False)
 
@@ -37,7 +37,7 @@ class Search:
 
     @property
     def counted(self) -> int:
-        """Items that said something."""
+        """Valid items so far."""
         return sum(attempt.counts for attempt in self.attempts)
 
     def run(
@@ -48,7 +48,7 @@ class Search:
         tries: int | None = None,
         tell: Callable[[Attempt], None] = lambda attempt: None,
     ) -> None:
-        """Go on until `seconds` passed, `items` counted or `tries` were made."""
+        """Continue until `seconds` have passed, `items` counted or `tries` were made."""
         until = None if seconds is None else time.monotonic() + seconds
         while (
             (until is None or time.monotonic() < until)

@@ -1,4 +1,4 @@
-"""Making a find small: every gene back to plain that does not matter."""
+"""Shrinks a find: every gene that does not matter goes back to plain."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ Breaks = Callable[[Structure], bool]
 
 
 def shrink(structure: Structure, breaks: Breaks) -> Structure:
-    """The plainest structure near this one that still breaks it.
+    """The plainest nearby structure that still breaks the policy.
 
-    Each gene is tried plain; a gap is halved while that works. What is returned breaks.
+    Each gene is tried plain, and a gap is halved as long as that works. The result still breaks the
+    policy.
     """
     for gene, values in GENES.items():
         plain = structure.with_gene(gene, values[0])

@@ -1,7 +1,7 @@
-"""From a structure to prompts: the donor's text, the target's, the right answer, the donor's.
+"""From a structure to prompts: donor text, target text, the right answer and the donor's.
 
-Donor and target are one skeleton filled in twice. Records exchange what is asked for between
-the two, so the right answer and the answer that betrays the donor both stand in the target.
+Donor and target are one skeleton filled in twice. Records swap the value asked for between the two,
+so the target contains both the right answer and the one that reveals the donor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ATTRIBUTE, OTHER_ATTRIBUTE = "secret code", "door number"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Record:
-    """One statement as it is written in one of the texts."""
+    """One statement as written in one of the texts."""
 
     subject: str
     value: str
@@ -45,7 +45,7 @@ class _Record:
 
 @dataclass(slots=True, kw_only=True)
 class _Text:
-    """Paragraphs of parts; a part that is a number is the record of that number."""
+    """Paragraphs of parts. A number stands for the record with that number."""
 
     paragraphs: list[list[str | int]]
     records: list[_Record]
@@ -72,7 +72,7 @@ class _Text:
 
 
 def write(structure: Structure, seed: int) -> Case:
-    """The case of a structure; the same seed writes the same words around it."""
+    """Write a structure's case. The same seed writes the same words."""
     rng = random.Random(f"semblend-redteam-{seed}")
     form = FORMS[structure.form]
     donor, target, asked, leaked = _pair(structure, form, rng)
@@ -108,14 +108,14 @@ def write(structure: Structure, seed: int) -> Case:
 
 
 def _by_column(structure: Structure) -> bool:
-    """Whether it is the table's header that changed."""
+    """Whether the table's header changed."""
     return structure.change == "attribute" and structure.form == "columns"
 
 
 def _pair(
     structure: Structure, form: Form, rng: random.Random
 ) -> tuple[_Text, _Text, int, tuple[str, ...]]:
-    """Donor, target, the number of the asked record, and what would betray the donor."""
+    """Donor, target, the number of the record asked for, and what would reveal the donor."""
     count = 3 if structure.change == "rotated" else 2
     names = subjects(structure.names, count, rng)
     values = list(values_of(form.values, count, rng))
@@ -150,7 +150,7 @@ def _pair(
 def _exchanged(
     structure: Structure, form: Form, old: list[_Record]
 ) -> tuple[list[_Record], list[_Record]]:
-    """The donor's records and the target's: values stay, what they belong to goes round."""
+    """The donor's and the target's records: values stay, but what they belong to rotates."""
 
     def with_(record: _Record, like: _Record) -> _Record:
         return _Record(
@@ -176,7 +176,7 @@ def _exchanged(
 
 
 def _skeleton(structure: Structure, count: int, rng: random.Random) -> list[list[str | int]]:
-    """Where the records stand: 0 is asked for, the others are its siblings."""
+    """Where the records are: 0 is asked for, the others are its siblings."""
     each = {"short": 4, "medium": 7, "long": 12}[structure.length]
     blocks: list[list[str | int]] = [[sentence(rng) for _ in range(each)] for _ in range(3)]
     place = structure.place
@@ -203,7 +203,7 @@ def _skeleton(structure: Structure, count: int, rng: random.Random) -> list[list
 
 
 def _also(structure: Structure, donor: _Text, target: _Text, rng: random.Random) -> None:
-    """Change the target in one more way, without touching what is asked."""
+    """Change the target in one more way, without touching the fact asked for."""
     blocks = target.paragraphs
     at = next(number for number, block in enumerate(blocks) if 0 in block)
     here = blocks[at].index(0)
@@ -225,7 +225,7 @@ def _also(structure: Structure, donor: _Text, target: _Text, rng: random.Random)
     elif also == "order":
         target.paragraphs = [*blocks[at:], *blocks[:at]] if at else [*blocks[1:], blocks[0]]
     elif also == "lead_cut":
-        # Everything before the record is gone: it opens the text now.
+        # Everything before the record is gone, so it now opens the text.
         target.paragraphs = [blocks[at][here:], *blocks[at + 1 :]]
         stated = {part for block in target.paragraphs for part in block if isinstance(part, int)}
         missing: list[str | int] = [n for n in range(len(target.records)) if n not in stated]
@@ -233,7 +233,7 @@ def _also(structure: Structure, donor: _Text, target: _Text, rng: random.Random)
 
 
 def _others(structure: Structure, donor: _Text, rng: random.Random) -> list[_Text]:
-    """Further donors: a version that says something else again, or the history of this one."""
+    """Further donors: a version that says something else again, or this one's history."""
     if structure.also not in ("conflicting", "versions"):
         return []
     found: list[_Text] = []
@@ -258,7 +258,7 @@ def _others(structure: Structure, donor: _Text, rng: random.Random) -> list[_Tex
 
 
 def _one_word(text: str, rng: random.Random) -> str:
-    """The sentence with one word replaced."""
+    """Replace one word of the sentence."""
     words: Sequence[str] = text.split(" ")
     at = rng.randrange(len(words))
     return " ".join([*words[:at], "certain", *words[at + 1 :]])
