@@ -26,7 +26,7 @@ class Verdict(StrEnum):
     NOTE = "note"
     """Works, but note something."""
     REFUSED = "refused"
-    """K/V would not be loaded, or the engine would not start."""
+    """K/V would not be loaded; with SEMBLEND_STRICT_START the engine would not start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

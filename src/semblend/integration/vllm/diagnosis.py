@@ -148,7 +148,7 @@ def _engine(question: Question, options: ConnectorOptions) -> Iterator[Finding]:
         yield Finding(
             check="model",
             verdict=Verdict.REFUSED if loads else Verdict.NOTE,
-            detail=str(refusal) + ("" if loads else "; only discovery_only would start"),
+            detail=str(refusal) + ("" if loads else "; nothing could be loaded"),
         )
     if refusals:
         return
