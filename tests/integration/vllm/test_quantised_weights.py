@@ -127,6 +127,8 @@ def certified(tmp_path, monkeypatch, name, config, **changes):
     stated = transformers.AutoConfig.from_pretrained(folder)
     fingerprint = content_fingerprint(folder, stated)
     values = {"policy": "span_head(24)", "dtype": "bfloat16", **changes}
+    for other in tmp_path.glob("*.json"):
+        other.unlink()  # this certificate alone
     write(tmp_path, certificate_of(fingerprint, **values))
     monkeypatch.setenv("SEMBLEND_CERTIFICATE_DIR", str(tmp_path))
     return VllmSetup.of(config, ConnectorOptions(mode="segmented")).scheduler
