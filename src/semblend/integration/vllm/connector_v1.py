@@ -32,6 +32,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from semblend.core.distribution import PACKAGE, require_this_distribution
+from semblend.core.tokens import TokenArray
 from semblend.integration.logs import speak_through
 from semblend.integration.refusals import Refusal, UnsupportedEngineError
 from semblend.integration.scheduler.planner import PlanRewriter
@@ -144,6 +145,10 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
     def before_unmapping(self) -> None:
         """Called by our worker class before the K/V cache's memory goes away."""
         self._worker.before_unmapping()
+
+    def kv_of_donor(self, tokens: TokenArray) -> torch.Tensor | None:
+        """Called by our worker class, for measurements: see :meth:`WorkerSide.kv_of_donor`."""
+        return self._worker.kv_of_donor(tokens)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Blocks are about to be overwritten."""
