@@ -12,7 +12,7 @@ from semblend.quality.limits import Limits, Watch
 from semblend.quality.measure import Record
 from semblend.quality.seam import EngineFacts
 from semblend.quality.suite import Cell
-from semblend.quality.until_sure import ORDER, UntilSure, ordered
+from semblend.quality.until_sure import UntilSure, ordered
 
 LIMITS = Limits(answers=0.05, disagreement=0.1, confidence=0.9)
 
@@ -252,16 +252,14 @@ def test_beaten_candidates_are_dropped_and_the_cheapest_of_the_rest_is_taken(cam
     assert ("composed", "bad") not in asked
 
 
-def test_the_likeliest_to_fail_come_first_and_every_workload_has_a_place():
-    from semblend.quality.certifying import confirmation_cells
-
-    cells = confirmation_cells(1, policies=("none",))
-    assert {cell.workload for cell in cells} <= set(ORDER)
+def test_own_text_comes_first_then_the_likeliest_to_fail_and_what_is_not_known_last():
     own = Cell(workload="reading", items=1, specs=(), data="x")
-    assert [cell.workload for cell in ordered([*CELLS, own])] == [
+    new = Cell(workload="new", items=1, specs=())
+    assert [cell.workload for cell in ordered([new, *CELLS, own])] == [
         "reading",
         "edited_exchanged",
         "composed",
         "control_negation",
         "instruction",
+        "new",
     ]

@@ -100,7 +100,14 @@ def certify(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Also real questions: a file of LongBench's form, or longbench:NAME."),
+        typer.Option(
+            help="Also real text: a folder or JSON lines of prompts, a file of LongBench's form, "
+            "or longbench:NAME."
+        ),
+    ] = None,
+    from_audit: Annotated[
+        Path | None,
+        typer.Option(help="Also your own traffic: an audit stream with prompts (audit_prompts)."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the documents to choose by.")] = 1,
     confirm_seed: Annotated[
@@ -155,6 +162,10 @@ def certify(
     if seed == confirm_seed:
         raise SettingsError("--confirm-seed: another seed than --seed expected")
     policies = tuple(policy_from_spec(spec).spec for spec in policy or ())
+    if from_audit is not None:
+        if data is not None:
+            raise SettingsError("--from-audit: not together with --data")
+        data = f"audit:{from_audit}"
     served = bool(server) or engine is not EngineKind.EMBEDDED
     if until_sure if until_sure is not None else served:
         from semblend.cli.certify_until_sure import Wanted, certify_until_sure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -300,20 +300,24 @@ def _engine_args(text: str) -> dict[str, Any]:
     return values
 
 
-def _teller(console: Console) -> Any:
+def _teller(console: Console) -> Callable[[str, int, int], None]:
     """One line now and then: what is measured, how far, how long it will take."""
     started = said = time.monotonic()
     first: int | None = None
 
     def told(what: str, done: int, total: int) -> None:
-        nonlocal said, first
+        nonlocal started, said, first
         now = time.monotonic()
-        first = done if first is None or done < first else first
+        if first is None or done < first:
+            first, started = done, now
         if now - said < EVERY_S:
             return
         said = now
-        left = (now - started) / max(1, done - first) * (total - done)
-        _say(console, f"{what}: {done} of at least {total} items, about {remaining(left)} left")
+        line = f"{what}: {done} of at least {total} items"
+        if done > first:
+            left = (now - started) / (done - first) * (total - done)
+            line += f", about {remaining(left)} left"
+        _say(console, line)
 
     return told
 

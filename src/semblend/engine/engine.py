@@ -385,7 +385,10 @@ def _standing(model: LoadedModel, settings: Settings) -> Standing:
         return Standing(detail=f"an experiment with {settings.recompute_policy}")
     dtype = str(model.kv_shape.dtype).removeprefix("torch.")
     standing = look_up(
-        model.fingerprint, dtype=dtype, folders=certificate_folders(settings.certificate_dir)
+        model.fingerprint,
+        dtype=dtype,
+        folders=certificate_folders(settings.certificate_dir),
+        key=settings.certificate_key,
     )
     if standing.certificate is not None:
         logger.info(

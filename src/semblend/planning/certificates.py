@@ -23,6 +23,7 @@ from semblend.core.json_text import parse_json
 from semblend.core.outcomes import DeclineReason
 from semblend.planning.policies.base import policy_from_spec
 from semblend.planning.policy_plugins import plugin_versions
+from semblend.planning.signatures import signature_objection
 
 logger = logging.getLogger("semblend.certificates")
 
@@ -63,14 +64,14 @@ class Certificate:
         first = "1" if self.versions.get("semblend", "").startswith("0.4.") else "unknown"
         return self.versions.get("measurement", first)
 
-    def signed(self) -> Certificate:
+    def hashed(self) -> Certificate:
         """The same certificate with the hash of its contents."""
         values = {**asdict(self), "digest": _digest(asdict(self))}
         return Certificate(**values)
 
     def to_json(self) -> str:
         """JSON for people, that :meth:`from_json` reads back."""
-        return json.dumps(asdict(self.signed()), indent=2, sort_keys=True) + "\n"
+        return json.dumps(asdict(self.hashed()), indent=2, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Certificate:
@@ -181,8 +182,12 @@ def examined(
     *,
     dtype: str | None = None,
     now: datetime | None = None,
+    key: str = "",
 ) -> Iterator[Examined]:
-    """Every file where certificates are looked for, in the order of the search. Never raises."""
+    """Every file where certificates are looked for, in the order of the search. Never raises.
+
+    With an operator's public `key`, those that it did not sign do not hold.
+    """
     now = datetime.now(UTC) + timedelta(seconds=clock_jump_s()) if now is None else now
     for path in _files(certificate_folders() if folders is None else folders):
         try:
@@ -193,6 +198,8 @@ def examined(
             continue
         against = certificate.objection(dtype=dtype, now=now)
         against = against or _table_objection(certificate, depth_table(path))
+        if against is None and key and (unsigned := signature_objection(path, key)):
+            against = DeclineReason.NO_CERTIFICATE, unsigned
         yield Examined(path=path, certificate=certificate, objection=against)
 
 
@@ -202,13 +209,14 @@ def look_up(
     dtype: str | None = None,
     folders: Iterable[Path] | None = None,
     now: datetime | None = None,
+    key: str = "",
 ) -> Standing:
     """The first certificate of this model that holds, or the first objection.
 
     Never raises: a file that cannot be read is a warning and no certificate.
     """
     refusal: tuple[DeclineReason, str] | None = None
-    for found in examined(folders, dtype=dtype, now=now):
+    for found in examined(folders, dtype=dtype, now=now, key=key):
         certificate, path = found.certificate, found.path
         if certificate is None:
             logger.warning("certificate %s is not used: %s", path, found.detail)

@@ -1,4 +1,4 @@
-"""A whole certification: choose on one seed, confirm on another, judge, sign."""
+"""A whole certification: choose on one seed, confirm on another, judge, write."""
 
 from __future__ import annotations
 

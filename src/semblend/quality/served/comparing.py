@@ -1,8 +1,9 @@
 """How far one greedy answer is from another, by the likeliest tokens that an engine names.
 
-Tokens that both distributions name are compared one by one, all others together as one. Joining
-outcomes never raises a divergence, so this KL is a lower bound of the true one. Positions count
-until the first token that differs: behind it the two answer different texts.
+Tokens that both distributions name are compared one by one, those that neither names together as
+one. Of all distributions that agree with what is named the nearest are taken, so this KL is a
+lower bound of the true one. Positions count until the first token that differs: behind it the two
+answer different texts.
 """
 
 from __future__ import annotations
@@ -21,19 +22,31 @@ _LEAST = 1e-9
 """A share that rounding may have eaten."""
 
 
-def joined_kl(cold: Mapping[str, float], warm: Mapping[str, float]) -> float:
-    """KL(cold || warm) in nats over the tokens that both name and everything else as one.
+def least_kl(cold: Mapping[str, float], warm: Mapping[str, float]) -> float:
+    """The least KL(cold || warm) in nats that agrees with what both name.
 
-    >>> joined_kl({"a": 0.0}, {"a": 0.0})
+    Tokens that only cold names have in warm no more than the least that warm names, nor more than
+    it leaves unnamed. Within that, the likeliest case for the defence is taken.
+
+    >>> least_kl({"a": 0.0}, {"a": 0.0})
     0.0
     """
     both = cold.keys() & warm.keys()
-    named = [(math.exp(cold[token]), math.exp(warm[token])) for token in both]
     kl = sum(math.exp(cold[token]) * (cold[token] - warm[token]) for token in both)
-    rest = max(0.0, 1.0 - sum(mine for mine, _ in named))
-    other = max(_LEAST, 1.0 - sum(theirs for _, theirs in named))
-    if rest > _LEAST:
-        kl += rest * math.log(rest / other)
+    alone = [math.exp(value) for token, value in cold.items() if token not in both]
+    rest = max(0.0, 1.0 - sum(map(math.exp, cold.values())))
+    left = max(_LEAST, 1.0 - sum(math.exp(warm[token]) for token in both))
+    unnamed = max(_LEAST, 1.0 - sum(map(math.exp, warm.values())))
+    cap = min(unnamed, min(map(math.exp, warm.values()), default=1.0))
+    # Warm's share is dealt out in proportion to cold's; tokens that would get too much are capped.
+    free = sorted(alone)
+    while free and free[-1] * left > cap * (sum(free) + rest):
+        most = free.pop()
+        kl += most * math.log(most / cap)
+        left = max(_LEAST, left - cap)
+    share = sum(free) + rest
+    if share > _LEAST:
+        kl += share * math.log(share / left)
     return max(0.0, kl)
 
 
@@ -46,7 +59,7 @@ def compared(cold: Reply, warm: Reply) -> Divergence:
             break
         agreed += 1
     places = range(min(together, agreed + 1))
-    kl = [joined_kl(cold.top[at], warm.top[at]) for at in places]
+    kl = [least_kl(cold.top[at], warm.top[at]) for at in places]
     return Divergence(
         kl=sum(kl) / len(kl) if kl else 0.0,
         kl_worst=max(kl, default=0.0),
