@@ -83,6 +83,10 @@ def certify(
         float,
         typer.Option(help="Until sure: how far answers that cannot be right may be from cold's."),
     ] = 0.10,
+    recompute: Annotated[
+        float,
+        typer.Option(help="Until sure: most of what can be reused that may be computed again."),
+    ] = 0.20,
     answer_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens of an answer; models that talk or think need more.")
     ] = 24,
@@ -190,6 +194,7 @@ def certify(
                 answers=0.02 if answers is None else answers,
                 disagreement=disagreement,
                 kl_epsilon=kl_epsilon,
+                recompute=recompute,
                 confidence=confidence,
                 answer_tokens=answer_tokens,
                 measured_on=measured_on,

@@ -49,6 +49,7 @@ class Wanted:
     answers: float
     disagreement: float
     kl_epsilon: float
+    recompute: float
     confidence: float
     answer_tokens: int
     measured_on: str
@@ -66,6 +67,7 @@ class Wanted:
             answers=self.answers,
             disagreement=self.disagreement,
             kl_epsilon=self.kl_epsilon,
+            recompute=self.recompute,
             confidence=self.confidence,
         )
 

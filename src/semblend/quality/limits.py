@@ -29,6 +29,8 @@ class Limits:
     kl_epsilon: float = 0.02
     """Mean KL may exceed the 99th percentile of cold's own noise by this much, nats."""
     recompute: float = 0.20
+    """Most of what can be reused that may be computed again, spans that are declined included:
+    what is worth serving, not what is safe."""
     towards_donor: int = 0
     """Answers on adversarial controls that may change to a donor's fact."""
     confidence: float = 0.95

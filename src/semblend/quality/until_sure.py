@@ -103,6 +103,8 @@ class UntilSure:
         self._most = most_items
         self._choice_items = choice_items
         self._told = told
+        # No more at once than may be needed: what is measured beyond a decision is wasted.
+        self._batch = min(engine.batch, limits.least_items)
 
     def run(
         self, cells: Sequence[Cell], candidates: Sequence[str], *, seed: int, confirm_seed: int
@@ -118,10 +120,13 @@ class UntilSure:
     def estimate(self, cells: Sequence[Cell], policy: str, *, seed: int) -> tuple[int, float]:
         """Items there are at least, and seconds an item, from one batch of the telling ones."""
         cell = next((c for c in ordered(cells) if c.workload in TELLING), cells[0])
-        count = max(len(cell.lengths), self._engine.batch)
+        some = replace(cell, items=max(len(cell.lengths), self._batch))
+        work = [(to_item(c, self._engine.tokenizer), (NAIVE, policy)) for c in some.cases(seed)]
         started = time.monotonic()
-        done = sum(1 for _ in self._measured(cell, (NAIVE, policy), seed=seed, most=count))
-        return len(cells) * self._limits.least_items, (time.monotonic() - started) / max(1, done)
+        # Nothing is taken from records: those would cost no time.
+        self._engine.measure(work)
+        seconds = (time.monotonic() - started) / len(work)
+        return len(cells) * self._limits.least_items, seconds
 
     def choose(
         self, cells: Sequence[Cell], candidates: Sequence[str], *, seed: int
@@ -210,7 +215,7 @@ class UntilSure:
                 yield known
                 continue
             waiting.append(case)
-            if len(waiting) >= self._engine.batch:
+            if len(waiting) >= self._batch:
                 yield from measured()
         yield from measured()
 
