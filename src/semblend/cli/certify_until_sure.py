@@ -235,7 +235,7 @@ def _vllm(wanted: Wanted) -> Started:
 
     tables = (wanted.records / "vllm-tables").resolve()
     table = None
-    if wanted.shifting is not None:
+    if wanted.shifting is not None and (table := _former_table(tables, wanted)) is None:
         asker = start("none")
         table = table_of(tables, asker.facts)
         if not table.exists():
@@ -246,6 +246,16 @@ def _vllm(wanted: Wanted) -> Started:
     asker = start(wanted.shifting or "none")
     engine = ServedEngine(asker, answer_tokens=wanted.answer_tokens)
     return Started(engine=engine, most_tokens=asker.most_tokens, table=table)
+
+
+def _former_table(folder: Path, wanted: Wanted) -> Path | None:
+    """The table that a former run measured, found without an engine where the format is given."""
+    from semblend.quality.served.tables import table_path
+
+    if wanted.dtype == "auto" or not folder.is_dir():
+        return None
+    path = table_path(folder, fingerprint=fingerprint_of(wanted.model), dtype=wanted.dtype)
+    return path if path.exists() else None
 
 
 def _server(wanted: Wanted) -> Started:

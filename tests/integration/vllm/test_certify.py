@@ -19,10 +19,10 @@ SIZE = {"enforce_eager": True, "max_model_len": 2048, "kv_cache_memory_bytes": 1
 # Wide limits and two workloads: a few items decide, enough to see that all of it works.
 WIDE = (
     *("--answers", "0.3", "--disagreement", "0.3", "--confidence", "0.6"),
-    *("--length", "500", "--recompute", "0.9"),
+    *("--length", "400", "--recompute", "0.9"),
 )
 
-WORKLOADS = ("composed", "control_negation")
+WORKLOADS = ("control_negation", "instruction")
 
 
 def certify(folder, *arguments):
