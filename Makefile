@@ -76,7 +76,7 @@ test-fleet: $(VENV)/.dev
 test-vllm:
 	@echo "the vLLM environment (a few minutes when new)"
 	@bash scripts/vllm_env.sh $(PYTHON)
-	$(VLLM_TEST) tests/integration/vllm
+	$(VLLM_TEST) tests/integration/vllm tests/planning/test_signatures.py
 	TEST_VLLM_RUNNER=v2 TEST_VLLM_SCHEDULING=async $(VLLM_TEST) $(VLLM_STEPS)
 	TEST_VLLM_RUNNER=v1 TEST_VLLM_SCHEDULING=async $(VLLM_TEST) $(VLLM_STEPS)
 	TEST_VLLM_RUNNER=v2 TEST_VLLM_SCHEDULING=sync $(VLLM_TEST) $(VLLM_FAILING)

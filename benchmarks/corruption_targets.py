@@ -199,7 +199,7 @@ class CertificateFile(Target):
             versions={"measurement": str(MEASUREMENT_VERSION), "python": "3.11"},
             created=now.isoformat(),
             expires=(now + timedelta(days=30)).isoformat(),
-        ).signed()
+        ).hashed()
         self._folder = folder / "certificates"
         self._folder.mkdir()
         self._path = self._folder / file_name(self._certificate)

@@ -10,7 +10,7 @@ from semblend.planning.certificates import MEASUREMENT_VERSION, Certificate, fil
 
 
 def certificate_of(fingerprint: str, *, policy: str, **changes: Any) -> Certificate:
-    """A signed certificate of float32 weights, from now until tomorrow."""
+    """A certificate of float32 weights, from now until tomorrow."""
     now = datetime.now(UTC)
     values: dict[str, Any] = {
         "model": "tiny",
@@ -24,7 +24,7 @@ def certificate_of(fingerprint: str, *, policy: str, **changes: Any) -> Certific
         "created": now.isoformat(),
         "expires": (now + timedelta(days=1)).isoformat(),
     }
-    return Certificate(**{**values, **changes}).signed()
+    return Certificate(**{**values, **changes}).hashed()
 
 
 def write(folder: Path, certificate: Certificate) -> Path:

@@ -52,7 +52,7 @@ def test_show_says_policy_answers_leaks_price_and_when_it_ends():
     said = run("show", "float32").stdout
     for wanted in ("query_attention(0.05", "NVIDIA H200", "until 2027-", ".html", "composed"):
         assert wanted in said
-    assert all(len(line) <= 100 for line in said.splitlines()[7:])
+    assert all(len(line) <= 100 for line in said.splitlines()[10:])
     assert json.loads(run("show", "float32", "--json").stdout)["figures"]["chosen"]
     assert run("show", "no-such-name").exit_code == 1
 

@@ -40,6 +40,8 @@ BASE = {
     "certificates show": ("no-such-certificate",),
     "certificates verify": (),
     "certificates add": ("/no/such/file",),
+    "certificates key": ("/no/such/folder/key",),
+    "certificates sign": ("/no/such/file", "--key", "/no/such/key"),
 }
 
 

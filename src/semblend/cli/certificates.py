@@ -23,6 +23,7 @@ from semblend.planning.certificates import (
     file_name,
     users_folder,
 )
+from semblend.planning.signatures import make_key, sign_file, signature_of
 
 certificates = typer.Typer(
     help="List, show, verify and add quality certificates.", no_args_is_help=True
@@ -34,7 +35,7 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 def list_certificates(as_json: _AsJson = False) -> None:
     """List every certificate engines can find here, in search order."""
     folders = _folders()
-    found = list(examined(folders))
+    found = list(examined(folders, key=_settings().certificate_key))
     if as_json:
         _print_json(
             {"folders": [str(folder) for folder in folders], "found": list(map(_row, found))}
@@ -55,7 +56,7 @@ def show(
 ) -> None:
     """Show a certificate: its policy, measured quality and cost, hardware and expiry."""
     paths = [Path(name)] if Path(name).is_file() else []
-    found = list(examined(paths or _folders()))
+    found = list(examined(paths or _folders(), key=_settings().certificate_key))
     if not paths:
         found = [each for each in found if name in each.path.name]
     if not found:
@@ -84,7 +85,7 @@ def verify(
 ) -> None:
     """Check whether reuse would be on. Exits with 1 if not, for hooks and probes."""
     now = datetime.now(UTC) + timedelta(days=days)
-    found = list(examined(_folders(), dtype=dtype, now=now))
+    found = list(examined(_folders(), dtype=dtype, now=now, key=_settings().certificate_key))
     if model is not None:
         fingerprint = _fingerprint(model)
         found = [e for e in found if e.certificate and e.certificate.fingerprint == fingerprint]
@@ -124,6 +125,7 @@ def add(
             for source, target in (
                 (depth_table(path), depth_table(goal)),
                 (path.with_suffix(".html"), goal.with_suffix(".html")),
+                (signature_of(path), signature_of(goal)),
                 (path, goal),
             ):
                 if source.is_file() and source.resolve() != target.resolve():
@@ -131,6 +133,33 @@ def add(
             typer.echo(str(goal))
     except OSError as error:
         _fail(f"{folder}: {error}")
+
+
+@certificates.command()
+def key(
+    file: Annotated[Path, typer.Argument(help="Where the private key goes; FILE.pub beside it.")],
+) -> None:
+    """Make an operator's ed25519 key; the public half goes to SEMBLEND_CERTIFICATE_KEY."""
+    try:
+        typer.echo(make_key(file))
+    except (OSError, ValueError, ImportError) as error:
+        _fail(str(error))
+
+
+@certificates.command()
+def sign(
+    files: Annotated[list[Path], typer.Argument(help="Certificates that hold.")],
+    key: Annotated[Path, typer.Option(help="The private key that `certificates key` made.")],
+) -> None:
+    """Put an operator's signature beside certificates: what was looked at, and by whom."""
+    try:
+        for path in files:
+            found = list(examined([path]))
+            if path.is_dir() or not found or found[0].objection is not None:
+                _fail(f"{path}: {found[0].detail if found else 'no such file'}")
+            typer.echo(str(sign_file(path, key)))
+    except (OSError, ValueError, ImportError) as error:
+        _fail(str(error))
 
 
 def _settings() -> Settings:
@@ -146,7 +175,7 @@ def _folders() -> tuple[Path, ...]:
 
 def _certificate(path: Path) -> Certificate:
     """Read a certificate; fail unless it is valid."""
-    found = list(examined([path]))
+    found = list(examined([path], key=_settings().certificate_key))
     if not found or path.is_dir():
         _fail(f"{path}: no such file")
     (only,) = found
@@ -196,7 +225,10 @@ def _show(each: Examined, certificate: Certificate) -> None:
         ("policy", certificate.policy),
         ("holds", each.detail or f"until {certificate.expires}"),
         ("measured", f"{certificate.created} on {certificate.versions.get('measured_on', '?')}"),
+        ("engine", _engine_said(certificate)),
+        ("sure", _sure_said(certificate)),
         ("attacked", said_of(certificate.figures.get("redteam"))),
+        ("signed", "a signature is beside it" if signature_of(each.path).is_file() else "no"),
         ("report", page if page.is_file() else "none"),
     ):
         typer.echo(f"{name:9}{value}")
@@ -219,6 +251,26 @@ def _show(each: Examined, certificate: Certificate) -> None:
         "right, cold: share of right answers, with reuse and without; same: top next tokens that "
         "match\ncold; leaks: answers with the donor's fact; price: reusable tokens recomputed"
     )
+
+
+def _engine_said(certificate: Certificate) -> str:
+    """The engine it was measured in, and what was left out there."""
+    engine = certificate.data.get("engine")
+    if not isinstance(engine, Mapping):
+        return "embedded"
+    left = ", ".join(map(str, engine.get("left_out", ()))) or "nothing"
+    return (
+        f"{engine.get('name')} {engine.get('version')}, weights {engine.get('quantisation')}, "
+        f"K/V {engine.get('kv_format')}; left out: {left}"
+    )
+
+
+def _sure_said(certificate: Certificate) -> str:
+    """How likely a policy that breaks a limit would have passed, where that is known."""
+    sure = certificate.figures.get("confidence")
+    if not isinstance(sure, Mapping):
+        return "as measured on a fixed number of items"
+    return f"a broken limit passes with probability {sure.get('false_pass_at_most')} at most"
 
 
 def _share(row: Mapping[str, Any], name: str) -> str:

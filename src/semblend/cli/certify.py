@@ -33,6 +33,7 @@ class EngineKind(StrEnum):
     """Engines that can be certified."""
 
     EMBEDDED = "embedded"
+    VLLM = "vllm"
 
 
 def said(context: typer.Context) -> str:
@@ -59,9 +60,42 @@ def certify(
         str, typer.Option(help="Model folder or hub name.")
     ] = "models/semblend-reference-27m",
     engine: Annotated[
-        EngineKind, typer.Option(help="Engine that executes the plans.")
+        EngineKind, typer.Option(help="The engine that is measured: the one that will serve.")
     ] = EngineKind.EMBEDDED,
-    items: Annotated[int, typer.Option(min=1, help="Items per workload.")] = 200,
+    server: Annotated[
+        str, typer.Option(help="Measure the server at this URL instead; --model names its weights.")
+    ] = "",
+    engine_args: Annotated[
+        str, typer.Option(help="Arguments of vLLM's LLM, as JSON: what it will be served with.")
+    ] = "",
+    until_sure: Annotated[
+        bool | None,
+        typer.Option(
+            "--until-sure/--fixed-items",
+            help="Go on until every limit is kept or broken beyond doubt; the embedded engine "
+            "measures a fixed number of items unless told.",
+        ),
+    ] = None,
+    confidence: Annotated[
+        float, typer.Option(help="Until sure: 1 - how likely a broken limit may pass.")
+    ] = 0.95,
+    disagreement: Annotated[
+        float,
+        typer.Option(help="Until sure: how far answers that cannot be right may be from cold's."),
+    ] = 0.10,
+    recompute: Annotated[
+        float,
+        typer.Option(help="Until sure: most of what can be reused that may be computed again."),
+    ] = 0.20,
+    answer_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of an answer; models that talk or think need more.")
+    ] = 24,
+    estimate: Annotated[
+        bool, typer.Option(help="Until sure: say how long it takes, and measure no more.")
+    ] = False,
+    items: Annotated[
+        int, typer.Option(min=1, help="Items of every workload; until sure, the most of them.")
+    ] = 200,
     length: Annotated[
         list[int] | None,
         typer.Option(help="Prompt length in tokens, instead of 1K to 8K; repeatable."),
@@ -76,8 +110,13 @@ def certify(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Also real questions: a file of LongBench's or SAMSum's form, or longbench:NAME."
+            help="Also real text: a folder or JSON lines of prompts, a file of LongBench's or "
+            "SAMSum's form, or longbench:NAME."
         ),
+    ] = None,
+    from_audit: Annotated[
+        Path | None,
+        typer.Option(help="Also your own traffic: an audit stream with prompts (audit_prompts)."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the documents that choose the policy.")] = 1,
     confirm_seed: Annotated[
@@ -93,8 +132,11 @@ def certify(
         Path, typer.Option(help="Folder for measurements; an interrupted run resumes from it.")
     ] = Path("results/certify"),
     answers: Annotated[
-        float, typer.Option(help="How far a workload's answer metrics may fall below cold.")
-    ] = 0.01,
+        float | None,
+        typer.Option(
+            help="How far answers of a workload may fall below cold's; 0.01, until sure 0.02."
+        ),
+    ] = None,
     kl_epsilon: Annotated[
         float, typer.Option(help="Mean KL allowed above cold's own noise, in nats.")
     ] = 0.02,
@@ -135,6 +177,46 @@ def certify(
                 f"--workload: one of {', '.join(ON_REQUEST)} expected, got {name!r}"
             )
     policies = tuple(policy_from_spec(spec).spec for spec in policy or ())
+    if from_audit is not None:
+        if data is not None:
+            raise SettingsError("--from-audit: not together with --data")
+        data = f"audit:{from_audit}"
+    served = bool(server) or engine is not EngineKind.EMBEDDED
+    if until_sure if until_sure is not None else served:
+        from semblend.cli.certify_until_sure import Wanted, certify_until_sure
+
+        told = context.get_parameter_source("items")
+        certify_until_sure(
+            Wanted(
+                model=model,
+                engine="server" if server else engine.value,
+                server=server,
+                engine_args=engine_args,
+                device=device,
+                dtype=dtype,
+                policies=policies,
+                lengths=tuple(length or ()),
+                data=data,
+                seed=seed,
+                confirm_seed=confirm_seed,
+                output=output,
+                records=records,
+                most_items=None if told is None or told.name == "DEFAULT" else items,
+                answers=0.02 if answers is None else answers,
+                disagreement=disagreement,
+                kl_epsilon=kl_epsilon,
+                recompute=recompute,
+                confidence=confidence,
+                answer_tokens=answer_tokens,
+                measured_on=measured_on,
+                command=said(context),
+            ),
+            console,
+            estimate=estimate,
+        )
+        return
+    if served or estimate:
+        raise SettingsError("--fixed-items: only the embedded engine, and without --estimate")
     with console.status(escape(f"loading {model}")):
         loaded = load_model(model, device=device, dtype=dtype)
     campaign = Campaign(
@@ -148,7 +230,7 @@ def certify(
         confirm_seed=confirm_seed,
         bound=Bound(
             kl_epsilon=kl_epsilon,
-            answers=answers,
+            answers=0.01 if answers is None else answers,
             items=least_items,
             redteam_items=_redteam_items(redteam_items, loaded.device.type),
         ),

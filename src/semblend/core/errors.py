@@ -86,6 +86,10 @@ class CapacityError(StorageError):
     """Storage is full and nothing may be evicted."""
 
 
+class ServerError(SemBlendError, OSError):
+    """A server that is measured does not answer, or not as it should."""
+
+
 class RequestError(SemBlendError, ValueError):
     """A request to the embedded engine or server cannot be served. The message says why."""
 

@@ -163,6 +163,14 @@ class Settings(BaseModel):
             "the search off."
         ),
     )
+    certificate_key: str = Field(
+        "",
+        description=(
+            "Public ed25519 key of an operator, as 64 hex digits or a file that holds them. With "
+            "it, only certificates that this key signed hold (`semblend certificates sign`); "
+            "needs the `signing` extra."
+        ),
+    )
     shadow_rate: float = Field(
         0.01,
         ge=0.0,

@@ -389,6 +389,7 @@ def _standing(model: LoadedModel, settings: Settings) -> Standing:
         dtype=dtype,
         quantization=NONE,
         folders=certificate_folders(settings.certificate_dir),
+        key=settings.certificate_key,
     )
     if standing.certificate is not None:
         logger.info(

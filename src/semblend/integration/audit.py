@@ -27,6 +27,7 @@ from semblend.core.faults import clock_jump_s
 from semblend.core.ledger import Settlement
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
+from semblend.core.tokens import TokenArray
 from semblend.integration.audit_file import RotatingLines
 
 SCHEMA_VERSION = 2
@@ -49,7 +50,10 @@ class AuditStream:
         path: str | Path | None = None,
         max_bytes: int = MAX_BYTES,
         files: int = FILES,
+        prompts: bool = False,
     ) -> None:
+        """`prompts`: also write what was asked, as token ids; off unless somebody wants it."""
+        self._prompts = prompts
         self.connector_id = f"{engine}-{os.getpid()}-{secrets.token_hex(4)}"
         self.dropped = 0
         """Records lost because the disk was slower than the engine."""
@@ -94,6 +98,13 @@ class AuditStream:
             self._queue.put_nowait(json.dumps(record, sort_keys=True, default=str))
         except queue.Full:
             self.dropped += 1
+
+    def first_seen(self, request_id: str, tokens: TokenArray) -> None:
+        """A request arrived. Its prompt is written only where prompts are recorded."""
+        if self._queue is None:
+            return
+        asked = {"token_ids": tokens.tolist()} if self._prompts else {}
+        self.event("request_first_seen", request_id, prompt_tokens=len(tokens), **asked)
 
     def donor_registered(
         self, request_id: str, *, donor_id: str, namespace: str, tokens: int, blocks: int

@@ -46,7 +46,13 @@ def standing_of(
             detail = f"no safetensors files of {name} were found to look up"
             return Standing(reason=DeclineReason.NO_CERTIFICATE, detail=detail)
         folders = certificate_folders(settings.certificate_dir)
-        standing = look_up(fingerprint, dtype=dtype, quantization=quantization, folders=folders)
+        standing = look_up(
+            fingerprint,
+            dtype=dtype,
+            quantization=quantization,
+            folders=folders,
+            key=settings.certificate_key,
+        )
         if standing.policy is None or can_run is None or can_run(standing.policy):
             return standing
         detail = f"the certified policy {standing.policy} {UNPROBED}"

@@ -24,6 +24,7 @@ from semblend.core.namespace import NONE
 from semblend.core.outcomes import DeclineReason
 from semblend.planning.policies.base import policy_from_spec
 from semblend.planning.policy_plugins import plugin_versions
+from semblend.planning.signatures import signature_objection
 
 logger = logging.getLogger("semblend.certificates")
 
@@ -70,14 +71,14 @@ class Certificate:
         """How the engine quantised weights as it loaded them; "none": they were used as stored."""
         return str(self.data.get("quantization", NONE))
 
-    def signed(self) -> Certificate:
+    def hashed(self) -> Certificate:
         """A copy with the hash of its contents."""
         values = {**asdict(self), "digest": _digest(asdict(self))}
         return Certificate(**values)
 
     def to_json(self) -> str:
         """Readable JSON; :meth:`from_json` parses it."""
-        return json.dumps(asdict(self.signed()), indent=2, sort_keys=True) + "\n"
+        return json.dumps(asdict(self.hashed()), indent=2, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Certificate:
@@ -197,8 +198,12 @@ def examined(
     dtype: str | None = None,
     quantization: str | None = None,
     now: datetime | None = None,
+    key: str = "",
 ) -> Iterator[Examined]:
-    """Every file on the search path, in search order. Never raises."""
+    """Every file on the search path, in search order. Never raises.
+
+    With an operator's public `key`, those that it did not sign do not hold.
+    """
     now = datetime.now(UTC) + timedelta(seconds=clock_jump_s()) if now is None else now
     for path in _files(certificate_folders() if folders is None else folders):
         try:
@@ -212,6 +217,8 @@ def examined(
             continue
         against = certificate.objection(dtype=dtype, quantization=quantization, now=now)
         against = against or _table_objection(certificate, depth_table(path))
+        if against is None and key and (unsigned := signature_objection(path, key)):
+            against = DeclineReason.NO_CERTIFICATE, unsigned
         yield Examined(path=path, certificate=certificate, objection=against)
 
 
@@ -222,13 +229,14 @@ def look_up(
     quantization: str | None = None,
     folders: Iterable[Path] | None = None,
     now: datetime | None = None,
+    key: str = "",
 ) -> Standing:
     """The first valid certificate for this model, or the first objection.
 
     Never raises. A file that cannot be read causes a warning and does not count.
     """
     refusal: tuple[DeclineReason, str] | None = None
-    for found in examined(folders, dtype=dtype, quantization=quantization, now=now):
+    for found in examined(folders, dtype=dtype, quantization=quantization, now=now, key=key):
         certificate, path = found.certificate, found.path
         if certificate is None:
             logger.warning("certificate %s not used: %s", path, found.detail)

@@ -31,11 +31,14 @@ class BettingTest:
     bound: float
     alpha: float = 1e-3
     """Probability of a false alarm over the test's lifetime."""
+    stakes: tuple[float, ...] = STAKES
+    """Each in (0, 1)."""
     samples: int = 0
     total: float = 0.0
-    _logs: list[float] = field(default_factory=lambda: [0.0] * len(STAKES))
+    _logs: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._logs = self._logs or [0.0] * len(self.stakes)
         if not 0.0 < self.bound < 1.0:
             raise SettingsError(f"betting test: bound must be in (0, 1), got {self.bound}")
         if not 0.0 < self.alpha < 1.0:
@@ -46,7 +49,7 @@ class BettingTest:
         value = min(1.0, max(0.0, value))
         self.samples += 1
         self.total += value
-        for index, stake in enumerate(STAKES):
+        for index, stake in enumerate(self.stakes):
             # The largest bet that cannot lose everything is 1 / bound.
             self._logs[index] += math.log1p(stake / self.bound * (value - self.bound))
         return self.broken
@@ -60,7 +63,7 @@ class BettingTest:
     def log_wealth(self) -> float:
         """Logarithm of the gambler's wealth, which starts at 1."""
         top = max(self._logs)
-        return top + math.log(sum(math.exp(value - top) for value in self._logs) / len(STAKES))
+        return top + math.log(sum(math.exp(value - top) for value in self._logs) / len(self.stakes))
 
     @property
     def broken(self) -> bool:

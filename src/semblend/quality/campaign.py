@@ -1,4 +1,4 @@
-"""A complete certification: choose on one seed, confirm on another, judge, sign."""
+"""A complete certification: choose on one seed, confirm on another, judge, write."""
 
 from __future__ import annotations
 

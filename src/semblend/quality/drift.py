@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -38,48 +41,71 @@ def edges_up_to(tokens: int) -> list[int]:
     return edges
 
 
-@torch.no_grad()
+ReadKv = Callable[[TokenArray], torch.Tensor]
+"""The K/V of a text read cold, [layers, 2, tokens, kv_heads, head_dim], K as at position 0."""
+
+
 def measure_drift(
     lab: Lab, *, length: int = LENGTHS[-1], long: int = LONG_TEXTS, short: int = SHORT_TEXTS
 ) -> DepthDrift:
-    """Read texts cold and find the part of K (as at position 0) and V that depends on depth only.
+    """The table of a lab's model.
 
     `long` texts have about `length` tokens. Nothing is known about greater depths.
     """
+    return drift_of_texts(
+        lambda tokens: _read(lab, tokens),
+        lab.model.tokenizer,
+        length=length,
+        long=long,
+        short=short,
+    )
+
+
+@torch.no_grad()
+def drift_of_texts(
+    read: ReadKv,
+    tokenizer: Any,
+    *,
+    length: int,
+    long: int = LONG_TEXTS,
+    short: int = SHORT_TEXTS,
+) -> DepthDrift:
+    """Read some texts cold; what K, as at position 0, and V owe to depth and not to the token."""
     edges = torch.tensor(edges_up_to(length))
     if length <= SHORT_TOKENS:
         short = 0
     texts = [
-        _text(lab, number, length if number < long else SHORT_TOKENS, length)
+        _text(tokenizer, number, length if number < long else SHORT_TOKENS, length)
         for number in range(long + short)
     ]
     ids = torch.from_numpy(np.unique(np.concatenate(texts)))
-    device = lab.model.device
-    by_depth, by_token = (_Sums(size, lab) for size in (len(edges) - 1, len(ids)))
-    met = torch.zeros((len(edges) - 1, len(ids)), device=device)
+    by_depth, by_token = (_Sums(size) for size in (len(edges) - 1, len(ids)))
+    met = torch.zeros((len(edges) - 1, len(ids)))
+    shape = torch.Size(())
     for tokens in texts:
-        rows = _rows(lab, tokens)
-        depth = torch.bucketize(torch.arange(len(tokens)), edges[1:], right=True).to(device)
-        token = torch.searchsorted(ids, torch.from_numpy(tokens)).to(device)
+        kv = read(tokens).float()
+        shape, met = kv.shape, met.to(kv.device)
+        rows = kv.permute(2, 0, 1, 3, 4).flatten(1)
+        depth = torch.bucketize(torch.arange(len(tokens)), edges[1:], right=True).to(kv.device)
+        token = torch.searchsorted(ids, torch.from_numpy(tokens)).to(kv.device)
         by_depth.add(depth, rows)
         by_token.add(token, rows)
-        met.index_put_((depth, token), torch.ones(len(tokens), device=device), accumulate=True)
+        met.index_put_((depth, token), torch.ones(len(tokens), device=kv.device), accumulate=True)
     seen = met.sum(1) > 0
     effect = _depth_effect(by_depth.sums[seen], by_token.sums, met[seen])
-    shape = lab.model.kv_shape
-    means = effect.view(-1, shape.layers, 2, shape.kv_heads, shape.head_dim)
+    means = effect.view(-1, shape[0], 2, shape[3], shape[4])
     return DepthDrift(
         depths=((edges[:-1] + edges[1:] - 1).float() / 2)[seen.cpu()],
         means=means.permute(1, 2, 0, 3, 4).cpu().contiguous(),
     )
 
 
-def _text(lab: Lab, number: int, tokens: int, length: int) -> TokenArray:
+def _text(tokenizer: Any, number: int, tokens: int, length: int) -> TokenArray:
     case = WORKLOADS["composed"](FIRST_SEED + number, 0, length)
-    return to_item(case, lab.model.tokenizer).tokens[: min(tokens, length)]
+    return to_item(case, tokenizer).tokens[: min(tokens, length)]
 
 
-def _rows(lab: Lab, tokens: TokenArray) -> torch.Tensor:
+def _read(lab: Lab, tokens: TokenArray) -> torch.Tensor:
     """K (as at position 0) and V of a cold prefill, one row per token."""
     with lab.slots(len(tokens)) as pages:
         table = PageTable(pages=pages, page_size=1)
@@ -88,18 +114,19 @@ def _rows(lab: Lab, tokens: TokenArray) -> torch.Tensor:
         kv = lab.pool.read(table, 0, len(tokens)).float()
     positions = torch.arange(len(tokens), device=kv.device)
     kv[:, 0] = lab.model.rotary.rerotate(kv[:, 0], positions, torch.zeros_like(positions))
-    return kv.permute(2, 0, 1, 3, 4).flatten(1)
+    return kv
 
 
 class _Sums:
     """Sums of rows by group."""
 
-    def __init__(self, groups: int, lab: Lab) -> None:
-        shape = lab.model.kv_shape
-        width = shape.layers * 2 * shape.kv_heads * shape.head_dim
-        self.sums = torch.zeros((groups, width), device=lab.model.device)
+    def __init__(self, groups: int) -> None:
+        self._groups = groups
+        self.sums = torch.zeros((groups, 0))
 
     def add(self, group: torch.Tensor, rows: torch.Tensor) -> None:
+        if not self.sums.numel():
+            self.sums = torch.zeros((self._groups, rows.shape[1]), device=rows.device)
         self.sums.index_add_(0, group, rows)
 
 

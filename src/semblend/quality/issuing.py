@@ -171,7 +171,7 @@ def _certificate(
         },
         created=now.isoformat(timespec="seconds"),
         expires=(now + timedelta(days=VALID_DAYS)).isoformat(timespec="seconds"),
-    ).signed()
+    ).hashed()
 
 
 def _plain(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:

@@ -23,10 +23,18 @@ class Ask:
     question: str
     turns: tuple[tuple[str, str], ...] = ()
     """Earlier questions and answers about the same body."""
+    chat: tuple[tuple[str, str], ...] = ()
+    """Roles and contents as somebody sent them, instead of all that."""
+    token_ids: tuple[int, ...] = ()
+    """The prompt as an engine saw it, instead of any text."""
 
     @property
     def messages(self) -> list[dict[str, str]]:
         """The chat. The body comes before the first question."""
+        if self.token_ids:
+            return [{"role": "tokens", "content": " ".join(map(str, self.token_ids))}]
+        if self.chat:
+            return [{"role": role, "content": content} for role, content in self.chat]
         questions = [*(question for question, _ in self.turns), self.question]
         chat = [{"role": "system", "content": self.instruction}]
         for number, question in enumerate(questions):
@@ -75,8 +83,19 @@ class Item:
 
 
 def encode(tokenizer: Any, ask: Ask) -> TokenArray:
-    """The prompt's token ids, up to the start of the assistant's turn."""
-    text = tokenizer.apply_chat_template(ask.messages, add_generation_prompt=True, tokenize=False)
+    """The prompt's token ids, up to where the assistant begins.
+
+    In the model's own chat template, thinking off where it can be; without a template, the
+    contents as they stand.
+    """
+    if ask.token_ids:
+        return np.asarray(ask.token_ids, dtype=np.int32)
+    if getattr(tokenizer, "chat_template", None):
+        text = tokenizer.apply_chat_template(
+            ask.messages, add_generation_prompt=True, tokenize=False, enable_thinking=False
+        )
+    else:
+        text = "\n\n".join([*(message["content"] for message in ask.messages), "Answer:"])
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return np.asarray(ids, dtype=np.int32)
 

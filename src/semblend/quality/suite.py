@@ -13,7 +13,7 @@ from semblend.quality import controls, dialogue, edited, workloads
 from semblend.quality.items import Case, to_item
 from semblend.quality.lab import Lab
 from semblend.quality.measure import Record, measure
-from semblend.quality.reading import reading_cases
+from semblend.quality.prompts import real_cases
 
 Progress = Callable[[str, int, int], None]
 """(workload, items done, items in total)"""
@@ -36,7 +36,7 @@ class Cell:
     def cases(self, seed: int) -> Iterator[Case]:
         """The cell's items. Lengths alternate."""
         if self.data is not None:
-            yield from reading_cases(self.data, seed=seed, items=self.items)
+            yield from real_cases(self.data, seed=seed, items=self.items)
             return
         make = workloads.WORKLOADS[self.workload]
         for number in range(self.first, self.first + self.items):

@@ -183,9 +183,7 @@ class SchedulerSide(Generic[EngineHandle]):
         )
         request = Request(arrival, account)
         self.requests[request.request_id] = request
-        self.audit.event(
-            "request_first_seen", request.request_id, prompt_tokens=len(request.tokens)
-        )
+        self.audit.first_seen(request.request_id, request.tokens)
         return request
 
     def matched_tokens(self, native: Any, computed_tokens: int) -> int | None:

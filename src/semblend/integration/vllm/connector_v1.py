@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from semblend.core.distribution import PACKAGE, require_this_distribution
+from semblend.core.tokens import TokenArray
 from semblend.integration.idle import idle_class
 from semblend.integration.logs import speak_through
 from semblend.integration.refusals import UnsupportedEngineError
@@ -196,6 +197,10 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
     def before_unmapping(self) -> None:
         """Called by our worker class before the K/V cache's memory is unmapped."""
         self._worker.before_unmapping()
+
+    def kv_of_donor(self, tokens: TokenArray) -> torch.Tensor | None:
+        """Called by our worker class, for measurements: see :meth:`WorkerSide.kv_of_donor`."""
+        return self._worker.kv_of_donor(tokens)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Blocks are about to be overwritten."""

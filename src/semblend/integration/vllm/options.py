@@ -100,6 +100,14 @@ class ConnectorOptions(AdapterOptions):
         None, description="Where donor K/V on disk goes; needed when disk_donor_bytes is not 0."
     )
 
+    audit_prompts: bool = Field(
+        False,
+        description=(
+            "Also write every prompt to the audit file, as token ids, for `semblend certify "
+            "--from-audit`. It then holds what users wrote: have their consent."
+        ),
+    )
+
     @classmethod
     def from_extra_config(cls, values: Mapping[str, Any] | None) -> Self:
         """Check `kv_connector_extra_config`.
@@ -113,6 +121,11 @@ class ConnectorOptions(AdapterOptions):
         if options.disk_donor_bytes and options.donor_folder is None:
             raise SettingsError(f"{cls.SOURCE}: disk_donor_bytes needs donor_folder")
         return options
+
+    @property
+    def audit(self) -> dict[str, Any]:
+        """How the audit stream is kept."""
+        return {**super().audit, "prompts": self.audit_prompts}
 
     @property
     def nested(self) -> bool:

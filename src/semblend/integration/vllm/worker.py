@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_
 from vllm.platforms import current_platform
 
 from semblend.core.settings import Settings
+from semblend.core.tokens import as_token_array
 from semblend.integration.refusals import UnsupportedEngineError
 from semblend.integration.vllm.support import offloading_refusals
 
@@ -65,6 +66,10 @@ class SemBlendWorker(PlatformWorker):
         super().initialize_from_config(kv_cache_config)
         _tell("bind_model_runner", self.model_runner)
 
+    def kv_of_donor(self, tokens: list[int]) -> Any:
+        """This rank's K/V of a prompt that was kept; `semblend certify` asks all ranks for it."""
+        return _tell("kv_of_donor", as_token_array(tokens))
+
     def sleep(self, level: int = 1) -> None:
         """Sleep once nobody reads the K/V cache; level 2 loses the weights."""
         _tell("before_unmapping")
@@ -75,12 +80,10 @@ class SemBlendWorker(PlatformWorker):
                 _tell("weights_changed", f"sleep at level {level}")
 
 
-def _tell(method: str, *arguments: Any) -> None:
-    """Call the connector, where there is one and it is ours."""
-    if has_kv_transfer_group():
-        told = getattr(get_kv_transfer_group(), method, None)
-        if told is not None:
-            told(*arguments)
+def _tell(method: str, *arguments: Any) -> Any:
+    """Call the connector, where there is one and it is ours; what it returns, or None."""
+    told = getattr(get_kv_transfer_group(), method, None) if has_kv_transfer_group() else None
+    return None if told is None else told(*arguments)
 
 
 def _changing(name: str) -> Callable[..., Any]:

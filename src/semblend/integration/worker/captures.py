@@ -119,7 +119,7 @@ class CaptureThread:
             )
 
     def wait(self) -> None:
-        """Wait until everything submitted so far is stored. For tests and benchmarks."""
+        """Wait until everything submitted so far is stored. For measurements and tests."""
         self._queue.join()
 
     def abandon(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from semblend.core.errors import DonorError
@@ -98,6 +99,17 @@ class WorkerDonors:
             self._donors[donor_id] = _Donor(tokens=tokens, keys=keys)
             for key in keys:
                 self._users.setdefault(key.digest, set()).add(donor_id)
+
+    def holding(self, tokens: TokenArray) -> str | None:
+        """A whole donor of exactly these tokens."""
+        return next(
+            (
+                donor_id
+                for donor_id, donor in list(self._donors.items())
+                if np.array_equal(donor.tokens, tokens) and self.is_whole(donor_id)
+            ),
+            None,
+        )
 
     def is_whole(self, donor_id: str) -> bool:
         """Whether every segment of a donor is held."""

@@ -13,6 +13,7 @@ import torch
 
 from semblend.core.errors import DonorError, UnsupportedModelError
 from semblend.core.faults import plant
+from semblend.core.tokens import TokenArray
 from semblend.integration.scheduler.orders import CaptureCommand, StepOrders, WorkerReport
 from semblend.integration.worker.captures import CaptureThread
 from semblend.integration.worker.donors import DonorRoom, WorkerDonors, make_tiers
@@ -81,6 +82,7 @@ class WorkerSide:
         self.shadows: ShadowPasses | None = None
         self._ranks: Ranks | None = None
         self._place = (0, 1)
+        self._table: RotaryTable | None = None
 
     # -- start -------------------------------------------------------------------------
 
@@ -138,6 +140,7 @@ class WorkerSide:
     def _start_loads(
         self, access: KvAccess, donors: WorkerDonors, ranks: Ranks, table: RotaryTable
     ) -> None:
+        self._table = table
         threads = self._setup.load_threads
         if threads is None:
             threads = _GPU_LOAD_THREADS if access.device.type == "cuda" else 0
@@ -149,6 +152,28 @@ class WorkerSide:
             pass_tokens=self._setup.step_tokens,
             threads=threads,
         )
+
+    # -- measurements ------------------------------------------------------------------
+
+    def kv_of_donor(self, tokens: TokenArray) -> torch.Tensor | None:
+        """This rank's K/V of a prompt that was kept, K as it would stand at position 0.
+
+        Float32 [layers, 2, tokens, heads, head_dim]; None where it is not held. `semblend certify`
+        measures depth drift by it.
+        """
+        if self.donors is None or self._table is None:
+            return None
+        if self.captures is not None:
+            self.captures.wait()
+        donor_id = self.donors.holding(tokens)
+        if donor_id is None:
+            return None
+        with self.donors.lease(donor_id, 0, len(tokens)) as donor:
+            kv = torch.cat([piece.kv.cpu() for piece in donor.pieces], dim=2).float()
+        kv = kv[:, :, : len(tokens)]
+        positions = torch.arange(len(tokens))
+        kv[:, 0] = self._table.rerotate(kv[:, 0], positions, torch.zeros_like(positions))
+        return kv
 
     # -- between steps -------------------------------------------------------------------
 

@@ -10,8 +10,11 @@ import logging
 from collections.abc import Callable
 from typing import TypeAlias
 
+import torch
+
 from semblend.core.errors import SettingsError
 from semblend.core.outcomes import DeclineReason
+from semblend.core.tokens import TokenArray
 from semblend.integration.scheduler.orders import LoadFailure, StepOrders, WorkerReport
 from semblend.integration.worker.port import Ranks
 from semblend.integration.worker.side import WorkerSide
@@ -35,6 +38,10 @@ class UnfitWorker:
 
     def before_unmapping(self) -> None:
         """Nothing: nobody uses the K/V cache."""
+
+    def kv_of_donor(self, tokens: TokenArray) -> torch.Tensor | None:
+        """None: no donor is held."""
+        return None
 
     def before_overwrite(self, meta: StepOrders) -> None:
         """Nothing: nobody copies."""

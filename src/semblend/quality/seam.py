@@ -1,0 +1,74 @@
+"""What a certificate needs from an engine, whichever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from semblend.quality.items import Item
+from semblend.quality.measure import Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What is measured, as the certificate names it."""
+
+    engine: str
+    version: str
+    model: str
+    """A name, for people."""
+    fingerprint: str
+    """Content hash of the weights; engines look certificates up by it."""
+    dtype: str
+    quantisation: str = "none"
+    kv_format: str
+    hardware: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of other packages that take part."""
+    method: str
+    """How answers and distributions are compared with cold's."""
+    left_out: tuple[str, ...] = ()
+    """What could not be measured through this engine."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the certificate holds, ready for JSON."""
+        return {
+            "name": self.engine,
+            "version": self.version,
+            "quantisation": self.quantisation,
+            "kv_format": self.kv_format,
+            "method": self.method,
+            "left_out": list(self.left_out),
+        }
+
+
+Work = tuple[Item, tuple[str, ...]]
+"""An item, and the policies to judge on it; "cold" is cold once more, the noise floor."""
+
+
+class MeasuredEngine(Protocol):
+    """An engine that answers items cold and, behind their donors, under named policies."""
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What it is."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's own, with its chat template."""
+        ...
+
+    @property
+    def batch(self) -> int:
+        """Items that it likes to be given at once."""
+        ...
+
+    def measure(self, work: Sequence[Work]) -> list[list[Record]]:
+        """Records of each item, one a policy; none where the engine confirmed no reuse."""
+        ...
+
+    def close(self) -> None:
+        """Free what it holds."""
+        ...

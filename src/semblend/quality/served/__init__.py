@@ -1,0 +1,1 @@
+"""Measuring engines that serve: by the requests their users send, and what they answer."""
