@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from semblend.cli import certify_until_sure
 from semblend.cli.main import app
 from semblend.planning.certificates import Certificate
+from semblend.planning.policies.base import policy_from_spec
 from tests.integration.models import REFERENCE, random_tokens
 
 SAFE = "depth_shift(budget(span_dependents(2, 8) + query_attention(0.05, 16, 'displaced'), 0.15))"
@@ -79,7 +80,7 @@ def test_a_certificate_measured_inside_vllm_is_served_by_vllm(alone, engines, mo
     setup = served.scheduler.setup
     assert setup.certified
     assert setup.standing.certificate == certificate
-    assert setup.standing.policy == SAFE
+    assert setup.standing.policy == policy_from_spec(SAFE).spec
 
 
 @pytest.mark.timeout(600)
