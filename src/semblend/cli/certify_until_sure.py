@@ -76,9 +76,11 @@ class Wanted:
         """Policies that compete; without a table of depth drift, those that need none."""
         from semblend.quality.certifying import candidates
 
-        if self.policies or self.engine != "server":
-            return self.policies or candidates()
-        return tuple(unshifted(spec) for spec in candidates())
+        specs = self.policies or candidates()
+        if not self.policies and self.engine == "server":
+            specs = tuple(unshifted(spec) for spec in specs)
+        # As engines spell them in their reports, with every default.
+        return tuple(policy_from_spec(spec).spec for spec in specs)
 
     @property
     def shifting(self) -> str | None:
