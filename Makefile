@@ -39,7 +39,7 @@ $(VENV)/.engine: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: $(VENV)/.engine
 	@echo "installing what tests and benchmarks need"
-	@$(PIP) -e '.[serve,embedder,gpu,benchmarks,fleet,dev]'
+	@$(PIP) -e '.[serve,embedder,gpu,benchmarks,fleet,signing,dev]'
 	@touch $@
 
 demo: $(VENV)/.engine

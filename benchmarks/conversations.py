@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from semblend.cli.benchmark_report import BenchmarkReport
+from semblend.bench.benchmark_report import BenchmarkReport
 from semblend.core.chain import common_prefix
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.core.tokens import TokenArray
@@ -31,7 +31,7 @@ from semblend.engine.engine import EmbeddedEngine
 from semblend.engine.handle import GenerationResult
 from semblend.engine.model import LoadedModel, load_model
 from semblend.engine.options import EngineOptions
-from semblend.quality.documents import INSTRUCTIONS, Document, DocumentWriter
+from semblend.quality.texts.documents import INSTRUCTIONS, Document, DocumentWriter
 
 MODEL = "models/semblend-reference-27m"
 SYSTEM = "You are an agent. " + " ".join(INSTRUCTIONS)

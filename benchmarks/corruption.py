@@ -24,8 +24,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.corruption_targets import Target, Verdict, make_targets
-from semblend.cli.benchmark_report import BenchmarkReport
+from benchmarks.corruption_targets import ReadResult, Target, make_targets
+from semblend.bench.benchmark_report import BenchmarkReport
 
 DEFAULT_TRIALS = 12_000
 
@@ -67,26 +67,28 @@ def trials(targets: list[Target], count: int) -> Iterator[Target]:
         yield cycle[number % len(cycle)]
 
 
-def run(count: int, *, seed: int, folder: Path) -> tuple[Counter[tuple[str, Verdict]], list[str]]:
+def run(
+    count: int, *, seed: int, folder: Path
+) -> tuple[Counter[tuple[str, ReadResult]], list[str]]:
     """Plant `count` corruptions; return the outcomes by target, and what went wrong."""
     roll = random.Random(seed)
-    seen: Counter[tuple[str, Verdict]] = Counter()
+    seen: Counter[tuple[str, ReadResult]] = Counter()
     wrong: list[str] = []
     with ExitStack() as ending:
         targets = make_targets(folder, seed=seed)
         for target in targets:
             ending.callback(target.close)
         for target in trials(targets, count):
-            kind, verdict = "", Verdict.CRASHED
+            kind, result = "", ReadResult.CRASHED
             try:
                 kind, bad = damage(target.fresh(), roll, resizable=target.resizable)
-                verdict = target.read(bad)
+                result = target.read(bad)
             except Exception as error:
                 wrong.append(f"{target.name}, {kind}: {type(error).__name__}: {error}")
             else:
-                if verdict in (Verdict.WRONG, Verdict.CRASHED):
-                    wrong.append(f"{target.name}, {kind}: {verdict}")
-            seen[target.name, verdict] += 1
+                if result in (ReadResult.WRONG, ReadResult.CRASHED):
+                    wrong.append(f"{target.name}, {kind}: {result}")
+            seen[target.name, result] += 1
     return seen, wrong
 
 
@@ -103,13 +105,13 @@ def main() -> int:
     command = shlex.join(["python", "-m", "benchmarks.corruption", *sys.argv[1:]])
     report = BenchmarkReport("corruption", command=command)
     for name in dict.fromkeys(name for name, _ in seen):
-        planted = sum(seen[name, verdict] for verdict in Verdict)
+        planted = sum(seen[name, result] for result in ReadResult)
         report.add(name, "planted", planted, "corruptions")
-        report.add(name, "detected", seen[name, Verdict.DETECTED], "corruptions")
-        if seen[name, Verdict.SAME]:
-            report.add(name, "read as what was written", seen[name, Verdict.SAME], "corruptions")
+        report.add(name, "detected", seen[name, ReadResult.DETECTED], "corruptions")
+        if seen[name, ReadResult.SAME]:
+            report.add(name, "read as what was written", seen[name, ReadResult.SAME], "corruptions")
     planted = sum(seen.values())
-    missed = sum(seen[key] for key in seen if key[1] in (Verdict.WRONG, Verdict.CRASHED))
+    missed = sum(seen[key] for key in seen if key[1] in (ReadResult.WRONG, ReadResult.CRASHED))
     report.add("all", "planted", planted, "corruptions", at_least=arguments.trials)
     report.add("all", "believed or crashed on", missed, "corruptions", at_most=0)
     report.add("all", "seconds", time.perf_counter() - started, "s")

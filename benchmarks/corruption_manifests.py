@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.corruption_targets import Target, Verdict
+from benchmarks.corruption_targets import ReadResult, Target
 from sembench.errors import SemBenchError
 from sembench.manifests.building import BuildReport, build_items, source_for
 from sembench.manifests.files import read_manifest, write_manifest
@@ -35,11 +35,11 @@ class FrozenManifest(Target):
     def _fresh(self) -> bytes:
         return self._good
 
-    def _read(self, bad: bytes) -> Verdict:
+    def _read(self, bad: bytes) -> ReadResult:
         self._path.write_bytes(bad)
         # Figures are not recounted: the checksum must be enough.
         problems = verify_manifest(SPEC, self._folder, block_size=-1)
-        return Verdict.DETECTED if problems else Verdict.WRONG
+        return ReadResult.DETECTED if problems else ReadResult.WRONG
 
 
 class CompressedManifest(Target):
@@ -60,10 +60,10 @@ class CompressedManifest(Target):
         self._paths.reverse()
         return self._good[self._paths[0]]
 
-    def _read(self, bad: bytes) -> Verdict:
+    def _read(self, bad: bytes) -> ReadResult:
         self._paths[0].write_bytes(bad)
         try:
             back = list(read_manifest(self._paths[0]))
         except SemBenchError:
-            return Verdict.DETECTED
-        return Verdict.SAME if back == self._items else Verdict.WRONG
+            return ReadResult.DETECTED
+        return ReadResult.SAME if back == self._items else ReadResult.WRONG

@@ -19,7 +19,7 @@ from semblend.engine.handle import GenerationResult
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.index import SketchIndex
 from semblend.fleet.events.codec import decode, decode_heartbeat, encode, encode_heartbeat
-from semblend.fleet.events.model import (
+from semblend.fleet.events.event_values import (
     DonorRegistered,
     Event,
     EventSegment,
@@ -39,7 +39,7 @@ from semblend.kv.tiers.segment_file import file_name as segment_file_name
 from semblend.planning.certificates import MEASUREMENT_VERSION, Certificate, file_name, look_up
 
 
-class Verdict(StrEnum):
+class ReadResult(StrEnum):
     """The result of reading something damaged."""
 
     DETECTED = "detected"
@@ -61,7 +61,7 @@ class Target(ABC):
         """Create it; return the bytes as written."""
         return self._fresh()
 
-    def read(self, bad: bytes) -> Verdict:
+    def read(self, bad: bytes) -> ReadResult:
         """Replace it with damaged bytes and read as the product does."""
         return self._read(bad)
 
@@ -72,7 +72,7 @@ class Target(ABC):
     def _fresh(self) -> bytes: ...
 
     @abstractmethod
-    def _read(self, bad: bytes) -> Verdict: ...
+    def _read(self, bad: bytes) -> ReadResult: ...
 
     def _close(self) -> None:
         return None
@@ -102,13 +102,13 @@ class KvInMemory(Target):
         self._tier.put(small_segment())
         return bytes(kv_bytes(small_segment().kv))
 
-    def _read(self, bad: bytes) -> Verdict:
+    def _read(self, bad: bytes) -> ReadResult:
         key = small_segment().key
         stack = TierStack([self._tier])
         with self._tier.acquire(key) as lease:  # type: ignore[union-attr]
             kv_bytes(lease.segment.kv)[:] = bad
         gone = stack.acquire(key) is None and key not in stack
-        return Verdict.DETECTED if gone else Verdict.WRONG
+        return ReadResult.DETECTED if gone else ReadResult.WRONG
 
 
 class KvFile(Target):
@@ -130,7 +130,7 @@ class KvFile(Target):
         self._path = self._folder / segment_file_name(small_segment().key)
         return self._path.read_bytes()
 
-    def _read(self, bad: bytes) -> Verdict:
+    def _read(self, bad: bytes) -> ReadResult:
         self._path.write_bytes(bad)
         self._reopen = not self._reopen
         if self._reopen:
@@ -140,7 +140,7 @@ class KvFile(Target):
         stack = TierStack([memory], self._tier)
         lease = stack.acquire(small_segment().key)
         gone = not self._path.exists() and small_segment().key not in stack
-        return Verdict.DETECTED if lease is None and gone else Verdict.WRONG
+        return ReadResult.DETECTED if lease is None and gone else ReadResult.WRONG
 
     def _close(self) -> None:
         if self._tier is not None:
@@ -156,12 +156,12 @@ class SharedSegment(Target):
     def _fresh(self) -> bytes:
         return b"".join(bytes(part) for part in encode_segment(small_segment()))
 
-    def _read(self, bad: bytes) -> Verdict:
+    def _read(self, bad: bytes) -> ReadResult:
         try:
             back = decode_segment(bad, small_segment().key)
         except CorruptSegmentError:
-            return Verdict.DETECTED
-        return Verdict.SAME if same_segment(back, small_segment()) else Verdict.WRONG
+            return ReadResult.DETECTED
+        return ReadResult.SAME if same_segment(back, small_segment()) else ReadResult.WRONG
 
 
 class DonorManifest(Target):
@@ -173,12 +173,12 @@ class DonorManifest(Target):
     def _fresh(self) -> bytes:
         return b"".join(bytes(part) for part in encode_manifest(self._tokens))
 
-    def _read(self, bad: bytes) -> Verdict:
+    def _read(self, bad: bytes) -> ReadResult:
         try:
             back = decode_manifest(bad)
         except SerialisationError:
-            return Verdict.DETECTED
-        return Verdict.SAME if np.array_equal(back, self._tokens) else Verdict.WRONG
+            return ReadResult.DETECTED
+        return ReadResult.SAME if np.array_equal(back, self._tokens) else ReadResult.WRONG
 
 
 class CertificateFile(Target):
@@ -209,12 +209,12 @@ class CertificateFile(Target):
         self._path.write_text(text, encoding="utf-8")
         return text.encode()
 
-    def _read(self, bad: bytes) -> Verdict:
+    def _read(self, bad: bytes) -> ReadResult:
         self._path.write_bytes(bad)
         standing = look_up("f" * 32, dtype="float32", folders=[self._folder])
         if standing.certificate is None:
-            return Verdict.DETECTED
-        return Verdict.SAME if standing.certificate == self._certificate else Verdict.WRONG
+            return ReadResult.DETECTED
+        return ReadResult.SAME if standing.certificate == self._certificate else ReadResult.WRONG
 
 
 def registration(number: int) -> Event:
@@ -244,12 +244,12 @@ class FleetEvent(Target):
     def _fresh(self) -> bytes:
         return encode(registration(0))
 
-    def _read(self, bad: bytes) -> Verdict:
+    def _read(self, bad: bytes) -> ReadResult:
         try:
             back = decode(bad)
         except SerialisationError:
-            return Verdict.DETECTED
-        return Verdict.SAME if encode(back) == self._fresh() else Verdict.WRONG
+            return ReadResult.DETECTED
+        return ReadResult.SAME if encode(back) == self._fresh() else ReadResult.WRONG
 
 
 class FleetHeartbeat(Target):
@@ -262,12 +262,12 @@ class FleetHeartbeat(Target):
     def _fresh(self) -> bytes:
         return encode_heartbeat(self._beat)
 
-    def _read(self, bad: bytes) -> Verdict:
+    def _read(self, bad: bytes) -> ReadResult:
         try:
             back = decode_heartbeat(bad)
         except SerialisationError:
-            return Verdict.DETECTED
-        return Verdict.SAME if back == self._beat else Verdict.WRONG
+            return ReadResult.DETECTED
+        return ReadResult.SAME if back == self._beat else ReadResult.WRONG
 
 
 class DirectorySnapshot(Target):
@@ -286,14 +286,14 @@ class DirectorySnapshot(Target):
     def _fresh(self) -> bytes:
         return self._good
 
-    def _read(self, bad: bytes) -> Verdict:
+    def _read(self, bad: bytes) -> ReadResult:
         self._path.write_bytes(bad)
         replica = self._directory()
         try:
             replica.load(self._path)
         except SerialisationError:
-            return Verdict.DETECTED if not len(replica.ranks) else Verdict.WRONG
-        return Verdict.WRONG
+            return ReadResult.DETECTED if not len(replica.ranks) else ReadResult.WRONG
+        return ReadResult.WRONG
 
     @staticmethod
     def _directory() -> Directory:
@@ -330,12 +330,12 @@ class EngineDonor(Target):
         self._engine.flush_prefix_cache()
         return bytes(self._memory)
 
-    def _read(self, bad: bytes) -> Verdict:
+    def _read(self, bad: bytes) -> ReadResult:
         self._memory[:] = bad
         answer = self._run(self._target, donate=False)
         missed = answer.report.reason is not None and answer.report.reason == "corrupt_donor"
         same = answer.token_ids == self._cold.token_ids and answer.reason is FinishReason.LENGTH
-        return Verdict.DETECTED if missed and same else Verdict.WRONG
+        return ReadResult.DETECTED if missed and same else ReadResult.WRONG
 
     def _close(self) -> None:
         self._engine.close()

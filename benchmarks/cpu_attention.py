@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from semblend.cli.benchmark_report import BenchmarkReport
+from semblend.bench.benchmark_report import BenchmarkReport
 from semblend.engine.attention import flash, merge
 
 KV_HEADS, GROUPS, DIM = 2, 3, 64

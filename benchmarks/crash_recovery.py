@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from semblend.cli.benchmark_report import BenchmarkReport
+from semblend.bench.benchmark_report import BenchmarkReport
 from semblend.kv.segments import Segment, SegmentKey, kv_bytes
 from semblend.kv.tiers import DiskTier
 from semblend.kv.tiers.segment_file import HEADER_BYTES

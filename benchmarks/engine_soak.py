@@ -24,7 +24,7 @@ import psutil
 import torch
 import transformers
 
-from semblend.cli.benchmark_report import BenchmarkReport
+from semblend.bench.benchmark_report import BenchmarkReport
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.core.tokens import TokenArray
 from semblend.engine.api import FinishReason, GenerationRequest, SamplingParams, TokenEvent

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from benchmarks.engine_soak import make_engine, tiny_model
-from semblend.cli.benchmark_report import BenchmarkReport
+from semblend.bench.benchmark_report import BenchmarkReport
 from semblend.core import faults
 from semblend.core.faults import FaultPoint, Planted, fault_point, reach
 from semblend.core.namespace import Namespace

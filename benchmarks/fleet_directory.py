@@ -22,13 +22,13 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from semblend.cli.benchmark_report import BenchmarkReport
+from semblend.bench.benchmark_report import BenchmarkReport
 from semblend.core.namespace import Namespace
 from semblend.discovery.fingerprints import FINGERPRINTS_PER_TOKEN
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.index import SketchIndex
 from semblend.fleet.events.codec import decode, encode
-from semblend.fleet.events.model import (
+from semblend.fleet.events.event_values import (
     DonorEvicted,
     DonorRegistered,
     Event,

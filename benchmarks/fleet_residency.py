@@ -19,7 +19,7 @@ from collections import deque
 
 import numpy as np
 
-from semblend.cli.benchmark_report import BenchmarkReport
+from semblend.bench.benchmark_report import BenchmarkReport
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.index import SketchIndex
 from semblend.fleet.residency.decoding import decode_batch

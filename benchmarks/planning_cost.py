@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from semblend.cli.benchmark_report import BenchmarkReport
-from semblend.cli.lookup_workloads import Workload, Writer, new_instruction, word_edits
+from semblend.bench.benchmark_report import BenchmarkReport
+from semblend.bench.lookup_workloads import Workload, Writer, new_instruction, word_edits
 from semblend.core.namespace import Namespace
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.pipeline import SemBlendPipeline

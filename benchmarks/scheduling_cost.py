@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from semblend.cli.benchmark_report import BenchmarkReport
-from semblend.cli.lookup_workloads import Writer
+from semblend.bench.benchmark_report import BenchmarkReport
+from semblend.bench.lookup_workloads import Writer
 from semblend.core.tokens import TokenArray
 from semblend.integration.isolation import by_salt
+from semblend.integration.scheduler.engine_planner import Offer
 from semblend.integration.scheduler.orders import StepOrders
-from semblend.integration.scheduler.planner import Offer
 from semblend.integration.scheduler.port import Step
 
 if TYPE_CHECKING:

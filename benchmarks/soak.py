@@ -37,7 +37,7 @@ import numpy as np
 import psutil
 
 from benchmarks.soak_traffic import Call, Kind, Manner, Traffic
-from semblend.cli.benchmark_report import BenchmarkReport
+from semblend.bench.benchmark_report import BenchmarkReport
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "models" / "semblend-reference-27m"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from semblend.quality.documents import INSTRUCTIONS, Document, DocumentWriter, Fact
+from semblend.quality.texts.documents import INSTRUCTIONS, Document, DocumentWriter, Fact
 
 
 class Kind(StrEnum):

@@ -32,7 +32,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.engine_soak import VOCABULARY, tiny_model
-from semblend.cli.benchmark_report import BenchmarkReport
+from semblend.bench.benchmark_report import BenchmarkReport
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.core.tokens import TokenArray
 from semblend.engine.api import GenerationRequest, SamplingParams, TokenEvent

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from semblend.cli.benchmark_report import BenchmarkReport
+from semblend.bench.benchmark_report import BenchmarkReport
 from semblend.quality.intervals import paired_loss
 
 DROP_PERCENT = 1.0

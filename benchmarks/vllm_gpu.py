@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.vllm_runners import on_gpu
-from semblend.cli.benchmark_report import BenchmarkReport
+from semblend.bench.benchmark_report import BenchmarkReport
 
 OFF = {"reuse": False, "capture": False}
 DONATE = {"reuse": False}

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.vllm_arms import Arm, Tokens
-from semblend.cli.benchmark_report import BenchmarkReport
+from semblend.bench.benchmark_report import BenchmarkReport
 from semblend.quality.intervals import bootstrap_median
 
 ROOT = Path(__file__).parents[1]

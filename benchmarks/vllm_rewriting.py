@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
-from semblend.integration.scheduler.planner import PlanRewriter
+from semblend.integration.scheduler.engine_planner import PlanRewriter
 from semblend.integration.vllm.connector_v1 import SemBlendConnectorV1
 
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class DependencyAudit:
     """What is known about the pinned packages."""
 
     clean: tuple[str, ...]
@@ -37,7 +37,7 @@ class Verdict:
         return 3 if self.unknown else 0
 
 
-def verdict_of(report: dict[str, Any]) -> Verdict:
+def audit_of(report: dict[str, Any]) -> DependencyAudit:
     """Sort pip-audit's JSON report; a skipped package does not count as clean."""
     clean, vulnerable, unknown = [], [], []
     for package in report.get("dependencies", []):
@@ -52,10 +52,10 @@ def verdict_of(report: dict[str, Any]) -> Verdict:
             vulnerable.append(f"{name}: {ids}")
         else:
             clean.append(name)
-    return Verdict(clean=tuple(clean), vulnerable=tuple(vulnerable), unknown=tuple(unknown))
+    return DependencyAudit(clean=tuple(clean), vulnerable=tuple(vulnerable), unknown=tuple(unknown))
 
 
-def audit(pins: Path, timeout_s: float) -> Verdict:
+def audit(pins: Path, timeout_s: float) -> DependencyAudit:
     """Ask pip-audit; if it cannot answer, every package is unknown."""
     names = [line.split("#")[0].strip() for line in pins.read_text(encoding="utf-8").splitlines()]
     everything = tuple(name for name in names if name)
@@ -70,10 +70,10 @@ def audit(pins: Path, timeout_s: float) -> Verdict:
         report = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         reason = f"pip-audit gave no answer ({type(error).__name__})"
-        return Verdict(
+        return DependencyAudit(
             clean=(), vulnerable=(), unknown=tuple(f"{name}: {reason}" for name in everything)
         )
-    return verdict_of(report)
+    return audit_of(report)
 
 
 def main() -> int:
@@ -83,21 +83,21 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=300.0)
     parser.add_argument("--accept-unknown", action="store_true")
     options = parser.parse_args()
-    verdict = audit(options.pins, options.timeout)
+    audited = audit(options.pins, options.timeout)
     say = sys.stdout.write
-    for line in verdict.vulnerable:
+    for line in audited.vulnerable:
         say(f"VULNERABLE  {line}\n")
-    for line in verdict.unknown[:10]:
+    for line in audited.unknown[:10]:
         say(f"NOT AUDITED {line}\n")
-    if len(verdict.unknown) > 10:
-        say(f"NOT AUDITED … and {len(verdict.unknown) - 10} more\n")
+    if len(audited.unknown) > 10:
+        say(f"NOT AUDITED … and {len(audited.unknown) - 10} more\n")
     say(
-        f"{len(verdict.clean)} clean, {len(verdict.vulnerable)} vulnerable, "
-        f"{len(verdict.unknown)} not audited\n"
+        f"{len(audited.clean)} clean, {len(audited.vulnerable)} vulnerable, "
+        f"{len(audited.unknown)} not audited\n"
     )
-    if verdict.status == 3 and options.accept_unknown:
+    if audited.status == 3 and options.accept_unknown:
         return 0
-    return verdict.status
+    return audited.status
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from semblend.cli import demo
-from semblend.cli.demo_report import headline, write_report
-from semblend.cli.demo_scenarios import make_demo
 from semblend.core.outcomes import Outcome
+from semblend.demo.demo_page import headline, write_report
+from semblend.demo.scenarios import make_demo
 
 MODEL = Path(__file__).parent.parent / "models" / "semblend-reference-27m"
 
@@ -41,7 +41,7 @@ def test_moved_documents_are_reused_and_answered_the_same(comparisons, name):
     item = comparisons[name]
     assert item.warm.report.outcome is Outcome.MATERIALISED
     assert item.warm.report.reused_tokens > 0.75 * item.warm.report.prompt_tokens
-    assert item.verdict == "same"
+    assert item.agreement == "same"
     assert item.cold.text == item.scenario.prompt.fact.value
 
 
@@ -51,7 +51,7 @@ def test_an_edited_copy_never_answers_with_the_donors_fact_by_default(comparison
 
 
 def test_naive_reuse_of_an_edited_copy_does_so_the_check_can_fail(comparisons):
-    assert comparisons["edited copy, naive"].verdict == "donor's fact"
+    assert comparisons["edited copy, naive"].agreement == "donor's fact"
 
 
 @pytest.mark.parametrize("name", ["unseen document", "other tenant"])

@@ -6,11 +6,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from semblend.cli.flags import values_of, with_flags
 from semblend.engine.options import EngineOptions
-from semblend.fleet.placement.cost import FleetCost
+from semblend.fleet.placement.expected_time import FleetCost
 from semblend.serve.gateway.options import GatewayOptions
 from semblend.serve.options import ServeOptions
+from semblend.terminal.field_flags import values_of, with_flags
 
 OPTIONS = [ServeOptions, EngineOptions, GatewayOptions, FleetCost]
 

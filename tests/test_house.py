@@ -27,7 +27,10 @@ FLOORS = {
     "semblend.fleet": 4,
     "semblend.quality": 5,
     "semblend.serve": 6,
-    "semblend.cli": 7,
+    "semblend.terminal": 6,
+    "semblend.bench": 7,
+    "semblend.demo": 7,
+    "semblend.cli": 8,
 }
 HEAVY = {"torch", "transformers", "triton", "fastapi", "uvicorn", "sentence_transformers"}
 LIGHT_PACKAGES = {"core", "discovery", "planning"}
@@ -195,3 +198,108 @@ def test_policies_are_all_documented():
     known = importlib.import_module("semblend.planning.policies.base").known_policies()
     missing = [name for name in known if f"`{name}" not in concepts]
     assert not missing
+
+
+# One word, one idea: the names of classes and files.
+CLASSES_DEFINED_TWICE = {
+    "ConnectorMeta": "one per engine, for the same job",
+    "ConnectorOptions": "one per engine, for the same job",
+    "Donor": "SemBench: a prompt that is to be a donor; SemBlend: one that is",
+    "Fact": "SemBench writes facts of its own: it imports nothing of SemBlend's",
+    "FleetMember": "one per engine, for the same job",
+    "Limits": "SemBench: public, how long stories get; SemBlend: how far from cold",
+    "MissingExtraError": "one per distribution",
+    "Mode": "the modes there are, and those that one engine has",
+    "NestedPass": "one per engine, for the same job",
+    "Offer": "a prompt that may become a donor, where SGLang's tree holds it, and elsewhere",
+    "Planner": "SemBench's interface for anybody's planner; SemBlend's planner",
+    "Reuse": "SemBench: public, what there is to reuse in a transform's items",
+    "SchedulerSide": "one per way an engine schedules: the shared one, and engines' own",
+    "SetupQuestion": "one per engine, for the same job",
+    "SpanLoader": "loading spans into SGLang's pool, and into blocks",
+    "ToolCall": "OpenAI's tool call, in SemBench's messages and the server's",
+    "VersionSupport": "one per engine, for the same job",
+}
+"""Two classes may share a name where they are the same idea in two places. Say which."""
+
+FILE_NAMES_REPEATED = {
+    "app.py": "the web application of a server, and of the gateway",
+    "base.py": "the interface that its folder's other modules implement",
+    "loading.py": "from a name to the thing it names; in engines' folders: loading spans",
+    "none.py": "the choice of nothing, in a folder of choices",
+    "options.py": "what can be set about its folder",
+    "pass_proof.py": "the shared part, and an engine's own for the same job",
+    "port.py": "what an engine offers a side: its scheduler's, its worker's",
+    "setup.py": "what a side must know at start; in engines' folders: where it comes from",
+    "side.py": "the two sides of every adapter",
+    "support.py": "what is supported: models by the engine, engines by adapters",
+}
+"""A file's name may repeat where the folder says the rest. Say how."""
+
+ENGINE_FOLDERS = ("vllm", "sglang", "trtllm", "embedded", "dynamo")
+
+
+def places_of_classes():
+    places = {}
+    for module, path in modules():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(module)
+    return places
+
+
+def place_of(module):
+    """Where a file's name counts: engines' folders and what they share count as one place."""
+    parts = module.split(".")
+    if parts[1:2] != ["integration"] or (len(parts) > 3 and parts[2] not in ENGINE_FOLDERS):
+        return module
+    return "semblend.integration"
+
+
+def places_of_files():
+    """By distribution and file name; a command is called as its users call it."""
+    places = {}
+    for module, path in modules():
+        parts = module.split(".")
+        if path.stem not in ("__init__", "__main__") and "cli" not in parts[:-1]:
+            places.setdefault((parts[0], path.name), set()).add(place_of(module))
+    return places
+
+
+def test_a_class_name_stands_for_one_idea():
+    twice = {name: where for name, where in places_of_classes().items() if len(where) > 1}
+    new = {name: where for name, where in twice.items() if name not in CLASSES_DEFINED_TWICE}
+    assert not new, "rename one, or say in CLASSES_DEFINED_TWICE why they are one idea"
+    assert set(CLASSES_DEFINED_TWICE) <= set(twice), "no longer defined twice: delete the entry"
+
+
+def test_a_file_name_stands_for_one_job():
+    repeated = {name: where for (_, name), where in places_of_files().items() if len(where) > 1}
+    new = {name: where for name, where in repeated.items() if name not in FILE_NAMES_REPEATED}
+    assert not new, "rename one, or say in FILE_NAMES_REPEATED what the folders say"
+    assert set(FILE_NAMES_REPEATED) <= set(repeated), "no longer repeated: delete the entry"
+
+
+COMMANDS_IMPORTED = {
+    "sembench.cli.main",
+    "sembench.cli.summarize_engine_events",
+    "semblend.cli.certify",
+    "semblend.cli.certify_until_sure",
+    "semblend.cli.doctor_sglang",
+    "semblend.cli.doctor_trtllm",
+    "semblend.cli.doctor_vllm",
+    "semblend.cli.serve",
+}
+"""Commands that others than `main` import: groups their members, commands what they share."""
+
+
+def test_the_command_line_folders_hold_commands_alone():
+    """A module there that is imported by anything but `main` is a helper: it belongs elsewhere."""
+    imported = {
+        name
+        for module, path in modules()
+        if not module.endswith(".cli.main")
+        for name in imports(path)
+        if re.match(r"sem(blend|bench)\.cli\.", name)
+    }
+    assert imported <= COMMANDS_IMPORTED

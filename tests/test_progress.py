@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from semblend.cli.progress import advancing, one_total
+from semblend.terminal.progress import advancing, one_total
 
 
 def told(*steps: tuple[float, int], total: int = 100) -> list[str]:

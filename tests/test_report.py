@@ -17,8 +17,8 @@ from semblend.core.errors import SerialisationError
 from semblend.core.ledger import Settlement
 from semblend.core.outcomes import DeclineReason, Outcome
 from semblend.core.plan import CostEstimate
-from semblend.integration.audit import AuditStream
-from semblend.integration.savings import add_up
+from semblend.integration.auditing.audit_stream import AuditStream
+from semblend.integration.auditing.savings import add_up
 
 
 def settled(request: int, *, reusable: int = 0, reused: int = 0) -> Settlement:

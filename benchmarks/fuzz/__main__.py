@@ -30,7 +30,7 @@ from benchmarks.fuzz import api
 from benchmarks.fuzz.real_engine import pages_held, real_engine
 from benchmarks.fuzz.structured import damaged
 from benchmarks.fuzz.targets import TARGETS, Target
-from semblend.cli.benchmark_report import BenchmarkReport
+from semblend.bench.benchmark_report import BenchmarkReport
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "tests" / "fuzz" / "corpus"

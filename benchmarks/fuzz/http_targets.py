@@ -10,11 +10,11 @@ from pydantic import BaseModel, ValidationError
 
 from benchmarks.fuzz.scratch import scratch_file
 from semblend.core.errors import SemBlendError
-from semblend.serve import gate
+from semblend.serve import edge_checks
+from semblend.serve.api_errors import ApiError, from_validation
 from semblend.serve.auth import Authenticator, KeyRing, checked_name
-from semblend.serve.errors import ApiError, from_validation
+from semblend.serve.openai.schemas import ChatBody, CompletionBody
 from semblend.serve.options import ServeOptions
-from semblend.serve.schemas import ChatBody, CompletionBody
 
 KEY = "sk-0123456789abcdef"
 
@@ -46,8 +46,8 @@ def headers(data: bytes) -> None:
     """Headers as received: one per line, name: value."""
     lines = (line.partition(":") for line in data.decode("latin-1").splitlines())
     given = {name.strip().lower(): value.strip() for name, _, value in lines}
-    gate._request_id(given.get("x-request-id"))
-    gate._host(given.get("host", ""))
+    edge_checks._request_id(given.get("x-request-id"))
+    edge_checks._host(given.get("host", ""))
     for authenticator in _authenticators():
         try:
             authenticator.identify(given)

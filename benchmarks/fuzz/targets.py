@@ -30,7 +30,7 @@ from semblend.core.settings import Settings
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.index import SketchIndex
 from semblend.fleet.events import codec
-from semblend.fleet.events.model import (
+from semblend.fleet.events.event_values import (
     DonorEvicted,
     DonorRegistered,
     Event,

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from benchmarks.gpu.machine import Figure, info, kernel_s
 
-from semblend.engine.cuda_attention import LayerKv, attend_tiles
-from semblend.engine.cuda_batch import Layout, to_device
-from semblend.engine.pool import KvShape, PagedPool
-from semblend.engine.tiles import RowRun, TileShape, plan_tiles
+from semblend.engine.cache.pool import KvShape, PagedPool
+from semblend.engine.cuda.pass_buffer import Layout, to_device
+from semblend.engine.cuda.tiled_attention import LayerKv, attend_tiles
+from semblend.engine.cuda.tiles import RowRun, TileShape, plan_tiles
 
 SHAPES = (
     (TileShape(rows=128, keys=128, warps=8, stages=2), True),

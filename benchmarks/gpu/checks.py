@@ -12,15 +12,15 @@ from benchmarks.gpu.machine import Figure, at_most
 from benchmarks.gpu.seven_b import cold_run, hit_plan, make_model, make_pool, random_donor
 
 from semblend.engine.batch import ComputeRun
-from semblend.engine.cuda_attention import LayerKv, attend_tiles
-from semblend.engine.cuda_batch import Layout, to_device
-from semblend.engine.cuda_pass import DECODE_SHAPE, LONG_SHAPE, SHORT_SHAPE
+from semblend.engine.cache.pages import PageTable
+from semblend.engine.cache.pool import KvShape, PagedPool
+from semblend.engine.cuda.fused_pass import DECODE_SHAPE, LONG_SHAPE, SHORT_SHAPE
+from semblend.engine.cuda.pass_buffer import Layout, to_device
+from semblend.engine.cuda.tiled_attention import LayerKv, attend_tiles
+from semblend.engine.cuda.tiles import RowRun, TileShape, plan_tiles
 from semblend.engine.materialise import layerwise_spans, load_spans
 from semblend.engine.model import LoadedModel
-from semblend.engine.pages import PageTable
-from semblend.engine.pool import KvShape, PagedPool
 from semblend.engine.segmented import compute, runs_of_plan
-from semblend.engine.tiles import RowRun, TileShape, plan_tiles
 
 
 def check_attention(rng: np.random.Generator) -> list[Figure]:

@@ -16,8 +16,8 @@ from benchmarks.gpu.seven_b import SEGMENT_TOKENS, hit_plan, random_donor
 from semblend.core.tokens import TokenArray
 from semblend.discovery.donor_store import DonorStore
 from semblend.engine.batch import ComputeRun
+from semblend.engine.cache.pages import PageTable
 from semblend.engine.materialise import load_spans
-from semblend.engine.pages import PageTable
 from semblend.engine.segmented import compute, runs_of_plan
 from semblend.engine.streams import SideStream
 from semblend.kv.segments import Segment, SegmentKey

@@ -33,10 +33,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from semblend.core.plan import Hole, Plan
 from semblend.core.tokens import TokenArray
 from semblend.engine.batch import ComputeRun
+from semblend.engine.cache.pages import PageTable
+from semblend.engine.cache.pool import PagedPool
 from semblend.engine.materialise import layerwise_spans, load_spans
 from semblend.engine.model import LoadedModel
-from semblend.engine.pages import PageTable
-from semblend.engine.pool import PagedPool
 from semblend.engine.segmented import compute, runs_of_plan
 
 LENGTHS = (4096, 8192, 16384, 32768)

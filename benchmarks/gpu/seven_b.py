@@ -14,9 +14,9 @@ from benchmarks.gpu.machine import Ceilings
 from semblend.core.plan import Hole, Plan, Span
 from semblend.core.tokens import TokenArray
 from semblend.engine.batch import ComputeRun
+from semblend.engine.cache.pages import PageTable
+from semblend.engine.cache.pool import PagedPool
 from semblend.engine.model import LoadedModel, wrap_model
-from semblend.engine.pages import PageTable
-from semblend.engine.pool import PagedPool
 from semblend.engine.segmented import plan_runs
 from semblend.kv.donor_pieces import DonorKv, DonorPiece
 

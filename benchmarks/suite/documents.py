@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from semblend.quality.documents import INSTRUCTIONS, Document, DocumentWriter
+from semblend.quality.texts.documents import INSTRUCTIONS, Document, DocumentWriter
 
 TOKENS_PER_WORD = 1.35
 """For the reference model's tokenizer on this prose; figures use the backend's own count."""

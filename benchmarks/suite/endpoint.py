@@ -17,7 +17,7 @@ import httpx
 from benchmarks.suite.backend import Backend, describe, this_machine
 from sembench.errors import EndpointError, SemBenchError
 from sembench.live.engine_counters import Counts, EngineCounters
-from sembench.live.identity import Caller
+from sembench.live.identity import RequestIdentity
 from sembench.live.openai_client import OpenAIClient
 from sembench.live.prompt import Prompt
 from sembench.live.reply import Reply
@@ -88,7 +88,7 @@ class Endpoint:
         client = OpenAIClient(
             base_url=flags.base_url,
             model=model,
-            caller=Caller(tenant=flags.tenant, api_key=flags.api_key),
+            caller=RequestIdentity(tenant=flags.tenant, api_key=flags.api_key),
             timeout_seconds=flags.timeout_seconds,
         )
         try:

@@ -15,7 +15,7 @@ from benchmarks.suite.endpoint import Endpoint, parser, run
 from benchmarks.suite.figures import Figures
 from benchmarks.suite.pairs import Pair, add_reuse, add_speedup, add_time, confirmed
 from sembench.quality import states_value
-from semblend.quality.documents import DocumentWriter
+from semblend.quality.texts.documents import DocumentWriter
 
 
 async def main(arguments: list[str]) -> int:
@@ -26,7 +26,9 @@ async def main(arguments: list[str]) -> int:
     try:
         figures = Figures(
             benchmark="instruction_change",
-            context=endpoint.context("generated prose with facts (semblend.quality.documents)"),
+            context=endpoint.context(
+                "generated prose with facts (semblend.quality.texts.documents)"
+            ),
         )
         (chosen.length,) = endpoint.fitting([chosen.length])
         await _measure(endpoint, figures)

@@ -15,7 +15,7 @@ from benchmarks.suite.endpoint import Endpoint, parser, run
 from benchmarks.suite.figures import Figures
 from benchmarks.suite.pairs import Pair, add_reuse, add_speedup, add_time, confirmed
 from sembench.live.reply import Reply
-from semblend.quality.documents import DocumentWriter
+from semblend.quality.texts.documents import DocumentWriter
 
 Messages = tuple[tuple[str, str], ...]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from benchmarks.suite.figures import Figures
 from sembench import statistics
+from sembench.comparing.paired import HIT_TOKENS
 from sembench.live.reply import Reply
-from sembench.paired import HIT_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

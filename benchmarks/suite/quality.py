@@ -25,7 +25,7 @@ from benchmarks.suite.pairs import Pair, add_reuse, confirmed, context_tokens
 from benchmarks.suite.workloads import prompts_of
 from sembench import statistics
 from sembench.quality import answer_recall, rouge_l, states_value
-from semblend.quality.documents import DocumentWriter, Fact
+from semblend.quality.texts.documents import DocumentWriter, Fact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

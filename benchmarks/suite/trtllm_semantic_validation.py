@@ -38,7 +38,7 @@ from benchmarks.suite.validation_engines import (
 from sembench.errors import SemBenchError
 from sembench.quality import answer_recall, normalise_answer, rouge_l, token_f1
 from semblend.core.errors import SemBlendError
-from semblend.quality.documents import DocumentWriter
+from semblend.quality.texts.documents import DocumentWriter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

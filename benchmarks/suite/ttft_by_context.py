@@ -16,7 +16,7 @@ from benchmarks.suite.documents import case, document_of
 from benchmarks.suite.endpoint import Endpoint, parser, run
 from benchmarks.suite.figures import Figures
 from benchmarks.suite.pairs import Pair, add_reuse, add_speedup, add_time, confirmed
-from semblend.quality.documents import DocumentWriter
+from semblend.quality.texts.documents import DocumentWriter
 
 
 async def main(arguments: list[str]) -> int:
@@ -28,7 +28,9 @@ async def main(arguments: list[str]) -> int:
     try:
         figures = Figures(
             benchmark="ttft_by_context",
-            context=endpoint.context("generated prose with facts (semblend.quality.documents)"),
+            context=endpoint.context(
+                "generated prose with facts (semblend.quality.texts.documents)"
+            ),
         )
         for length in endpoint.fitting(chosen.lengths):
             await _length(endpoint, figures, length)

@@ -24,7 +24,7 @@ from benchmarks.suite.pairs import Pair, add_reuse, add_speedup
 from sembench.profiles import SourceRecord
 from sembench.profiles.rows import file_rows
 from sembench.profiles.shapes import conversation
-from semblend.quality.documents import INSTRUCTIONS
+from semblend.quality.texts.documents import INSTRUCTIONS
 
 Messages = tuple[tuple[str, str], ...]
 

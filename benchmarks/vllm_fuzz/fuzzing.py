@@ -17,7 +17,7 @@ from benchmarks.vllm_fuzz.engine import EngineOptions, FuzzEngine
 from benchmarks.vllm_fuzz.oracle import Oracle, Verdicts
 from benchmarks.vllm_fuzz.traffic import MOST_TOKENS, OFF, Traffic
 from benchmarks.vllm_runners import Scheduling
-from semblend.cli.benchmark_report import BenchmarkReport
+from semblend.bench.benchmark_report import BenchmarkReport
 from semblend.core.faults import FaultPoint
 
 

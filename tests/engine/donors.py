@@ -13,9 +13,9 @@ from semblend.core.errors import DonorError
 from semblend.core.plan import Hole, Plan, Span
 from semblend.core.tokens import TokenArray
 from semblend.engine.batch import ComputeRun
+from semblend.engine.cache.pages import PageTable
+from semblend.engine.cache.pool import PagedPool
 from semblend.engine.model import LoadedModel
-from semblend.engine.pages import PageTable
-from semblend.engine.pool import PagedPool
 from semblend.engine.segmented import compute
 from semblend.kv.donor_pieces import DonorKv, DonorPiece
 

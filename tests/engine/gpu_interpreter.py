@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from semblend.engine.batch import ComputeRun
-from semblend.engine.cuda_attention import LayerKv, attend_tiles
-from semblend.engine.cuda_batch import Layout, to_device
-from semblend.engine.cuda_forward import FusedForward
-from semblend.engine.cuda_pass import CudaPasses
-from semblend.engine.pages import PageTable
-from semblend.engine.pool import KvShape, PagedPool
-from semblend.engine.tiles import RowRun, TileShape, plan_tiles
+from semblend.engine.cache.pages import PageTable
+from semblend.engine.cache.pool import KvShape, PagedPool
+from semblend.engine.cuda.forward import FusedForward
+from semblend.engine.cuda.fused_pass import CudaPasses
+from semblend.engine.cuda.pass_buffer import Layout, to_device
+from semblend.engine.cuda.tiled_attention import LayerKv, attend_tiles
+from semblend.engine.cuda.tiles import RowRun, TileShape, plan_tiles
 from tests.engine.donors import make_pool, make_table
 from tests.engine.models import plain_kv, plain_model, plain_rows, random_tokens, tiny
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from semblend.core.tokens import TokenArray
+from semblend.engine.cache.pages import PageTable
 from semblend.engine.engine import EmbeddedEngine
-from semblend.engine.pages import PageTable
 from tests.engine.donors import cold_kv
 
 TOLERANCE = 1e-4

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from semblend.cli.bench_miss import MissCost, add_miss_rows, measure_miss
+from semblend.bench.benchmark_report import BenchmarkReport
+from semblend.bench.miss_cost import MissCost, add_miss_rows, measure_miss
 from semblend.cli.bench_prefill import POLICIES, _first_token, add_rows, draw, measure
-from semblend.cli.benchmark_report import BenchmarkReport
 from semblend.cli.main import app
 from semblend.engine.api import RequestReport
 from tests.engine.conftest import EngineMaker

@@ -6,7 +6,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semblend.engine.detokenise import StopStrings, StreamDecoder
+from semblend.engine.output.detokenise import StopStrings, StreamDecoder
 from tests.engine.models import REFERENCE
 
 TOKENIZER = transformers.AutoTokenizer.from_pretrained(REFERENCE)

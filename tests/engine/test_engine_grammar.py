@@ -9,7 +9,7 @@ import torch
 
 from semblend.core.errors import RequestError
 from semblend.engine.api import FinishReason
-from semblend.engine.grammar import LONGEST_SCHEMA
+from semblend.engine.output.json_grammar import LONGEST_SCHEMA
 from tests.engine.conftest import EngineMaker
 from tests.engine.models import random_tokens
 

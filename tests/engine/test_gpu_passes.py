@@ -18,8 +18,8 @@ import pytest
 import torch
 import transformers
 
-from semblend.engine.cuda_fit import FUSED, fits
-from semblend.engine.graphs import MOST_ROWS, decode_size, padded_rows
+from semblend.engine.cuda.fused_models import FUSED, fits
+from semblend.engine.cuda.graphs import MOST_ROWS, decode_size, padded_rows
 from semblend.kv.rotary_spec import Pairing
 from tests.engine.gpu_interpreter import COMPARED
 from tests.engine.models import ARCHITECTURES, plain_model, tiny

@@ -9,10 +9,10 @@ import torch
 from semblend.core.errors import DonorError, PlanError
 from semblend.core.plan import Hole, Plan, Span
 from semblend.core.tokens import TokenArray
+from semblend.engine.cache.pages import PageTable
+from semblend.engine.cache.pool import PagedPool
 from semblend.engine.materialise import load_spans
 from semblend.engine.model import LoadedModel, wrap_model
-from semblend.engine.pages import PageTable
-from semblend.engine.pool import PagedPool
 from semblend.engine.segmented import compute, runs_of_plan
 from tests.engine.donors import DonorShelf, cold_kv, hand_plan, make_pool, make_table
 from tests.engine.models import (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from semblend.core.errors import CapacityError
-from semblend.engine.pages import PageAllocator, PageTable
+from semblend.engine.cache.pages import PageAllocator, PageTable
 
 
 class AllocatorMachine(RuleBasedStateMachine):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import semblend.engine.prefix_cache as module
-from semblend.engine.pages import PageAllocator
-from semblend.engine.prefix_cache import PrefixCache
+import semblend.engine.cache.prefix_cache as module
+from semblend.engine.cache.pages import PageAllocator
+from semblend.engine.cache.prefix_cache import PrefixCache
 from tests.engine.models import random_tokens
 
 SPACE, OTHER = b"a" * 16, b"b" * 16

@@ -8,11 +8,11 @@ import torch
 
 from semblend.core.outcomes import DeclineReason, Outcome
 from semblend.core.plan import Hole, Span
-from semblend.engine.boundaries import boundaries_of
+from semblend.engine.cache.pages import PageTable
+from semblend.engine.cache.pool import PagedPool
 from semblend.engine.materialise import load_spans
-from semblend.engine.pages import PageTable
-from semblend.engine.pool import PagedPool
 from semblend.engine.probes import PoolProbe
+from semblend.engine.vocabulary_boundaries import boundaries_of
 from semblend.kv.attention_weights import attention_weights
 from tests.engine.conftest import EngineMaker, same
 from tests.engine.donors import DonorShelf, cold_kv, hand_plan

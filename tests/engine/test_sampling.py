@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from semblend.engine.api import SamplingParams
-from semblend.engine.sampling import choose, make_generator
+from semblend.engine.output.sampling import choose, make_generator
 
 LOGITS = torch.tensor([0.0, 2.0, 1.0, -1.0, 1.5])
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from semblend.core.tokens import TokenArray
 from semblend.engine.batch import ComputeRun
-from semblend.engine.pages import PageTable
+from semblend.engine.cache.pages import PageTable
 from semblend.engine.segmented import compute
 from tests.engine.donors import make_pool, make_table
 from tests.engine.models import (

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semblend.engine.tiles import RowRun, TilePlan, TileShape, plan_tiles
+from semblend.engine.cuda.tiles import RowRun, TilePlan, TileShape, plan_tiles
 
 SHAPE = TileShape(rows=16, keys=8, warps=1, stages=1)
 

@@ -23,8 +23,8 @@ from transformers import AutoTokenizer
 from semblend.core.namespace import Namespace
 from semblend.fleet.announcer import DonorAnnouncer
 from semblend.fleet.directory.directory import Directory
-from semblend.fleet.directory.follower import LogFollower
 from semblend.fleet.directory.index import SketchIndex
+from semblend.fleet.directory.log_follower import LogFollower
 from semblend.fleet.publish.jetstream import JetStreamSink
 from semblend.fleet.publish.nats_link import LogOptions
 from semblend.integration.dynamo.pinning import PIN_HEADER

@@ -18,10 +18,10 @@ from semblend.engine.engine import EmbeddedEngine
 from semblend.engine.model import LoadedModel
 from semblend.engine.options import EngineOptions
 from semblend.fleet.directory.directory import Directory
-from semblend.fleet.directory.follower import LogFollower
 from semblend.fleet.directory.index import SketchIndex
+from semblend.fleet.directory.log_follower import LogFollower
 from semblend.fleet.keys import donor_key
-from semblend.fleet.placement.cost import FleetCost
+from semblend.fleet.placement.expected_time import FleetCost
 from semblend.fleet.publish.nats_link import LogOptions
 from semblend.fleet.publish.publisher import PublisherOptions
 from semblend.integration.embedded.fleet import FleetMember

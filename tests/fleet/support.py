@@ -15,7 +15,13 @@ import pytest
 from semblend.core.namespace import Namespace
 from semblend.core.tokens import TokenArray
 from semblend.fleet.announcer import HeldDonor
-from semblend.fleet.events.model import DonorRegistered, Event, EventData, EventSegment, Location
+from semblend.fleet.events.event_values import (
+    DonorRegistered,
+    Event,
+    EventData,
+    EventSegment,
+    Location,
+)
 from semblend.fleet.keys import FleetKeys
 from semblend.fleet.sketch import MARK_TOKENS, sketch
 

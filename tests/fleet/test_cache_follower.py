@@ -8,7 +8,7 @@ pytest.importorskip("msgpack")
 pytest.importorskip("zmq")
 
 from semblend.core.errors import SettingsError
-from semblend.fleet.residency.follower import CacheFeed, CacheFollower
+from semblend.fleet.residency.cache_follower import CacheFeed, CacheFollower
 from semblend.serve.gateway.options import GatewayOptions, parse_feed
 from tests.fleet.cache_relay import Relay
 from tests.fleet.support import until

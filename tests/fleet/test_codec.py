@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semblend.core.errors import SerialisationError
-from semblend.fleet.blocks import seal_blocks
 from semblend.fleet.events.codec import (
     MAX_EVENT_BYTES,
     decode,
@@ -17,7 +16,7 @@ from semblend.fleet.events.codec import (
     encode,
     encode_heartbeat,
 )
-from semblend.fleet.events.model import (
+from semblend.fleet.events.event_values import (
     DonorEvicted,
     DonorRelocated,
     DonorsPurged,
@@ -26,6 +25,7 @@ from semblend.fleet.events.model import (
     Location,
 )
 from semblend.fleet.events.seal import sealed
+from semblend.fleet.sealed_blocks import seal_blocks
 from tests.fleet.support import SECRET, event, prompt, registered
 
 SHARED = Location(kind="shared", tier="store", backend="folder", locator="abc")

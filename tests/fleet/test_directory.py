@@ -9,7 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from semblend.core.errors import SerialisationError, StorageError
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.index import SketchIndex
-from semblend.fleet.events.model import (
+from semblend.fleet.events.event_values import (
     DonorEvicted,
     DonorRelocated,
     DonorsPurged,

@@ -15,7 +15,7 @@ import pytest
 
 from semblend.engine.model import load_model
 from semblend.fleet.events.codec import encode
-from semblend.fleet.events.model import DonorEvicted
+from semblend.fleet.events.event_values import DonorEvicted
 from semblend.fleet.publish.nats_link import LogOptions, NatsLink
 from tests.fleet.engines import MODEL, Gateway, Worker, ask, serving
 from tests.fleet.support import event, slow, until

@@ -8,10 +8,10 @@ import pytest
 from semblend.core.errors import SettingsError
 from semblend.fleet.announcer import DonorAnnouncer
 from semblend.fleet.directory.directory import Directory
-from semblend.fleet.directory.follower import LogFollower
 from semblend.fleet.directory.index import SketchIndex
+from semblend.fleet.directory.log_follower import LogFollower
 from semblend.fleet.events.codec import encode
-from semblend.fleet.events.model import DonorEvicted
+from semblend.fleet.events.event_values import DonorEvicted
 from semblend.fleet.keys import donor_key
 from semblend.fleet.publish.jetstream import JetStreamSink
 from semblend.fleet.publish.nats_link import LogOptions, NatsLink, token

@@ -7,7 +7,7 @@ from semblend.core.outcomes import Outcome
 from semblend.fleet.directory.answers import Found, WorkerHolding
 from semblend.fleet.directory.index import SharedDonor
 from semblend.fleet.placement.chooser import Choice, WorkerLoad, choose
-from semblend.fleet.placement.cost import FleetCost
+from semblend.fleet.placement.expected_time import FleetCost
 
 COST = FleetCost()
 

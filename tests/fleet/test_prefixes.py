@@ -14,7 +14,7 @@ from semblend.fleet.directory.answers import Found, WorkerHolding
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.index import SketchIndex
 from semblend.fleet.placement.chooser import Choice, WorkerLoad, choose
-from semblend.fleet.placement.cost import FleetCost
+from semblend.fleet.placement.expected_time import FleetCost
 from semblend.fleet.residency.caches import FollowedCaches
 from semblend.fleet.residency.decoding import (
     BlocksStored,

@@ -4,13 +4,13 @@ import threading
 from collections.abc import Sequence
 
 from semblend.fleet.announcer import DonorAnnouncer
-from semblend.fleet.blocks import open_blocks
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.index import SketchIndex
-from semblend.fleet.events.model import DonorEvicted, DonorRegistered, Event, GenerationReset
+from semblend.fleet.events.event_values import DonorEvicted, DonorRegistered, Event, GenerationReset
 from semblend.fleet.keys import donor_key
 from semblend.fleet.publish.bus import InProcessBus
 from semblend.fleet.publish.publisher import Publisher, PublisherOptions
+from semblend.fleet.sealed_blocks import open_blocks
 from tests.fleet.support import NAMESPACE, SECRET, Shelf, event, prompt, until
 
 FAST = PublisherOptions(heartbeat_s=0.02, min_resync_s=0.0, first_retry_s=0.01, last_retry_s=0.02)

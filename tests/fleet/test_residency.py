@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semblend.core.errors import SerialisationError
-from semblend.fleet.blocks import open_blocks, seal_blocks
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.index import SketchIndex
-from semblend.fleet.events.model import DonorEvicted, EventSegment, GenerationReset
+from semblend.fleet.events.event_values import DonorEvicted, EventSegment, GenerationReset
 from semblend.fleet.keys import donor_key
 from semblend.fleet.residency.decoding import (
     BlocksRemoved,
@@ -23,6 +22,7 @@ from semblend.fleet.residency.decoding import (
 )
 from semblend.fleet.residency.live_donors import LiveDonors
 from semblend.fleet.residency.tracker import ResidencyTracker
+from semblend.fleet.sealed_blocks import open_blocks, seal_blocks
 from semblend.fleet.sketch import sketch
 from tests.fleet.support import KEYS, SECRET, event, prompt, registered
 

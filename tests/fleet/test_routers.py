@@ -20,7 +20,7 @@ from semblend.core.namespace import NONE, Namespace
 from semblend.fleet.announcer import public_parts
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.index import SketchIndex
-from semblend.fleet.events.model import GenerationReset
+from semblend.fleet.events.event_values import GenerationReset
 from semblend.fleet.keys import FleetKeys
 from semblend.integration.dynamo.pinning import SESSION_HEADERS, RouterAffinity
 from semblend.integration.worker_header import WorkerHeader

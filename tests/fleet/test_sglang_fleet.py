@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from semblend.fleet.directory.directory import Directory
-from semblend.fleet.directory.follower import LogFollower
 from semblend.fleet.directory.index import SketchIndex
+from semblend.fleet.directory.log_follower import LogFollower
 from semblend.fleet.keys import donor_key
 from semblend.fleet.placement.chooser import Choice, WorkerLoad, choose
 from semblend.fleet.publish.nats_link import LogOptions
+from semblend.fleet.residency.cache_follower import CacheFeed
 from semblend.fleet.residency.caches import FollowedCaches
-from semblend.fleet.residency.follower import CacheFeed
 from semblend.integration.isolation import by_extra_key
 from tests.fleet.cache_relay import Relay, as_arrays
 from tests.fleet.engines import SLOW_PREFILL

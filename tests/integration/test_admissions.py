@@ -13,7 +13,7 @@ from semblend.core.outcomes import DeclineReason, Outcome
 from semblend.core.plan import Plan
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray, as_token_array
-from semblend.integration.audit import AuditStream
+from semblend.integration.auditing.audit_stream import AuditStream
 from semblend.integration.provider import DonorsLostError, SemBlendProvider
 from semblend.integration.scheduler.admissions import Admissions
 from semblend.integration.scheduler.request import Arrival, Request, Stage

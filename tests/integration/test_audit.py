@@ -8,8 +8,8 @@ import logging
 from sembench.engine_events.vllm import VllmParser
 from semblend.core.ledger import Settlement
 from semblend.core.outcomes import Outcome
-from semblend.integration.audit import AuditStream
-from semblend.integration.audit_file import RotatingLines
+from semblend.integration.auditing.audit_file import RotatingLines
+from semblend.integration.auditing.audit_stream import AuditStream
 
 LOGGER = logging.getLogger("semblend.test_audit")
 

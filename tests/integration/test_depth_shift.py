@@ -9,7 +9,7 @@ from transformers import AutoConfig
 
 from semblend.core.errors import SerialisationError
 from semblend.core.settings import Settings
-from semblend.integration.certificates import uncertified_standing
+from semblend.integration.loaded_model.model_certificates import uncertified_standing
 from semblend.integration.worker.pool_copies import PoolCopies
 from semblend.kv.depth_drift import DepthDrift
 from semblend.kv.paged_kv import PagedKv

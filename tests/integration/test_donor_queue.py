@@ -11,7 +11,7 @@ import torch
 from semblend.core.namespace import Namespace
 from semblend.core.settings import Settings
 from semblend.core.tokens import as_token_array
-from semblend.integration.audit import AuditStream
+from semblend.integration.auditing.audit_stream import AuditStream
 from semblend.integration.donor_queue import DonorQueue
 from semblend.integration.provider import SemBlendProvider
 from semblend.integration.scheduler.request import Arrival, Request

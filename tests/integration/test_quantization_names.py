@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from semblend.integration.model_identity import added_quantization, quantization_name
+from semblend.integration.loaded_model.model_identity import added_quantization, quantization_name
 from semblend.integration.sglang import namespaces
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from semblend.core.errors import CapacityError, DonorError
 from semblend.kv.segments import Segment
 from semblend.kv.tiers import DiskTier, MemoryTier, TierStack
-from semblend.kv.tiers.blocks import SLICE_BYTES, HostBlocks
+from semblend.kv.tiers.host_blocks import SLICE_BYTES, HostBlocks
 from tests.kv.segments import TOKEN_BYTES, key_of, same_kv, segment_of
 
 PAGE = mmap.PAGESIZE

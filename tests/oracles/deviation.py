@@ -7,10 +7,10 @@ import torch
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
 from semblend.engine.batch import ComputeRun
+from semblend.engine.cache.pages import PageTable
+from semblend.engine.cache.pool import PagedPool
 from semblend.engine.materialise import DonorSource, load_spans
 from semblend.engine.model import LoadedModel
-from semblend.engine.pages import PageTable
-from semblend.engine.pool import PagedPool
 from semblend.engine.segmented import compute, runs_of_plan
 
 

@@ -11,8 +11,8 @@ from semblend.core.outcomes import DeclineReason
 from semblend.core.settings import Settings
 from semblend.discovery.runs import DonorRun
 from semblend.pipeline import SemBlendPipeline
-from semblend.planning.blocks import region_end, to_whole_blocks
 from semblend.planning.planner import SINK_TOKENS
+from semblend.planning.whole_blocks import region_end, to_whole_blocks
 
 NAMESPACE = Namespace.of(model="m")
 

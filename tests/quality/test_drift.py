@@ -12,12 +12,12 @@ from semblend.core.errors import PlanError
 from semblend.engine.model import load_model
 from semblend.quality.curves import curves
 from semblend.quality.drift import bring_drift, edges_up_to, measure_drift
-from semblend.quality.items import to_item
 from semblend.quality.lab import Lab
 from semblend.quality.measure import measure
-from semblend.quality.shards import Job
+from semblend.quality.shards import MeasurementJob
 from semblend.quality.suite import Cell
-from semblend.quality.workloads import WORKLOADS
+from semblend.quality.texts.items import to_item
+from semblend.quality.texts.workloads import WORKLOADS
 
 MODEL = Path(__file__).parents[2] / "models" / "semblend-reference-27m"
 LENGTH = 2048
@@ -76,7 +76,7 @@ def test_depths_are_fine_near_the_start_and_reach_the_end():
 def test_a_job_measures_its_table_once_and_only_if_a_policy_asks(lab, tmp_path):
     def job(spec):
         cells = (Cell(workload="instruction", items=1, specs=(spec,), lengths=(100,)),)
-        return Job(
+        return MeasurementJob(
             model=str(MODEL), device="cpu", dtype="float32", cells=cells, seed=1,
             folder=tmp_path, drift=tmp_path / "depth.safetensors",
         )  # fmt: skip

@@ -13,8 +13,8 @@ from semblend.quality.bound import Bound, choose, judge
 from semblend.quality.figures import figures_of, noise_floor
 from semblend.quality.intervals import bootstrap_mean, paired_loss, wilson
 from semblend.quality.measure import Record
+from semblend.quality.reports.svg import Chart, Series, draw
 from semblend.quality.scores import divergence, rouge_l, token_f1
-from semblend.quality.svg import Chart, Series, draw
 
 words = st.lists(st.sampled_from("abcd"), max_size=7)
 
@@ -117,39 +117,39 @@ def rows(records, policy="span_head(8)", workload="instruction", kind="instructi
     ]
 
 
-def verdict(records):
+def judged(records):
     (found,) = judge(figures_of(records), Bound(), noise_kl=1e-10)
     return found.objections
 
 
 def test_a_policy_as_good_as_cold_keeps_the_bound():
-    assert verdict(rows([GOOD] * 200)) == ()
+    assert judged(rows([GOOD] * 200)) == ()
 
 
 def test_one_per_cent_of_200_items_is_two_answers_on_balance_in_every_workload():
-    assert verdict(rows([GOOD] * 198 + [WRONG] * 2)) == ()
-    (said,) = verdict(rows([GOOD] * 197 + [WRONG] * 3))
+    assert judged(rows([GOOD] * 198 + [WRONG] * 2)) == ()
+    (said,) = judged(rows([GOOD] * 197 + [WRONG] * 3))
     assert "answers fall by 0.015" in said
     won = replace(GOOD, cold_right=False, cold_answer="2", same=False)
-    assert verdict(rows([GOOD] * 196 + [WRONG] * 3 + [won])) == ()
+    assert judged(rows([GOOD] * 196 + [WRONG] * 3 + [won])) == ()
     # A workload that falls is not made good by others.
     fine = rows([GOOD] * 1000, workload="composed", kind="composed")
-    assert len(verdict([*rows([GOOD] * 197 + [WRONG] * 3), *fine])) == 1
+    assert len(judged([*rows([GOOD] * 197 + [WRONG] * 3), *fine])) == 1
 
 
 def test_each_limit_of_the_bound_is_enforced():
-    assert "199 items, at least 200" in verdict(rows([GOOD] * 199))[0]
-    assert verdict(rows([GOOD] * 20, workload="reading", kind="squad")) == ()
-    assert "KL" in verdict(rows([replace(GOOD, kl=0.5)] * 200))[0]
-    assert "recomputed" in verdict(rows([replace(GOOD, recomputed_tokens=400)] * 200))[0]
+    assert "199 items, at least 200" in judged(rows([GOOD] * 199))[0]
+    assert judged(rows([GOOD] * 20, workload="reading", kind="squad")) == ()
+    assert "KL" in judged(rows([replace(GOOD, kl=0.5)] * 200))[0]
+    assert "recomputed" in judged(rows([replace(GOOD, recomputed_tokens=400)] * 200))[0]
     leak = replace(GOOD, leaked=True)
     control = rows([GOOD] * 999 + [leak], workload="control", kind="negation")
-    assert "1 answers towards the donor's" in verdict(control)[0]
+    assert "1 answers towards the donor's" in judged(control)[0]
 
 
 def test_what_cold_says_itself_is_no_leak_of_reuse():
     both = replace(GOOD, leaked=True, cold_leaked=True)
-    assert verdict(rows([both] * 200, workload="control", kind="negation")) == ()
+    assert judged(rows([both] * 200, workload="control", kind="negation")) == ()
 
 
 SMALL = Bound(items=10)

@@ -23,16 +23,16 @@ from semblend.quality.certifying import grid as whole_grid
 from semblend.quality.curves import curves
 from semblend.quality.drift import measure_drift
 from semblend.quality.issuing import issue, part_of, read_curves
-from semblend.quality.items import data_fingerprint, to_item
 from semblend.quality.lab import Lab, Loaded
 from semblend.quality.measure import measure
 from semblend.quality.redteam.attempts import Attempt
-from semblend.quality.redteam.findings import findings_of
+from semblend.quality.redteam.finds import findings_of
 from semblend.quality.redteam.grammar import Structure
-from semblend.quality.shards import Job, measure_here, measure_in_processes, record_files
+from semblend.quality.reports.figure_tables import policies_markdown
+from semblend.quality.shards import MeasurementJob, measure_here, measure_in_processes, record_files
 from semblend.quality.suite import Cell, Records, read_records, run_cells
-from semblend.quality.tables import policies_markdown
-from semblend.quality.workloads import WORKLOADS
+from semblend.quality.texts.items import data_fingerprint, to_item
+from semblend.quality.texts.workloads import WORKLOADS
 from tests.quality.test_figures import GOOD, WRONG, rows
 
 ROOT = Path(__file__).parents[2]
@@ -191,7 +191,7 @@ def test_certify_chooses_confirms_judges_and_signs(tmp_path):
 
 def test_processes_measure_what_one_process_measures(lab, tmp_path):
     cells = (Cell(workload="instruction", items=4, specs=("none",), lengths=(300,)),)
-    job = Job(
+    job = MeasurementJob(
         model=str(MODEL), device="cpu", dtype="float32", cells=cells, seed=2,
         folder=tmp_path / "one", curves=(("instruction", ("none",)),),
     )  # fmt: skip

@@ -7,7 +7,7 @@ import zipfile
 import pytest
 
 from semblend.core.errors import SerialisationError
-from semblend.quality.reading import MOST_CHARACTERS, reading_cases
+from semblend.quality.texts.reading import MOST_CHARACTERS, reading_cases
 
 
 def row(context, question, dataset="short"):

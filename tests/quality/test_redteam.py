@@ -19,11 +19,11 @@ from semblend.quality.intervals import at_most
 from semblend.quality.lab import Lab
 from semblend.quality.redteam.attempts import add_attempts, attempt_of, read_attempts
 from semblend.quality.redteam.engines import Answered, answered, judge
-from semblend.quality.redteam.findings import findings_of
+from semblend.quality.redteam.finds import findings_of
 from semblend.quality.redteam.grammar import GENES, Structure, random_structure
-from semblend.quality.redteam.pages import said_of
 from semblend.quality.redteam.regressions import added, regressions, write_regressions
 from semblend.quality.redteam.search import Search
+from semblend.quality.redteam.summaries import said_of
 from semblend.quality.redteam.writing import write
 
 ROOT = Path(__file__).parents[2]

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semblend.core.errors import ServerError
-from semblend.quality.items import Ask, Case, Item
-from semblend.quality.served.asking import Reply
+from semblend.quality.served.asking import ServedReply
 from semblend.quality.served.comparing import compared, least_kl, margin
-from semblend.quality.served.measuring import ServedEngine
+from semblend.quality.served.measuring import MeasuredServer
 from semblend.quality.served.over_http import reply_of
+from semblend.quality.texts.items import Ask, Case, Item
 
 
 def logs(values, top):
@@ -40,7 +40,7 @@ def test_the_divergence_of_the_likeliest_tokens_never_exceeds_the_whole_one(pair
 def reply(*tokens, text="", policy=None, reused=0, outcome="materialised"):
     said = {} if policy is None else {"outcome": outcome, "policy": policy, "reused_tokens": reused}
     top = tuple({token: math.log(0.9), "other": math.log(0.05)} for token in tokens)
-    return Reply(tokens=tokens, text=text or " ".join(tokens), top=top, said=said)
+    return ServedReply(tokens=tokens, text=text or " ".join(tokens), top=top, said=said)
 
 
 def test_answers_are_compared_up_to_the_first_token_that_differs():
@@ -101,7 +101,7 @@ def rule(question):
 
 def test_each_item_is_asked_cold_its_donors_are_kept_and_every_policy_starts_without_prefixes():
     engine = Told(rule)
-    (records,) = ServedEngine(engine).measure([(ITEM, ("none", "span_head(8)", "cold"))])
+    (records,) = MeasuredServer(engine).measure([(ITEM, ("none", "span_head(8)", "cold"))])
     assert [record.policy for record in records] == ["none", "span_head(8)", "cold"]
     cold, *donors = engine.asked[:3]
     assert (cold.reuse, cold.capture) == (False, False)
@@ -121,7 +121,7 @@ def test_each_item_is_asked_cold_its_donors_are_kept_and_every_policy_starts_wit
 
 def test_where_prefixes_stay_every_policy_has_donors_of_its_own():
     engine = Told(rule, forgets_prefixes=False)
-    ServedEngine(engine).measure([(ITEM, ("none", "span_head(8)"))])
+    MeasuredServer(engine).measure([(ITEM, ("none", "span_head(8)"))])
     salts = [q.salt for q in engine.asked if q != "settle" and q.capture]
     assert len(salts) == 4
     assert len(set(salts)) == 2
@@ -140,7 +140,7 @@ def test_what_the_engine_did_not_confirm_is_no_record(said):
     def unconfirmed(question):
         return rule(question) if question.policy is None else reply("4", **said)
 
-    assert ServedEngine(Told(unconfirmed)).measure([(ITEM, ("none",))]) == [[]]
+    assert MeasuredServer(Told(unconfirmed)).measure([(ITEM, ("none",))]) == [[]]
 
 
 def test_a_policy_that_declines_an_item_is_said_to_and_leaks_are_seen():
@@ -149,7 +149,7 @@ def test_a_policy_that_declines_an_item_is_said_to_and_leaks_are_seen():
             return reply("4", policy="span_head(8)", outcome="declined")
         return reply("7", policy="none", reused=80) if question.policy else reply("4", text="4821")
 
-    engine = ServedEngine(Told(leaking))
+    engine = MeasuredServer(Told(leaking))
     (records,) = engine.measure([(ITEM, ("none", "span_head(8)"))])
     naive, declined = records
     assert naive.leaked
@@ -162,7 +162,7 @@ def test_answers_of_thinking_models_stand_behind_their_reasoning():
         given = {"policy": question.policy, "reused": 80} if question.policy else {}
         return reply("4", text="<think>7 it was, or 4821</think>\n\n4821", **given)
 
-    ((record,),) = ServedEngine(Told(thinking)).measure([(ITEM, ("none",))])
+    ((record,),) = MeasuredServer(Told(thinking)).measure([(ITEM, ("none",))])
     assert (record.answer, record.leaked) == ("4821", False)
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from semblend.core.errors import SettingsError
-from semblend.quality.doubt import Answer, Doubt, items_at_least
-from semblend.quality.limits import Limits, Watch
+from semblend.quality.doubt import Doubt, LimitAnswer, items_at_least
+from semblend.quality.limits import Limits, LimitWatch
 from semblend.quality.measure import Record
-from semblend.quality.seam import EngineFacts
+from semblend.quality.seam import MeasuredFacts
 from semblend.quality.suite import Cell
 from semblend.quality.until_sure import UntilSure, ordered
 
@@ -20,7 +20,7 @@ LIMITS = Limits(answers=0.05, disagreement=0.1, confidence=0.9)
 def decided(losses, *, limit, alpha):
     doubt = Doubt(limit=limit, alpha=alpha)
     for loss in losses:
-        if doubt.observe(loss) is not Answer.OPEN:
+        if doubt.observe(loss) is not LimitAnswer.OPEN:
             break
     return doubt
 
@@ -31,7 +31,7 @@ def test_a_share_at_its_limit_passes_as_seldom_as_stated_however_long_one_looks(
     runs, alpha, limit = 400, 0.1, 0.05
     passes = sum(
         decided(size * (rng.random(1000) < limit / size), limit=limit, alpha=alpha).answer
-        is Answer.KEPT
+        is LimitAnswer.KEPT
         for _ in range(runs)
     )
     assert passes <= runs * alpha + 3 * math.sqrt(runs * alpha * (1 - alpha))
@@ -45,7 +45,7 @@ def test_a_policy_that_breaks_one_workload_of_many_passes_as_seldom_as_stated():
         rates = [0.0] * 5 + [LIMITS.answers]
         passes += all(
             decided(rng.random(600) < rate, limit=LIMITS.answers, alpha=LIMITS.alpha).answer
-            is Answer.KEPT
+            is LimitAnswer.KEPT
             for rate in rates
         )
     assert passes <= runs * LIMITS.alpha + 3 * math.sqrt(runs * LIMITS.alpha * 0.9)
@@ -54,10 +54,10 @@ def test_a_policy_that_breaks_one_workload_of_many_passes_as_seldom_as_stated():
 def test_a_good_policy_passes_and_a_bad_one_is_found_out_soon():
     rng = np.random.default_rng(13)
     good = [decided(rng.random(2000) < 0.005, limit=0.05, alpha=0.05) for _ in range(100)]
-    assert sum(doubt.answer is Answer.KEPT for doubt in good) >= 98
+    assert sum(doubt.answer is LimitAnswer.KEPT for doubt in good) >= 98
     assert np.median([doubt.items for doubt in good]) <= 2 * items_at_least(limit=0.05, alpha=0.05)
     bad = [decided(rng.random(2000) < 0.4, limit=0.05, alpha=0.05) for _ in range(100)]
-    assert all(doubt.answer is Answer.BROKEN for doubt in bad)
+    assert all(doubt.answer is LimitAnswer.BROKEN for doubt in bad)
     assert np.median([doubt.items for doubt in bad]) <= 15
 
 
@@ -107,7 +107,7 @@ GOOD = Record(
 
 
 def watched(records, workload="composed"):
-    watch = Watch(workload, "p", LIMITS)
+    watch = LimitWatch(workload, "p", LIMITS)
     for record in records:
         watch.observe(record)
     return watch
@@ -116,22 +116,22 @@ def watched(records, workload="composed"):
 def test_items_without_confirmed_reuse_are_no_evidence():
     declined = replace(GOOD, declined_tokens=900, recomputed_tokens=0)
     watch = watched([declined, None] * 200)
-    assert watch.answer is Answer.OPEN
+    assert watch.answer is LimitAnswer.OPEN
     assert watch.unconfirmed == 400
     assert "not decided after 0 items" in watch.objections(noise_kl=0.0)[0]
 
 
 def test_one_leak_on_a_control_breaks_it_at_once():
-    assert watched([replace(GOOD, leaked=True)], "control_negation").answer is Answer.BROKEN
-    assert watched([replace(GOOD, leaked=True)]).answer is Answer.OPEN
+    assert watched([replace(GOOD, leaked=True)], "control_negation").answer is LimitAnswer.BROKEN
+    assert watched([replace(GOOD, leaked=True)]).answer is LimitAnswer.OPEN
 
 
 def test_a_workload_that_cold_seldom_answers_right_is_judged_by_agreement():
     wrong = replace(GOOD, right=False, cold_right=False)
     assert not watched([wrong] * 200).by_answers
-    assert watched([wrong] * 200).answer is Answer.KEPT
+    assert watched([wrong] * 200).answer is LimitAnswer.KEPT
     other = replace(wrong, same=False, top1=0.0)
-    assert watched([other] * 200).answer is Answer.BROKEN
+    assert watched([other] * 200).answer is LimitAnswer.BROKEN
     # Cold's first items settle it: answers that turn right later change nothing.
     assert not watched([wrong] * 16 + [GOOD] * 400).by_answers
 
@@ -145,7 +145,7 @@ def test_answers_that_cold_has_wrong_cannot_prove_that_right_ones_are_kept():
 
 def test_dear_policies_and_far_distributions_are_refused_though_answers_are_kept():
     watch = watched([replace(GOOD, recomputed_tokens=300, kl=0.5)] * 100)
-    assert watch.answer is Answer.KEPT
+    assert watch.answer is LimitAnswer.KEPT
     assert [said.split(": ")[1] for said in watch.objections(noise_kl=0.01)] == [
         "KL 0.5 nats",
         "33.3% recomputed",
@@ -161,7 +161,7 @@ class FakeEngine:
     def __init__(self, rule):
         self.rule = rule
         self.asked = 0
-        self.facts = EngineFacts(
+        self.facts = MeasuredFacts(
             engine="none",
             version="0",
             model="m",

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from benchmarks.vllm_answers import Answered, AnswerFile, report_control, report_policy
 
-from semblend.cli.benchmark_report import BenchmarkReport
+from semblend.bench.benchmark_report import BenchmarkReport
 
 RIGHT = Answered(
     case="composed/composed/0",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import corruption
-from benchmarks.corruption_targets import CertificateFile, Verdict, make_targets
+from benchmarks.corruption_targets import CertificateFile, ReadResult, make_targets
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def test_no_corruption_is_believed(tmp_path: Path) -> None:
     seen, wrong = corruption.run(700, seed=3, folder=tmp_path)
     assert wrong == []
     assert sum(seen.values()) == 700
-    believed = {name for name, verdict in seen if verdict is Verdict.SAME}
+    believed = {name for name, result in seen if result is ReadResult.SAME}
     assert believed <= {"compressed manifest"}, "where the format has bytes that say nothing"
 
 
@@ -32,7 +32,7 @@ def test_every_target_reads_what_is_not_damaged(tmp_path: Path) -> None:
     """The negative control: a target that called everything corrupt would prove nothing."""
     for target in make_targets(tmp_path, seed=0):
         try:
-            assert target.read(target.fresh()) is not Verdict.DETECTED, target.name
+            assert target.read(target.fresh()) is not ReadResult.DETECTED, target.name
         finally:
             target.close()
 
@@ -50,7 +50,7 @@ def test_a_certificate_is_read_in_one_way_only(tmp_path: Path) -> None:
     """The same contents in other bytes are other bytes: somebody has been at it."""
     target = CertificateFile(tmp_path)
     good = target.fresh()
-    assert target.read(good) is Verdict.SAME
+    assert target.read(good) is ReadResult.SAME
     policy = b'"policy": "span_head(8)",'
     for bad in (
         good.rstrip(),
@@ -59,4 +59,4 @@ def test_a_certificate_is_read_in_one_way_only(tmp_path: Path) -> None:
         good.replace(policy, b'"policy": "none", ' + policy),
     ):
         assert bad != good
-        assert target.read(bad) is Verdict.DETECTED
+        assert target.read(bad) is ReadResult.DETECTED

@@ -19,7 +19,7 @@ from semblend.core.outcomes import DeclineReason, Outcome
 from semblend.engine.handle import GenerationResult
 from semblend.fleet.announcer import DonorAnnouncer
 from semblend.fleet.directory.directory import Directory
-from semblend.fleet.placement.cost import FleetCost
+from semblend.fleet.placement.expected_time import FleetCost
 from semblend.fleet.publish.bus import InProcessBus
 from semblend.fleet.publish.publisher import PublisherOptions
 from semblend.fleet.transport.exporting import DonorExporter

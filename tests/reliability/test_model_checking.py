@@ -36,8 +36,8 @@ from semblend.core.outcomes import DeclineReason, Outcome
 from semblend.core.plan import Plan
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.core.tokens import TokenArray
-from semblend.engine.donors import DonorLibrary
-from semblend.engine.pool import KvShape, PagedPool
+from semblend.engine.cache.donor_library import DonorLibrary
+from semblend.engine.cache.pool import KvShape, PagedPool
 from semblend.kv.segments import Segment, SegmentKey, kv_bytes
 from semblend.kv.tiers import DiskTier, MemoryTier, TierStack
 from semblend.pipeline import SemBlendPipeline

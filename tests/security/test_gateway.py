@@ -20,9 +20,9 @@ from semblend.core.namespace import Namespace
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.index import SketchIndex
-from semblend.fleet.events.model import GenerationReset, Heartbeat, Location
+from semblend.fleet.events.event_values import GenerationReset, Heartbeat, Location
 from semblend.fleet.keys import FleetKeys
-from semblend.fleet.placement.cost import FleetCost
+from semblend.fleet.placement.expected_time import FleetCost
 from semblend.serve.gateway.app import create_gateway
 from semblend.serve.gateway.options import GatewayOptions
 from tests.fleet.support import event, prompt, registered

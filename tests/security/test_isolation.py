@@ -20,8 +20,8 @@ from semblend.engine.options import EngineOptions
 from semblend.kv.segments import SegmentKey
 from semblend.pipeline import SemBlendPipeline
 from semblend.serve.app import create_app
-from semblend.serve.logs import JsonFormatter
 from semblend.serve.options import ServeOptions
+from semblend.serve.watch.json_logs import JsonFormatter
 from tests.serve.fakes import ScriptedEngine
 from tests.serve.support import MODEL, MODEL_NAME, call
 from tests.serve.texts import document

@@ -16,7 +16,7 @@ import semblend.engine.scheduler as scheduler_module
 from semblend.engine.api import FinishReason
 from semblend.engine.engine import EmbeddedEngine
 from semblend.engine.segmented import compute
-from semblend.serve.logs import JsonFormatter
+from semblend.serve.watch.json_logs import JsonFormatter
 from tests.engine.conftest import EngineMaker, make_engine
 from tests.engine.models import random_tokens
 from tests.engine.test_engine import behind

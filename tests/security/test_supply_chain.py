@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from scripts.audit_dependencies import audit, verdict_of
+from scripts.audit_dependencies import audit, audit_of
 from scripts.sbom import bill, closure
 
 ROOT = Path(__file__).parents[2]
@@ -44,9 +44,9 @@ def test_the_bill_lists_what_is_installed_and_is_the_same_twice() -> None:
 def test_a_package_that_was_not_looked_up_is_not_clean() -> None:
     package = {"name": "a", "version": "1", "vulns": []}
     hole = {"id": "CVE-1", "fix_versions": ["2"]}
-    assert verdict_of({"dependencies": [package]}).status == 0
-    assert verdict_of({"dependencies": [package, {**package, "skip_reason": "no"}]}).status == 3
-    found = verdict_of({"dependencies": [{**package, "vulns": [hole]}]})
+    assert audit_of({"dependencies": [package]}).status == 0
+    assert audit_of({"dependencies": [package, {**package, "skip_reason": "no"}]}).status == 3
+    found = audit_of({"dependencies": [{**package, "vulns": [hole]}]})
     assert found.status == 1
     assert "fixed in 2" in found.vulnerable[0]
 
@@ -54,6 +54,6 @@ def test_a_package_that_was_not_looked_up_is_not_clean() -> None:
 def test_an_audit_without_the_tool_says_so_of_every_package(tmp_path: Path) -> None:
     pinned = tmp_path / "pins.txt"
     pinned.write_text("# why\none==1\ntwo==2\n")
-    verdict = audit(pinned, timeout_s=0.001)
-    assert verdict.status == 3
-    assert len(verdict.unknown) == 2
+    audited = audit(pinned, timeout_s=0.001)
+    assert audited.status == 3
+    assert len(audited.unknown) == 2

@@ -7,7 +7,7 @@ import pytest
 from sembench.errors import SourceError, UsageError
 from sembench.manifests.building import BuildReport, build_items, source_for
 from sembench.manifests.files import write_manifest
-from sembench.manifests.spec import SPECS, BuildSpec, Sample, load_spec
+from sembench.manifests.spec import SPECS, BuildSpec, RecordChoice, load_spec
 from sembench.profiles import SourceRecord
 from sembench.transforms import TRANSFORMS
 from tests.sembench.records import ListSource, record
@@ -84,7 +84,7 @@ def test_the_first_records_are_taken_unless_a_sample_is_asked_for():
         profile="list",
         transforms=("exact_repeat",),
         max_items_per_dataset=5,
-        sample=Sample.SEEDED,
+        sample=RecordChoice.SEEDED,
     )
     chosen = [i.source_id for i in build_items(sampled, ListSource(records), BuildReport())]
     order = [r.source_id for r in records]

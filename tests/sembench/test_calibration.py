@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sembench.calibration import Calibration, read_calibration, summarise_reruns
+from sembench.comparing.calibration import Calibration, read_calibration, summarise_reruns
 from sembench.errors import ResultError
 from sembench.live.reply import Reply
 from tests.sembench.mock_runs import load_json, mock_engine, sembench, short_manifest

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sembench import metrics
-from sembench.compare import compare
+from sembench.comparing.compare import compare
 from sembench.errors import ResultError
 from sembench.reports.comparison import comparison_markdown
 from sembench.results import RequestRow, Result, RunMetadata, write_result

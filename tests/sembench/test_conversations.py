@@ -10,7 +10,7 @@ import pytest
 
 from sembench.blocks import ProposedSpan
 from sembench.conversations import Limits, Turn, TurnKind, load_story, scripted_turns
-from sembench.conversations.measuring import Reuse
+from sembench.conversations.measuring import EarlierRequests
 from sembench.conversations.rendering import prompt_of
 from sembench.errors import PlannerError, UsageError
 from sembench.planners import PlannerSettings, make_planner
@@ -151,7 +151,9 @@ def test_an_unknown_profile_is_refused_by_name() -> None:
 def reuse_of(profile: str, planner: str) -> list[tuple[Turn, int, int, int]]:
     tokenizer = load_tokenizer(None)
     settings = PlannerSettings(block_size=16, tokenizer=tokenizer.name)
-    known = Reuse(block_size=16, tokenizer=tokenizer.name, planner=make_planner(planner, settings))
+    known = EarlierRequests(
+        block_size=16, tokenizer=tokenizer.name, planner=make_planner(planner, settings)
+    )
     rows = []
     for turn in turns(profile):
         prompt = tokenizer.encode(prompt_of(turn))
@@ -182,7 +184,7 @@ def test_a_planner_that_lies_is_found_out() -> None:
         def describe(self) -> dict[str, str]:
             return {}
 
-    known = Reuse(block_size=4, tokenizer="t", planner=Liar())  # type: ignore[arg-type]
+    known = EarlierRequests(block_size=4, tokenizer="t", planner=Liar())  # type: ignore[arg-type]
     known.remember("a", np.arange(20, dtype=np.uint32))
     with pytest.raises(PlannerError, match="not a copy"):
         known.measure("b", np.arange(20, dtype=np.uint32))

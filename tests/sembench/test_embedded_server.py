@@ -21,7 +21,7 @@ import pytest
 
 from sembench.manifests.files import write_manifest
 from sembench.model import DonorPrompt, ManifestItem
-from semblend.quality.documents import INSTRUCTIONS, Document, DocumentWriter, Fact
+from semblend.quality.texts.documents import INSTRUCTIONS, Document, DocumentWriter, Fact
 from tests.sembench.mock_runs import load_json, mock_engine, sembench
 
 ROOT = Path(__file__).parents[2]

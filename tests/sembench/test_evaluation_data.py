@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sembench.manifests.building import BuildReport, build_items, source_for
-from sembench.manifests.spec import BuildSpec, Sample
+from sembench.manifests.spec import BuildSpec, RecordChoice
 from sembench.metrics import aggregate, by_transform
 from sembench.offline import OfflineRun
 from sembench.planners import PlannerSettings, make_planner
@@ -18,7 +18,7 @@ SPEC = BuildSpec(
     profile="longbench-v1",
     datasets=("squad", "prose_tech_mdn", "prose_tech_k8s", "prose_tech_github"),
     max_items_per_dataset=9,
-    sample=Sample.SEEDED,
+    sample=RecordChoice.SEEDED,
 )
 
 pytestmark = pytest.mark.skipif(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sembench import metrics
-from sembench.calibration import Calibration
+from sembench.comparing.calibration import Calibration
 from sembench.engine_events import EngineSummary
 from sembench.errors import UsageError
 from sembench.gates import GATES, check

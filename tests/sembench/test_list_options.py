@@ -3,7 +3,7 @@
 import typer
 from typer.testing import CliRunner
 
-from sembench.cli.list_options import ListOptionsCommand, spread_list_options
+from sembench.terminal.list_options import ListOptionsCommand, spread_list_options
 
 MANY = frozenset({"--datasets", "-d"})
 

@@ -14,14 +14,14 @@ from fastapi.responses import StreamingResponse
 
 from sembench.errors import EndpointError
 from sembench.live.client import StreamingClient
-from sembench.live.identity import Caller, RequestName, our_id_in
+from sembench.live.identity import RequestIdentity, RequestName, our_id_in
 from sembench.live.openai_client import OpenAIClient, OpenAIReader, Route
 from sembench.live.prompt import Prompt
 from sembench.live.reply import Reply
-from sembench.live.rows import mean_kl
+from sembench.live.reply_rows import mean_kl
 from sembench.live.sglang_client import SglangClient, SglangReader
 from sembench.live.verify import verify
-from sembench.mock_engine import Cheat, Fault
+from sembench.mock_engine import Cheat, MockFault
 from tests.sembench.mock_runs import mock_engine
 
 PROMPT = "The gate code of Arlen is 4711. What is the gate code of Arlen?"
@@ -33,7 +33,7 @@ def openai_client(url: str, *, timeout_seconds: float = 20.0, **more: Any) -> Op
     return OpenAIClient(
         base_url=url,
         model="mock-model",
-        caller=Caller(tenant="t"),
+        caller=RequestIdentity(tenant="t"),
         timeout_seconds=timeout_seconds,
         **more,
     )
@@ -44,7 +44,7 @@ def completions_client(url: str, **more: Any) -> OpenAIClient:
 
 
 def sglang_client(url: str, *, timeout_seconds: float = 20.0) -> SglangClient:
-    return SglangClient(base_url=url, caller=Caller(), timeout_seconds=timeout_seconds)
+    return SglangClient(base_url=url, caller=RequestIdentity(), timeout_seconds=timeout_seconds)
 
 
 CLIENTS = pytest.mark.parametrize("make", [openai_client, completions_client, sglang_client])
@@ -84,8 +84,10 @@ def test_log_probabilities_come_back_a_position_at_a_time(make: Maker) -> None:
 
 
 @CLIENTS
-@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.DISCONNECT, Fault.GARBAGE, Fault.STALL])
-def test_every_fault_is_the_replys_error(make: Maker, fault: Fault) -> None:
+@pytest.mark.parametrize(
+    "fault", [MockFault.ERROR, MockFault.DISCONNECT, MockFault.GARBAGE, MockFault.STALL]
+)
+def test_every_fault_is_the_replys_error(make: Maker, fault: MockFault) -> None:
     with mock_engine(fault=fault, fault_every=1, stall_seconds=1.5) as url:
         reply = ask(make(url, timeout_seconds=0.5))
     assert not reply.ok

@@ -10,7 +10,7 @@ import pytest
 
 from sembench.cli.main import COMMANDS
 from sembench.gates import GATES
-from sembench.mock_engine import Cheat, Fault, LogFormat
+from sembench.mock_engine import Cheat, LogFormat, MockFault
 from tests.sembench.mock_runs import load_json, mock_engine, sembench, short_manifest
 from tests.sembench.test_cheats import CAUGHT_BY
 
@@ -45,8 +45,8 @@ def test_every_cheat_is_documented_with_the_gates_that_catch_it() -> None:
 
 
 def test_every_fault_and_log_format_is_documented() -> None:
-    for fault in Fault:
-        assert fault is Fault.NONE or fault.value in MOCK
+    for fault in MockFault:
+        assert fault is MockFault.NONE or fault.value in MOCK
     assert all(
         log_format.value in MOCK.lower().replace("tensorrt-llm", "trtllm")
         for log_format in LogFormat

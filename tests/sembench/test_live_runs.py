@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sembench.manifests.files import read_manifest
-from sembench.mock_engine import Fault
+from sembench.mock_engine import MockFault
 from tests.sembench.mock_runs import (
     load_json,
     mock_engine,
@@ -232,7 +232,7 @@ def test_a_failing_request_is_a_row_with_an_error_and_the_run_goes_on(
     manifest: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "r.json"
-    with mock_engine(fault=Fault.DISCONNECT, fault_every=5) as url:
+    with mock_engine(fault=MockFault.DISCONNECT, fault_every=5) as url:
         done = gateway(manifest, output, url, "--skip-verify")
     assert done.exit_code == 0, done.output
     failed = [row for row in rows(output) if row["error"]]
@@ -246,7 +246,7 @@ def test_an_endpoint_that_went_away_stops_the_run_and_resuming_measures_the_rest
     manifest: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "r.json"
-    with mock_engine(fault=Fault.ERROR, fault_every=1) as url:
+    with mock_engine(fault=MockFault.ERROR, fault_every=1) as url:
         flags = ("--skip-verify", "--max-consecutive-errors", 3)
         assert gateway(manifest, output, url, *flags).exit_code == 2
     assert not output.exists()

@@ -24,7 +24,7 @@ from sembench.live.load import LoadOptions, run_load
 from sembench.live.prompt import Prompt
 from sembench.live.reply import Reply
 from sembench.load_results import LoadResult, LoadRow, Objective, summarise_load
-from sembench.mock_engine import Fault
+from sembench.mock_engine import MockFault
 from sembench.model import ManifestItem
 from sembench.results import read_json
 from sembench.spool import spool_path
@@ -230,7 +230,7 @@ def test_the_command_sends_what_was_asked_and_reports_goodput(tmp_path: Path, ar
 
 def test_failures_under_load_are_counted_and_never_good(tmp_path: Path) -> None:
     manifest, output = short_manifest(tmp_path, records=1), tmp_path / "load.json"
-    with mock_engine(fault=Fault.ERROR, fault_every=3) as url:
+    with mock_engine(fault=MockFault.ERROR, fault_every=3) as url:
         done = sembench(
             "run-load",
             *("--manifest", manifest, "--output", output, "--base-url", url),
@@ -255,7 +255,7 @@ def test_an_endpoint_that_went_away_stops_the_load_and_resuming_sends_the_rest(
     tmp_path: Path,
 ) -> None:
     manifest, output = short_manifest(tmp_path, records=1), tmp_path / "load.json"
-    with mock_engine(fault=Fault.ERROR, fault_every=1) as url:
+    with mock_engine(fault=MockFault.ERROR, fault_every=1) as url:
         gone = sembench(*load_command(manifest, output, url, "--max-consecutive-errors", 5))
     assert gone.exit_code == 2
     assert "--resume" in str(gone.exception)

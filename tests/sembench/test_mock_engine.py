@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sembench.errors import UsageError
-from sembench.mock_engine import Cheat, Fault, MockSettings
+from sembench.mock_engine import Cheat, MockFault, MockSettings
 from sembench.mock_engine.answers import answer, question_of
-from sembench.mock_engine.donors import DonorStore, StoredDonor
+from sembench.mock_engine.donors import MockDonorStore, StoredDonor
 from sembench.mock_engine.engine import MockEngine
 from sembench.mock_engine.exact_cache import ExactPrefixCache
 from tests.sembench.mock_runs import mock_engine
@@ -32,7 +32,7 @@ def array(values: list[int]) -> np.ndarray:
 def test_every_span_is_token_identical_disjoint_and_leaves_the_last_token(
     donors: list[list[int]], target: list[int]
 ) -> None:
-    store = DonorStore(min_span_tokens=4, max_donors=8)
+    store = MockDonorStore(min_span_tokens=4, max_donors=8)
     for number, tokens in enumerate(donors):
         store.register(
             StoredDonor(donor_id=str(number), namespace="n", tokens=array(tokens), text="")
@@ -67,7 +67,7 @@ def test_an_exact_hit_is_a_common_prefix_of_whole_blocks_and_never_the_whole_pro
 
 def test_the_cache_and_the_donors_stay_within_their_caps() -> None:
     cache = ExactPrefixCache(block_size=4, capacity_blocks=5)
-    store = DonorStore(min_span_tokens=4, max_donors=3)
+    store = MockDonorStore(min_span_tokens=4, max_donors=3)
     for number in range(50):
         tokens = array(list(range(number, number + 20)))
         cache.insert("n", tokens)
@@ -193,7 +193,7 @@ def test_it_quotes_its_own_prompt_and_says_when_there_is_nothing_to_quote() -> N
     [
         {"block_size": 0},
         {"prefill_ms_per_token": -1.0},
-        {"fault": Fault.ERROR},
+        {"fault": MockFault.ERROR},
         {"max_donors": 0},
     ],
 )

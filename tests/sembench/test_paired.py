@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sembench import paired
+from sembench.comparing import paired
 from sembench.results import RequestRow
 
 

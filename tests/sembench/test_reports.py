@@ -18,7 +18,7 @@ from sembench import metrics
 from sembench.reports import RENDERERS, build_report, write_report
 from sembench.reports.console import print_report
 from sembench.reports.html_page import MAX_STRIPS, render_html
-from sembench.reports.svg import Point, Series, distributions, scatter, shares, strip
+from sembench.reports.svg import DistributionSeries, Point, distributions, scatter, shares, strip
 from sembench.results import RequestRow, Result, RunMetadata, write_result
 from tests.sembench.browser import screenshot
 from tests.sembench.mock_runs import sembench
@@ -237,7 +237,9 @@ def test_the_terminal_report_survives_any_text() -> None:
 
 def test_charts_of_nothing_are_nothing() -> None:
     assert scatter([], x_label="x", y_label="y") == ""
-    assert distributions([Series(name="a", kind="cold", values=[0.0])], x_label="x") == ""
+    assert (
+        distributions([DistributionSeries(name="a", kind="cold", values=[0.0])], x_label="x") == ""
+    )
     assert strip("") == ""
 
 

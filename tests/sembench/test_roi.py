@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sembench.comparing.roi import Bucket, RoiModel, buckets, estimate, parse_pairs
 from sembench.errors import UsageError
-from sembench.roi import Bucket, CostModel, buckets, estimate, parse_pairs
 from tests.sembench.mock_runs import sembench
 
-MODEL = CostModel()
+MODEL = RoiModel()
 
 
 def test_the_default_coefficients_give_the_times_worked_out_by_hand() -> None:
@@ -73,7 +73,7 @@ def test_at_the_break_even_rate_nothing_is_saved(tokens: float) -> None:
 
 def test_a_slow_lookup_never_pays_on_short_prompts() -> None:
     assert MODEL.break_even_hit_rate(256) is None
-    assert CostModel(lookup_ms=2.0).break_even_hit_rate(256) is not None
+    assert RoiModel(lookup_ms=2.0).break_even_hit_rate(256) is not None
 
 
 def test_histograms_come_as_text_or_csv(tmp_path: Path) -> None:

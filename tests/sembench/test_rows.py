@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sembench.live.reply import Reply
-from sembench.live.rows import RowMaker, contaminated, leak, mean_kl
+from sembench.live.reply_rows import RowMaker, contaminated, leak, mean_kl
 from sembench.model import DonorPrompt, ManifestItem
 from sembench.tokenizers import StableRegexTokenizer
 

@@ -37,8 +37,8 @@ class Running:
         return f"{self.url}/v1"
 
     @property
-    def desk(self) -> Any:
-        return self.app.state.desk
+    def context(self) -> Any:
+        return self.app.state.context
 
     def stop(self) -> None:
         self.server.should_exit = True

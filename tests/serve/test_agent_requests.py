@@ -9,8 +9,8 @@ import httpx
 import openai
 import pytest
 
-from semblend.serve.chat_messages import Message, Tool
-from semblend.serve.chat_template import ChatTemplate
+from semblend.serve.openai.chat_messages import Message, Tool
+from semblend.serve.openai.chat_template import ChatTemplate
 from tests.serve.support import MODEL_NAME, Running, until
 from tests.serve.texts import document
 
@@ -142,7 +142,7 @@ def test_a_new_date_in_the_system_prompt_does_not_cost_the_document(
         )
 
     def donors() -> int:
-        stats: int = server.desk.engine.stats().registrations
+        stats: int = server.context.engine.stats().registrations
         return stats
 
     before = donors()

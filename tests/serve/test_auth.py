@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from semblend.core.errors import SettingsError
+from semblend.serve.api_errors import ApiError
 from semblend.serve.app import create_app
 from semblend.serve.auth import Authenticator, KeyRing, Pseudonyms
-from semblend.serve.errors import ApiError
 from semblend.serve.options import ServeOptions
 from tests.serve.fakes import ScriptedEngine
 from tests.serve.support import MODEL_NAME, call

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from semblend.fleet.directory.directory import Directory
-from semblend.serve.gateway.metrics import GatewayMetrics
+from semblend.serve.gateway.gateway_metrics import GatewayMetrics
 from semblend.serve.gateway.options import GatewayOptions
-from semblend.serve.gateway.pool import WorkerPool
+from semblend.serve.gateway.worker_pool import WorkerPool
 from tests.deployed_metrics import DASHBOARDS, DEPLOY, RULES, expressions, missing, named, rules
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -31,8 +31,8 @@ def half_request(host: Running, **body: Any) -> socket.socket:
 
 
 def idle(host: Running) -> bool:
-    stats = host.desk.engine.stats()
-    return host.desk.admission.inside == 0 and stats.running == 0 and stats.waiting == 0
+    stats = host.context.engine.stats()
+    return host.context.entry_queue.inside == 0 and stats.running == 0 and stats.waiting == 0
 
 
 def test_dropping_a_stream_stops_the_real_engine(server: Running, client: openai.OpenAI) -> None:
@@ -55,7 +55,7 @@ def test_dropping_a_stream_stops_the_real_engine(server: Running, client: openai
 
 def test_dropping_a_whole_request_stops_the_real_engine(server: Running) -> None:
     raw = half_request(server, prompt=document(500), ignore_eos=True)
-    until(lambda: server.desk.admission.inside == 1, "the request to enter")
+    until(lambda: server.context.entry_queue.inside == 1, "the request to enter")
     raw.close()
     until(lambda: idle(server), "the engine to stop")
 
@@ -68,7 +68,7 @@ def test_dropping_before_the_first_token_cancels(scripted: ScriptedEngine, strea
         until(lambda: scripted.handles, "the request to reach the engine")
         raw.close()
         assert scripted.handles[0].cancelled.wait(30)
-        until(lambda: host.desk.admission.inside == 0, "the place to come back")
+        until(lambda: host.context.entry_queue.inside == 0, "the place to come back")
 
 
 def test_dropping_while_queued_leaves_the_queue(scripted: ScriptedEngine) -> None:
@@ -77,9 +77,9 @@ def test_dropping_while_queued_leaves_the_queue(scripted: ScriptedEngine) -> Non
         first = half_request(host)
         until(lambda: scripted.handles, "the first to enter")
         second = half_request(host)
-        until(lambda: host.desk.admission.waiting == 1, "the second to wait")
+        until(lambda: host.context.entry_queue.waiting == 1, "the second to wait")
         second.close()
-        until(lambda: host.desk.admission.waiting == 0, "the second to leave")
+        until(lambda: host.context.entry_queue.waiting == 0, "the second to leave")
         assert len(scripted.handles) == 1
         first.close()
 
@@ -89,7 +89,7 @@ def test_a_reader_that_takes_nothing_cannot_hold_a_place(scripted: ScriptedEngin
     with running(scripted, request_timeout_s=30) as host:
         raw = half_request(host, stream=True, max_tokens=4000)
         until(lambda: scripted.ended, "the engine to finish")
-        until(lambda: host.desk.admission.inside == 0, "the place to come back")
+        until(lambda: host.context.entry_queue.inside == 0, "the place to come back")
         raw.close()
 
 
@@ -111,7 +111,7 @@ def test_many_drops_at_once_lose_no_place(scripted: ScriptedEngine) -> None:
         for thread in threads:
             thread.join()
         until(
-            lambda: host.desk.admission.inside == 0 and host.desk.admission.waiting == 0,
+            lambda: host.context.entry_queue.inside == 0 and host.context.entry_queue.waiting == 0,
             "all places to come back",
         )
         assert len(scripted.ended) == len(scripted.handles)

@@ -9,12 +9,12 @@ import typer
 from semblend.cli.serve import serve
 from semblend.core.outcomes import Outcome
 from semblend.engine.api import RequestReport
-from semblend.serve.admission import Admission
 from semblend.serve.auth import Pseudonyms
-from semblend.serve.metrics import ServerMetrics
+from semblend.serve.entry_queue import EntryQueue
+from semblend.serve.openai.replies import ReuseReport
 from semblend.serve.options import ServeOptions
-from semblend.serve.replies import ReuseReport
 from semblend.serve.reports import reuse_headers, reuse_report
+from semblend.serve.watch.server_metrics import ServerMetrics
 from tests.serve.fakes import ScriptedEngine
 from tests.serve.support import ROOT
 
@@ -36,7 +36,7 @@ def test_options_and_documentation_agree() -> None:
 
 
 def test_metrics_and_documentation_agree(scripted: ScriptedEngine) -> None:
-    metrics = ServerMetrics(scripted, Admission(ServeOptions(model_name="m")))
+    metrics = ServerMetrics(scripted, EntryQueue(ServeOptions(model_name="m")))
     exposed = {
         family.name + ("_total" if family.type == "counter" else "")
         for family in metrics.registry.collect()

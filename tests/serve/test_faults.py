@@ -44,7 +44,7 @@ def test_an_engine_that_fails_before_the_first_token_is_an_honest_500(
         assert response.json()["error"]["code"] == "internal_error"
         assert "SECRET" not in response.text
         assert "SECRET" not in caplog.text
-        until(lambda: host.desk.admission.inside == 0, "the place to come back")
+        until(lambda: host.context.entry_queue.inside == 0, "the place to come back")
         setattr(scripted, fault, None)
         assert post(host).status_code == 200
 
@@ -64,7 +64,7 @@ def test_an_engine_that_fails_midway_ends_the_stream_with_an_error(
         with pytest.raises(openai.APIError, match="failed to answer"):
             list(client.completions.create(**BODY, stream=True))  # type: ignore[call-overload]
         client.close()
-        until(lambda: host.desk.admission.inside == 0, "the place to come back")
+        until(lambda: host.context.entry_queue.inside == 0, "the place to come back")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_refusal_by_the_engine_keeps_its_meaning(
         assert response.status_code == status
         assert "SECRET" not in response.text
         assert ("retry-after" in response.headers) is (status == 503)
-        assert host.desk.admission.inside == 0
+        assert host.context.entry_queue.inside == 0
 
 
 def test_an_engine_that_does_not_answer_for_itself_is_not_ready(scripted: ScriptedEngine) -> None:
@@ -156,7 +156,7 @@ def test_time_is_limited_and_the_engine_is_told(scripted: ScriptedEngine, stream
             assert response.status_code == 504
             assert "0.15 seconds" in response.json()["error"]["message"]
         assert scripted.handles[0].cancelled.is_set()
-        until(lambda: host.desk.admission.inside == 0, "the place to come back")
+        until(lambda: host.context.entry_queue.inside == 0, "the place to come back")
         state = httpx.get(f"{host.url}/semblend/state").json()
         assert [view["state"] for view in state["requests"]] == ["timed_out"]
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from semblend.serve.logs import JsonFormatter, StderrHandler
+from semblend.serve.watch.json_logs import JsonFormatter, StderrHandler
 
 
 def test_a_line_follows_stderr_when_the_first_one_is_closed(

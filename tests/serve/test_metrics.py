@@ -48,9 +48,9 @@ def ask(host: Running, instruction: str, text: str) -> dict[str, object]:
 
 def test_counters_add_up_to_the_reports(fresh: Running) -> None:
     text = document(700)
-    before = fresh.desk.engine.stats().registrations
+    before = fresh.context.engine.stats().registrations
     reports = [ask(fresh, "Answer.", text)]
-    until(lambda: fresh.desk.engine.stats().registrations > before, "a donor")
+    until(lambda: fresh.context.engine.stats().registrations > before, "a donor")
     reports.append(ask(fresh, "Read this and answer.", text))
     reports.append(ask(fresh, "Answer.", text))
     samples = scrape(fresh)
@@ -86,7 +86,7 @@ def test_counters_add_up_to_the_reports(fresh: Running) -> None:
 
 def test_gauges_show_the_engine(fresh: Running) -> None:
     samples = scrape(fresh)
-    stats = fresh.desk.engine.stats()
+    stats = fresh.context.engine.stats()
     assert samples["semblend:donors", ()] == stats.donors
     assert samples["semblend:pool_pages", ()] == stats.pool_pages
     assert samples["semblend:pool_pages_free", ()] == stats.pool_pages_free

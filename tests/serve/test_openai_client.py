@@ -201,9 +201,9 @@ def test_the_example_shows_reuse(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["openai_client.py", server.v1])
     example = runpy.run_path(str(ROOT / "examples" / "openai_client.py"))
-    before = server.desk.engine.stats().registrations
+    before = server.context.engine.stats().registrations
     with openai.OpenAI(base_url=server.v1, api_key="unused") as client:
         example["ask"](client, MODEL_NAME, "Read the list and answer.", "What does shelf 7 hold?")
-        until(lambda: server.desk.engine.stats().registrations > before, "a donor")
+        until(lambda: server.context.engine.stats().registrations > before, "a donor")
     example["main"]()
     assert "materialised" in capsys.readouterr().out

@@ -82,7 +82,7 @@ def rows(driver: Any) -> list[dict[str, Any]]:
 def ask(host: Running, content: Any, **headers: str) -> httpx.Response:
     response = httpx.post(
         f"{host.v1}/chat/completions",
-        json={"model": host.desk.options.model_name, "messages": content, "max_tokens": 3},
+        json={"model": host.context.options.model_name, "messages": content, "max_tokens": 3},
         headers=headers,
         timeout=60,
     )

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from semblend.planning.policies.base import policy_from_spec
 from semblend.serve.app import create_app
+from semblend.serve.openai.schemas import ChatBody, CompletionBody
 from semblend.serve.options import ServeOptions
-from semblend.serve.schemas import ChatBody, CompletionBody
 from tests.serve.fakes import ScriptedEngine
 from tests.serve.support import MODEL_NAME, call
 
@@ -161,7 +161,7 @@ def test_a_long_prompt_says_how_long_it_may_be(app: Any) -> None:
 
 
 def test_a_hopelessly_long_prompt_is_refused_before_it_is_tokenised(app: Any) -> None:
-    longest = max(map(len, app.state.desk.engine.tokenizer.get_vocab()))
+    longest = max(map(len, app.state.context.engine.tokenizer.get_vocab()))
     response = text(app, {**TEXT, "prompt": "x" * (64 * longest + 1)})
     refused(response, 400, "prompt", "characters", "at most 64 tokens")
 

@@ -42,11 +42,11 @@ def report(response: httpx.Response) -> dict[str, Any]:
 
 def donated(server: Running, count: int) -> None:
     """Donors are made off the request path: wait until they are there."""
-    until(lambda: server.desk.engine.stats().registrations >= count, "a donor")
+    until(lambda: server.context.engine.stats().registrations >= count, "a donor")
 
 
 def donate(server: Running, prompt: list[dict[str, str]], **extra: Any) -> httpx.Response:
-    before = server.desk.engine.stats().registrations
+    before = server.context.engine.stats().registrations
     response = ask(server, prompt, **extra)
     donated(server, before + 1)
     return response

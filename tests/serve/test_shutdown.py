@@ -45,7 +45,7 @@ def test_running_requests_finish_and_new_ones_are_told_to_come_back(
         asking = Asking(host.url, stream=stream)
         until(lambda: scripted.handles, "the request to enter")
         host.server.should_exit = True
-        until(lambda: host.desk.admission.draining, "the drain to begin")
+        until(lambda: host.context.entry_queue.draining, "the drain to begin")
         late = httpx.post(f"{host.url}/v1/completions", json=BODY)
         assert late.status_code == 503
         assert late.headers["retry-after"] == "5"

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sembench.calibration import read_calibration
-from sembench.cli.gate_flags import with_gates
+from sembench.comparing.calibration import read_calibration
 from sembench.engine_events import EngineSummary
 from sembench.errors import ResultError, UsageError
 from sembench.gates import check
@@ -17,6 +16,7 @@ from sembench.gates.check import requested
 from sembench.gates.table import Threshold
 from sembench.json_text import parse_json
 from sembench.results import read_result
+from sembench.terminal.gate_flags import with_gates
 
 
 @with_gates
@@ -44,7 +44,7 @@ def assert_result_gates(
 ) -> None:
     """Check a result against gates. A requested gate whose metric is absent fails."""
     paths = engine_summary or []
-    verdict = check(
+    gate_result = check(
         read_result(result),
         [_read_summary(path) for path in paths],
         requested(thresholds),
@@ -55,12 +55,12 @@ def assert_result_gates(
         result_name=str(result),
         summary_names=[str(path) for path in paths],
     )
-    text = json.dumps(verdict.to_dict(), indent=2)
+    text = json.dumps(gate_result.to_dict(), indent=2)
     typer.echo(text)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text + "\n", encoding="utf-8")
-    if not verdict.passed:
+    if not gate_result.passed:
         raise typer.Exit(1)
 
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from sembench.cli.options import BlockSize, Manifest, TokenizerName
 from sembench.manifests.auditing import audit
+from sembench.terminal.shared_options import BlockSize, Manifest, TokenizerName
 from sembench.tokenizers import load_tokenizer
 
 

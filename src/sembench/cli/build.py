@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from sembench.cli.options import DataDir
 from sembench.errors import SourceError, UsageError
 from sembench.ids import file_sha256
 from sembench.manifests.building import BuildReport, build_items, source_for
 from sembench.manifests.files import write_manifest
 from sembench.manifests.freezing import check_against_frozen
-from sembench.manifests.spec import BuildSpec, Sample, load_spec
+from sembench.manifests.spec import BuildSpec, RecordChoice, load_spec
 from sembench.progress import track
+from sembench.terminal.shared_options import DataDir
 
 
 def build(
@@ -49,8 +49,8 @@ def build(
     data_dir: DataDir = None,
     seed: Annotated[int, typer.Option(help="Random seed; same seed and data, same bytes.")] = 0,
     sample: Annotated[
-        Sample, typer.Option(help="Which records to take when there are more than needed.")
-    ] = Sample.FIRST,
+        RecordChoice, typer.Option(help="Which records to take when there are more than needed.")
+    ] = RecordChoice.FIRST,
 ) -> None:
     """Build a manifest. The seed fixes every byte, and each transform checks its items."""
     if (profile is None) == (frozen is None):

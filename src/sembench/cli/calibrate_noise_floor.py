@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from sembench.calibration import CALIBRATION_VERSION, summarise_reruns
-from sembench.cli import live_options as live
-from sembench.cli.options import Manifest
+from sembench.comparing.calibration import CALIBRATION_VERSION, summarise_reruns
 from sembench.errors import EndpointError, UsageError
 from sembench.provenance import environment, run_metadata
+from sembench.terminal import live_options as live
+from sembench.terminal.shared_options import Manifest
 
 
 def calibrate_noise_floor(
@@ -40,7 +40,7 @@ def calibrate_noise_floor(
     live.require_urls(base_url=base_url, reset_url=reset_url)
 
     from sembench.live.client import StreamingClient
-    from sembench.live.identity import Caller, RequestName
+    from sembench.live.identity import RequestIdentity, RequestName
     from sembench.live.openai_client import OpenAIClient
     from sembench.live.prompt import Prompt
     from sembench.live.reply import Reply
@@ -55,7 +55,7 @@ def calibrate_noise_floor(
     items = list(read_manifest(manifest, max_items=max_items))
     shared: dict[str, Any] = {
         "base_url": base_url,
-        "caller": Caller(api_key=api_key),
+        "caller": RequestIdentity(api_key=api_key),
         "timeout_seconds": timeout_seconds,
     }
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sembench.compare import compare as compare_results
+from sembench.comparing.compare import compare as compare_results
 from sembench.errors import UsageError
 from sembench.reports.comparison import comparison_console, comparison_markdown
 from sembench.results import read_result

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from sembench.cli.live_options import require_http, require_urls
 from sembench.results import read_result, write_result
 from sembench.snapshots import engine_window as window_between
 from sembench.snapshots import read_snapshot, with_window
+from sembench.terminal.live_options import require_http, require_urls
 
 
 def engine_snapshot(

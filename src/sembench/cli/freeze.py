@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from sembench.cli.options import BlockSize, DataDir, ManifestsDir, Spec
 from sembench.manifests.freezing import checksums_name, freeze_manifest
 from sembench.manifests.spec import load_spec
+from sembench.terminal.shared_options import BlockSize, DataDir, ManifestsDir, Spec
 
 
 def freeze(

@@ -12,8 +12,8 @@ from importlib import import_module
 
 import typer
 
-from sembench.cli.list_options import ListOptionsCommand
 from sembench.errors import SemBenchError
+from sembench.terminal.list_options import ListOptionsCommand
 
 COMMANDS: dict[str, tuple[tuple[str, str], ...]] = {
     "Manifests": (

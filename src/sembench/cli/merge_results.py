@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from sembench.audit_join import join_audit
-from sembench.cli.live_options import ConnectorAudit, Output
-from sembench.cli.live_runs import show
+from sembench.comparing.audit_join import join_audit
+from sembench.comparing.merge import merge
 from sembench.manifests.files import open_text
-from sembench.merge import merge
 from sembench.results import read_result, write_result
+from sembench.terminal.live_options import ConnectorAudit, Output
+from sembench.terminal.live_runs import show
 
 
 def merge_results(

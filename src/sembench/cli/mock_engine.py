@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sembench.mock_engine import Cheat, Fault, LogFormat, MockSettings
+from sembench.mock_engine import Cheat, LogFormat, MockFault, MockSettings
 
 
 def mock_engine(
@@ -34,7 +34,7 @@ def mock_engine(
     cheat: Annotated[
         Cheat, typer.Option(help="A way to lie; see docs/mock-engine.md.")
     ] = Cheat.NONE,
-    fault: Annotated[Fault, typer.Option(help="Fault to inject.")] = Fault.NONE,
+    fault: Annotated[MockFault, typer.Option(help="Fault to inject.")] = MockFault.NONE,
     fault_every: Annotated[int, typer.Option(min=0, help="Fault every n-th completion.")] = 0,
     stall_seconds: Annotated[float, typer.Option(min=0, help="How long a stall lasts.")] = 30.0,
     log: Annotated[Path | None, typer.Option(help="Engine log to append to.")] = None,

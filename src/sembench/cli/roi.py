@@ -9,10 +9,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from sembench.comparing.roi import RoiModel, buckets, estimate, parse_pairs
 from sembench.errors import UsageError
-from sembench.roi import CostModel, buckets, estimate, parse_pairs
 
-_DEFAULT = CostModel()
+_DEFAULT = RoiModel()
 
 
 def roi(
@@ -53,7 +53,7 @@ def roi(
         if hit_rate_by_bucket
         else {},
     )
-    model = CostModel(
+    model = RoiModel(
         prefill_fixed_ms=prefill_fixed_ms,
         prefill_ms_per_token=prefill_ms_per_token,
         lookup_ms=lookup_ms,

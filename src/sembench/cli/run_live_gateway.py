@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from sembench.cli import live_options as live
-from sembench.cli.live_runs import Pace, Target, replay
-from sembench.cli.option_groups import takes
 from sembench.errors import UsageError
+from sembench.terminal import live_options as live
+from sembench.terminal.live_runs import Pace, Target, replay
+from sembench.terminal.option_groups import takes
 
 
 @takes(live.ReplayFlags)
@@ -61,14 +61,16 @@ def run_live_gateway(
     if worker_url and donor_url:
         raise UsageError("give --donor-url or --worker-url, not both")
 
-    from sembench.live.identity import Caller
+    from sembench.live.identity import RequestIdentity
     from sembench.live.openai_client import OpenAIClient, Route
 
     if route not in set(Route):
         raise UsageError(f"--route: expected chat or completions, got {route!r}")
 
     async def connect(stack: AsyncExitStack, tokenizer: str, model: str) -> Target:
-        caller = Caller(tenant=tenant, template=template, tokenizer=tokenizer, api_key=api_key)
+        caller = RequestIdentity(
+            tenant=tenant, template=template, tokenizer=tokenizer, api_key=api_key
+        )
 
         async def client(url: str) -> OpenAIClient:
             return await stack.enter_async_context(

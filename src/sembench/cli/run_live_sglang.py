@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from sembench.cli import live_options as live
-from sembench.cli.live_runs import Pace, Target, replay
-from sembench.cli.option_groups import takes
 from sembench.errors import UsageError
+from sembench.terminal import live_options as live
+from sembench.terminal.live_runs import Pace, Target, replay
+from sembench.terminal.option_groups import takes
 
 
 @takes(live.ReplayFlags)
@@ -31,12 +31,14 @@ def run_live_sglang(
     if flags.paired and no_flush_per_item:
         raise UsageError("--paired needs empty caches; drop --no-flush-per-item")
 
-    from sembench.live.identity import Caller
+    from sembench.live.identity import RequestIdentity
     from sembench.live.sglang_client import SglangClient
 
     async def connect(stack: AsyncExitStack, tokenizer: str, model: str) -> Target:
         client = await stack.enter_async_context(
-            SglangClient(base_url=base_url, caller=Caller(), timeout_seconds=timeout_seconds)
+            SglangClient(
+                base_url=base_url, caller=RequestIdentity(), timeout_seconds=timeout_seconds
+            )
         )
         return Target(
             base_url=base_url,

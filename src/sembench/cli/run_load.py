@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from sembench.cli import live_options as live
-from sembench.cli.option_groups import takes
 from sembench.live.arrivals import ArrivalKind, Arrivals
 from sembench.load_results import Objective
+from sembench.terminal import live_options as live
+from sembench.terminal.option_groups import takes
 
 
 @takes(live.LoadFlags)
@@ -61,7 +61,7 @@ def run_load(
     live.require_urls(base_url=base_url, metrics_url=flags.metrics_url)
 
     from sembench.live.engine_counters import EngineCounters
-    from sembench.live.identity import Caller
+    from sembench.live.identity import RequestIdentity
     from sembench.live.load import LoadOptions
     from sembench.live.load_session import LoadPlan, run_load_session
     from sembench.live.openai_client import OpenAIClient
@@ -106,7 +106,7 @@ def run_load(
             OpenAIClient(
                 base_url=base_url,
                 model=model,
-                caller=Caller(tenant=tenant, api_key=api_key),
+                caller=RequestIdentity(tenant=tenant, api_key=api_key),
                 timeout_seconds=timeout_seconds,
                 connections=concurrency + 4,
             ) as client,

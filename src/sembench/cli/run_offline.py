@@ -8,8 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from sembench.cli import live_options as live
-from sembench.cli.options import BlockSize, Manifest, MaxItems, TokenizerName
 from sembench.errors import ResultError, UsageError
 from sembench.live.replay import Arm
 from sembench.manifests.files import count_items, read_manifest
@@ -18,6 +16,8 @@ from sembench.planners import PlannerSettings, make_planner
 from sembench.progress import track
 from sembench.provenance import environment, run_config, run_metadata
 from sembench.result_writer import ResultWriter
+from sembench.terminal import live_options as live
+from sembench.terminal.shared_options import BlockSize, Manifest, MaxItems, TokenizerName
 from sembench.tokenizers import load_tokenizer
 
 _SHOWN = (

@@ -11,18 +11,18 @@ from typing import Annotated, Any
 
 import typer
 
-from sembench.cli import live_options as live
-from sembench.cli.option_groups import takes
-from sembench.cli.options import BlockSize, TokenizerName
 from sembench.conversations import Limits, Story, load_story
-from sembench.conversations.measuring import Reuse
-from sembench.conversations.offline import offline_turns
-from sembench.conversations.rows import TURNS_VERSION, TurnRow, compare_turns, summarise_turns
+from sembench.conversations.measuring import EarlierRequests
+from sembench.conversations.offline_stories import offline_turns
+from sembench.conversations.turn_rows import TURNS_VERSION, TurnRow, compare_turns, summarise_turns
 from sembench.errors import EndpointError, ResultError, UsageError
 from sembench.planners import PlannerSettings, make_planner
 from sembench.progress import progress_bar
 from sembench.provenance import environment, run_config, run_metadata, utc_now
 from sembench.results import RunMetadata, read_json
+from sembench.terminal import live_options as live
+from sembench.terminal.option_groups import takes
+from sembench.terminal.shared_options import BlockSize, TokenizerName
 from sembench.tokenizers import Tokenizer, load_tokenizer
 
 
@@ -62,11 +62,11 @@ class TurnFlags:
             for index in range(self.conversations)
         ]
 
-    def reuse(self, encoder: Tokenizer) -> Reuse:
+    def reuse(self, encoder: Tokenizer) -> EarlierRequests:
         """An empty record of what earlier requests leave behind."""
         settings = PlannerSettings(block_size=self.block_size, tokenizer=encoder.name)
         planner = None if self.planner == "none" else make_planner(self.planner, settings)
-        return Reuse(block_size=self.block_size, tokenizer=encoder.name, planner=planner)
+        return EarlierRequests(block_size=self.block_size, tokenizer=encoder.name, planner=planner)
 
     def values(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -127,7 +127,7 @@ def run_turns(
     from sembench.conversations.live import LiveTurns, live_turns
     from sembench.live.endpoint_tokens import EndpointTokens
     from sembench.live.engine_counters import EngineCounters
-    from sembench.live.identity import Caller
+    from sembench.live.identity import RequestIdentity
     from sembench.live.openai_client import OpenAIClient
 
     if cache_salt and share_cache:
@@ -147,7 +147,7 @@ def run_turns(
     async def go() -> list[TurnRow]:
         name = await live.model_named(model, engine="gateway", base_url=base_url)
         pages = EngineCounters(metrics_url or [EngineCounters.page_of(base_url)], api_key=api_key)
-        caller = Caller(tenant=tenant, api_key=api_key)
+        caller = RequestIdentity(tenant=tenant, api_key=api_key)
         client = OpenAIClient(
             base_url=base_url, model=name, caller=caller, timeout_seconds=timeout_seconds
         )

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from sembench.cli.live_options import BaseUrl, TimeoutSeconds, require_http, require_urls
 from sembench.errors import UsageError
+from sembench.terminal.live_options import BaseUrl, TimeoutSeconds, require_http, require_urls
 
 
 def verify_endpoint(
@@ -27,7 +27,7 @@ def verify_endpoint(
     require_urls(base_url=base_url)
 
     from sembench.live.client import StreamingClient
-    from sembench.live.identity import Caller
+    from sembench.live.identity import RequestIdentity
     from sembench.live.openai_client import OpenAIClient
     from sembench.live.sglang_client import SglangClient
     from sembench.live.verify import Verified, served_models, verify
@@ -43,13 +43,15 @@ def verify_endpoint(
         client: StreamingClient
         if engine == "sglang":
             client = SglangClient(
-                base_url=base_url, caller=Caller(tenant=tenant), timeout_seconds=timeout_seconds
+                base_url=base_url,
+                caller=RequestIdentity(tenant=tenant),
+                timeout_seconds=timeout_seconds,
             )
         else:
             client = OpenAIClient(
                 base_url=base_url,
                 model=name,
-                caller=Caller(tenant=tenant),
+                caller=RequestIdentity(tenant=tenant),
                 timeout_seconds=timeout_seconds,
             )
         async with client:

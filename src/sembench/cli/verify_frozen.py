@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from sembench.cli.options import ManifestsDir, Spec
 from sembench.errors import ChecksumError
 from sembench.manifests.freezing import verify_manifest
 from sembench.manifests.spec import load_spec
+from sembench.terminal.shared_options import ManifestsDir, Spec
 
 
 def verify_frozen(

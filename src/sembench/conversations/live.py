@@ -9,11 +9,11 @@ import numpy as np
 
 from sembench import quality
 from sembench.blocks import TokenArray
-from sembench.conversations.measuring import Reuse
+from sembench.conversations.measuring import EarlierRequests
 from sembench.conversations.messages import Turn
 from sembench.conversations.rendering import prompt_of
-from sembench.conversations.rows import TurnRow
 from sembench.conversations.story import Story
+from sembench.conversations.turn_rows import TurnRow
 from sembench.live.endpoint_tokens import EndpointTokens
 from sembench.live.engine_counters import EngineCounters
 from sembench.live.prompt import EngineClient, Prompt
@@ -38,7 +38,7 @@ async def live_turns(
     stories: Iterable[Story],
     client: EngineClient,
     tokenizer: Tokenizer,
-    reuse: Reuse,
+    reuse: EarlierRequests,
     options: LiveTurns,
     *,
     counters: EngineCounters | None = None,
@@ -102,7 +102,9 @@ def _prompt(turn: Turn, options: LiveTurns) -> Prompt:
     )
 
 
-def _row(turn: Turn, reply: Reply, reuse: Reuse, prompt: TokenArray, text: str) -> TurnRow:
+def _row(
+    turn: Turn, reply: Reply, reuse: EarlierRequests, prompt: TokenArray, text: str
+) -> TurnRow:
     found = reuse.measure(turn.turn_id, prompt, text)
     computed = None
     if reply.prompt_tokens is not None and reply.cached_tokens is not None:

@@ -35,7 +35,7 @@ class Reusable:
     plan_ms: float | None = None
 
 
-class Reuse:
+class EarlierRequests:
     """Everything earlier requests have left behind."""
 
     def __init__(self, *, block_size: int, tokenizer: str, planner: Planner | None = None) -> None:

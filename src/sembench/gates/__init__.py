@@ -6,7 +6,7 @@ saying nothing would be the easiest way to cheat.
 
 from __future__ import annotations
 
-from sembench.gates.check import Verdict, check
+from sembench.gates.check import GateResult, check
 from sembench.gates.table import GATES, Gate, Requested
 
-__all__ = ["GATES", "Gate", "Requested", "Verdict", "check"]
+__all__ = ["GATES", "Gate", "GateResult", "Requested", "check"]

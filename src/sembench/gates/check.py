@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sembench.calibration import Calibration
+from sembench.comparing.calibration import Calibration
 from sembench.engine_events import EngineSummary
 from sembench.errors import UsageError
 from sembench.gates.observed import Observed, observe
@@ -17,7 +17,7 @@ CEILING = "noise_floor_calibration"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class GateResult:
     """Whether a result passed; each failure starts with its gate's name."""
 
     result: str
@@ -71,7 +71,7 @@ def check(
     allow_missing: bool = False,
     result_name: str = "",
     summary_names: Sequence[str] = (),
-) -> Verdict:
+) -> GateResult:
     """Check `result` against `gates`."""
     observed = observe(result, summaries, calibration)
     failed: list[tuple[str, str]] = []
@@ -92,7 +92,7 @@ def check(
             missing.append("warm_vs_cold_rouge")
             if not allow_missing:
                 failed.append((CEILING, "warm_vs_cold_rouge is absent from the result"))
-    return Verdict(
+    return GateResult(
         result=result_name,
         engine_summaries=tuple(summary_names),
         failures=tuple(f"{name}: {message}" for name, message in failed),

@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sembench import metrics, paired
-from sembench.calibration import Calibration
+from sembench import metrics
+from sembench.comparing import paired
+from sembench.comparing.calibration import Calibration
 from sembench.engine_events import EngineSummary
 from sembench.live.identity import our_id_in
 from sembench.live.prometheus import semantic_tokens as counted_tokens

@@ -15,10 +15,10 @@ import httpx
 
 from sembench.clock import current_clock
 from sembench.errors import EndpointError
-from sembench.live.identity import ROUTE_HEADERS, WORKER_HEADERS, Caller
+from sembench.live.identity import ROUTE_HEADERS, WORKER_HEADERS, RequestIdentity
 from sembench.live.prompt import Prompt
 from sembench.live.reply import Reply
-from sembench.live.stream import Arrival, StreamError, arrivals, http_error
+from sembench.live.stream import StreamError, TimedEvent, arrivals, http_error
 
 CONNECT_SECONDS = 10.0
 CONTROL_PAUSES_SECONDS = (0.05, 0.2, 0.5, 1.0)
@@ -43,7 +43,12 @@ class StreamingClient:
     """Posts a body, reads its stream and takes the times; protocols subclass it."""
 
     def __init__(
-        self, *, base_url: str, caller: Caller, timeout_seconds: float, connections: int = 64
+        self,
+        *,
+        base_url: str,
+        caller: RequestIdentity,
+        timeout_seconds: float,
+        connections: int = 64,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._caller = caller
@@ -109,7 +114,7 @@ class StreamingClient:
 
     async def _read(self, response: httpx.Response, reader: Reader) -> float | None:
         first: float | None = None
-        arrival: Arrival
+        arrival: TimedEvent
         async for arrival in arrivals(response, self._clock):
             try:
                 has_content = reader.take(arrival.data)

@@ -13,14 +13,14 @@ import httpx
 import numpy as np
 
 from sembench.blocks import TokenArray
-from sembench.live.identity import Caller
+from sembench.live.identity import RequestIdentity
 
 
 class EndpointTokens:
     """Asks one endpoint; after a refusal it stops asking."""
 
     def __init__(
-        self, *, base_url: str, model: str, caller: Caller, timeout_seconds: float = 60.0
+        self, *, base_url: str, model: str, caller: RequestIdentity, timeout_seconds: float = 60.0
     ) -> None:
         self._url = base_url.rstrip("/").removesuffix("/v1") + "/tokenize"
         self._model = model

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sembench.errors import ResultError
-from sembench.live.prometheus import Sample, parse
+from sembench.live.prometheus import MetricSample, parse
 from sembench.live.reply import Reply
 
 POLL_SECONDS = 0.05
@@ -40,7 +40,7 @@ class Counts:
     """Prompt tokens by source: exact, reused, recomputed, computed, and any others."""
 
 
-def counts_of(samples: Sequence[Sample]) -> Counts | None:
+def counts_of(samples: Sequence[MetricSample]) -> Counts | None:
     """SemBlend's counters among a page's samples; None if it has none."""
     requests = donors = 0
     tokens: dict[str, int] = {}
@@ -90,7 +90,7 @@ class EngineCounters:
 
     async def read(self) -> Counts | None:
         """The counters now; None if no page has them or a page cannot be read."""
-        pages: list[Sample] = []
+        pages: list[MetricSample] = []
         for url in self._urls:
             try:
                 response = await self._http.get(url)

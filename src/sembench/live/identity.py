@@ -35,7 +35,7 @@ def our_id_in(engine_request_id: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
+class RequestIdentity:
     """The caller's identity, sent in the headers that gateways use to separate tenants."""
 
     tenant: str = ""

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from sembench.live.client import Reader, StreamingClient
-from sembench.live.identity import Caller
+from sembench.live.identity import RequestIdentity
 from sembench.live.prompt import Prompt
 from sembench.live.reply import Reply, finite_logprob
 
@@ -32,7 +32,7 @@ class OpenAIClient(StreamingClient):
         *,
         base_url: str,
         model: str,
-        caller: Caller,
+        caller: RequestIdentity,
         timeout_seconds: float,
         route: Route = Route.CHAT,
         connections: int = 64,

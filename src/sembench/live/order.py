@@ -15,7 +15,7 @@ Numbered = tuple[int, ManifestItem]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ReplayStep:
     """Serve an item's donors, or its recipient (with the actual gap between them)."""
 
     position: int
@@ -23,7 +23,7 @@ class Step:
     donor_gap_requests: int | None = None
 
 
-def spaced(items: Iterable[Numbered], gap: int) -> Iterator[Step]:
+def spaced(items: Iterable[Numbered], gap: int) -> Iterator[ReplayStep]:
     """Interleave donors and recipients so that `gap` requests separate those of an item.
 
     The requests in between belong to other items. The last items have fewer left, so each
@@ -32,15 +32,15 @@ def spaced(items: Iterable[Numbered], gap: int) -> Iterator[Step]:
     waiting: deque[tuple[Numbered, int]] = deque()
     sent = 0
     for position, item in items:
-        yield Step(position=position, item=item)
+        yield ReplayStep(position=position, item=item)
         sent += len(item.donor_prompts)
         waiting.append(((position, item), sent))
         while waiting and sent - waiting[0][1] >= gap:
             (number, ready), after_donors = waiting.popleft()
-            yield Step(position=number, item=ready, donor_gap_requests=sent - after_donors)
+            yield ReplayStep(position=number, item=ready, donor_gap_requests=sent - after_donors)
             sent += 1
     for (number, ready), after_donors in waiting:
-        yield Step(position=number, item=ready, donor_gap_requests=sent - after_donors)
+        yield ReplayStep(position=number, item=ready, donor_gap_requests=sent - after_donors)
         sent += 1
 
 

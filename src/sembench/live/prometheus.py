@@ -38,7 +38,7 @@ SEMANTICS: Mapping[str, tuple[tuple[str, Mapping[str, str]], ...]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class MetricSample:
     """One sample line of a page."""
 
     name: str
@@ -56,7 +56,7 @@ class Sample:
         return f"{self.name}{{{labels}}}"
 
 
-def parse(page: str) -> list[Sample]:
+def parse(page: str) -> list[MetricSample]:
     """The samples of a page in Prometheus' text format, without NaN values.
 
     Raises
@@ -74,7 +74,7 @@ def parse(page: str) -> list[Sample]:
         ) from error
     try:
         return [
-            Sample(name=sample.name, labels=sample.labels, value=float(sample.value))
+            MetricSample(name=sample.name, labels=sample.labels, value=float(sample.value))
             for family in text_string_to_metric_families(page)
             for sample in family.samples
             if sample.value == sample.value

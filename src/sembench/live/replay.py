@@ -18,7 +18,7 @@ from sembench.live.engine_counters import Counts, EngineCounters
 from sembench.live.identity import RequestName
 from sembench.live.prompt import EngineClient, Prompt
 from sembench.live.reply import Reply
-from sembench.live.rows import RowMaker
+from sembench.live.reply_rows import RowMaker
 from sembench.model import ManifestItem
 from sembench.results import RequestRow
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sembench import paired
-from sembench.audit_join import join_audit
+from sembench.comparing import paired
+from sembench.comparing.audit_join import join_audit
 from sembench.errors import UsageError
 from sembench.live import prometheus
 from sembench.live.flags import EngineFlags

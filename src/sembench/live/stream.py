@@ -20,14 +20,14 @@ class StreamError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
+class TimedEvent:
     """One event and its arrival time."""
 
     data: dict[str, Any]
     at: float
 
 
-async def arrivals(response: httpx.Response, clock: Clock) -> AsyncIterator[Arrival]:
+async def arrivals(response: httpx.Response, clock: Clock) -> AsyncIterator[TimedEvent]:
     """The JSON events of a stream.
 
     Raises
@@ -51,7 +51,7 @@ async def arrivals(response: httpx.Response, clock: Clock) -> AsyncIterator[Arri
             raise StreamError(f"stream event is not an object: {payload[:80]!r}")
         if problem := data.get("error"):
             raise StreamError(f"server reports: {_message(problem)}")
-        yield Arrival(data=data, at=at)
+        yield TimedEvent(data=data, at=at)
     raise StreamError("stream ended without its end mark")
 
 

@@ -17,7 +17,7 @@ from random import Random
 
 from sembench.errors import SourceError, TransformError
 from sembench.ids import SEPARATOR, item_id
-from sembench.manifests.spec import BuildSpec, Sample
+from sembench.manifests.spec import BuildSpec, RecordChoice
 from sembench.model import ManifestItem
 from sembench.profiles import Source, SourceRecord, load_profile
 from sembench.transforms import Toolbox, Transform, transforms_named
@@ -42,7 +42,7 @@ class BuildReport:
 
 
 def source_for(spec: BuildSpec, *, data_dir: Path | None = None) -> Source:
-    bounded = spec.profile == "synthetic-v1" or spec.sample is Sample.FIRST
+    bounded = spec.profile == "synthetic-v1" or spec.sample is RecordChoice.FIRST
     return load_profile(
         spec.profile,
         datasets=spec.datasets,
@@ -108,7 +108,7 @@ def _rank(spec: BuildSpec, record: SourceRecord, purpose: str) -> int:
 def _choose(spec: BuildSpec, source: Source) -> set[_Key] | None:
     """Keys of the sampled records; None if the first records are taken."""
     limit = spec.max_items_per_dataset
-    if spec.sample is Sample.FIRST or limit is None:
+    if spec.sample is RecordChoice.FIRST or limit is None:
         return None
     ranked: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for record in source.records():

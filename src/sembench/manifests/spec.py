@@ -13,7 +13,7 @@ from sembench.json_text import parse_json
 from sembench.tokenizers.stable_regex import STABLE_REGEX
 
 
-class Sample(StrEnum):
+class RecordChoice(StrEnum):
     """Which records of a dataset to take if there are more than needed."""
 
     FIRST = "first"
@@ -40,7 +40,7 @@ class BuildSpec:
     tokenizer: str = STABLE_REGEX
     """Used to count frozen figures; the manifest itself is text."""
     seed: int = 0
-    sample: Sample = Sample.FIRST
+    sample: RecordChoice = RecordChoice.FIRST
 
     def __post_init__(self) -> None:
         for name, least in (("max_items_per_dataset", 1), ("max_segments", 2)):
@@ -88,9 +88,11 @@ class BuildSpec:
                 raise UsageError(f"{where}.{name}: expected an integer, got {value!r}")
         if "sample" in values:
             try:
-                values["sample"] = Sample(values["sample"])
+                values["sample"] = RecordChoice(values["sample"])
             except ValueError as error:
-                raise UsageError(f"{where}.sample: expected one of {', '.join(Sample)}") from error
+                raise UsageError(
+                    f"{where}.sample: expected one of {', '.join(RecordChoice)}"
+                ) from error
         values["tokenizer"] = values.get("tokenizer") or STABLE_REGEX
         return cls(**values)
 

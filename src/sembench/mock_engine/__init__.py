@@ -8,6 +8,6 @@ gates catch them.
 
 from __future__ import annotations
 
-from sembench.mock_engine.settings import Cheat, Fault, LogFormat, MockSettings
+from sembench.mock_engine.settings import Cheat, LogFormat, MockFault, MockSettings
 
-__all__ = ["Cheat", "Fault", "LogFormat", "MockSettings"]
+__all__ = ["Cheat", "LogFormat", "MockFault", "MockSettings"]

@@ -13,10 +13,10 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from sembench.mock_engine import openai_protocol, sglang_protocol
 from sembench.mock_engine.answers import pieces
 from sembench.mock_engine.counters import Counters
-from sembench.mock_engine.engine import Admission, MockEngine
+from sembench.mock_engine.engine import AdmittedRequest, MockEngine
 from sembench.mock_engine.journal import Journal
-from sembench.mock_engine.protocol import Protocol, Token, Turn, fake_top_logprobs
-from sembench.mock_engine.settings import Cheat, Fault, MockSettings
+from sembench.mock_engine.protocol import CompletionRequest, Protocol, Token, fake_top_logprobs
+from sembench.mock_engine.settings import Cheat, MockFault, MockSettings
 
 
 class MockServer:
@@ -44,84 +44,90 @@ class MockServer:
         number = next(self._numbers)
         started = self.settings.clock.now()
         try:
-            turn = protocol.read(await request.json())
+            completion = protocol.read(await request.json())
         except ValueError as error:
             return JSONResponse({"error": {"message": str(error), "type": "invalid_request"}}, 400)
         fault = self._fault(number)
-        if fault is Fault.ERROR:
+        if fault is MockFault.ERROR:
             self.counters.failures += 1
             return JSONResponse({"error": {"message": "injected fault", "type": "server"}}, 500)
-        request_id = request.headers.get("x-request-id") or turn.request_id or f"mock-{number}"
-        namespace = "|".join(
-            (self.settings.model, request.headers.get("x-tenant-id", ""), turn.cache_salt)
+        request_id = (
+            request.headers.get("x-request-id") or completion.request_id or f"mock-{number}"
         )
-        admission = self.engine.admit(request_id, turn.prompt, namespace)
-        self.counters.record(admission)
-        self.journal.record(admission)
-        answer = Answer(server=self, turn=turn, admission=admission, started=started, fault=fault)
-        headers = self._headers(admission)
-        if turn.stream:
+        namespace = "|".join(
+            (self.settings.model, request.headers.get("x-tenant-id", ""), completion.cache_salt)
+        )
+        admitted = self.engine.admit(request_id, completion.prompt, namespace)
+        self.counters.record(admitted)
+        self.journal.record(admitted)
+        answer = AnswerStream(
+            server=self, completion=completion, admitted=admitted, started=started, fault=fault
+        )
+        headers = self._headers(admitted)
+        if completion.stream:
             return StreamingResponse(
                 answer.events(protocol), media_type="text/event-stream", headers=headers
             )
         return JSONResponse(await answer.whole(protocol), headers=headers)
 
-    def _fault(self, number: int) -> Fault:
+    def _fault(self, number: int) -> MockFault:
         every = self.settings.fault_every
-        return self.settings.fault if every and number % every == 0 else Fault.NONE
+        return self.settings.fault if every and number % every == 0 else MockFault.NONE
 
-    def _headers(self, admission: Admission) -> dict[str, str]:
-        headers = {"x-request-id": admission.request_id}
+    def _headers(self, admitted: AdmittedRequest) -> dict[str, str]:
+        headers = {"x-request-id": admitted.request_id}
         if not self.silent:
             headers["x-worker-id"] = "mock-0"
             if self.settings.router:
-                placed = admission.said.outcome in ("materialised", "discovery_only")
+                placed = admitted.said.outcome in ("materialised", "discovery_only")
                 headers["x-semantic-route"] = (
-                    "semantic_placement" if placed else admission.said.outcome
+                    "semantic_placement" if placed else admitted.said.outcome
                 )
         return headers
 
 
-class Answer:
+class AnswerStream:
     """One answer: first the simulated prefill, then one token at a time."""
 
     def __init__(
         self,
         *,
         server: MockServer,
-        turn: Turn,
-        admission: Admission,
+        completion: CompletionRequest,
+        admitted: AdmittedRequest,
         started: float,
-        fault: Fault,
+        fault: MockFault,
     ) -> None:
         self._server = server
-        self._turn = turn
-        self._admission = admission
+        self._completion = completion
+        self._admitted = admitted
         self._started = started
         self._fault = fault
 
     async def events(self, protocol: Protocol) -> AsyncIterator[str]:
         """The stream, cut short if a fault demands it."""
-        if self._fault is Fault.STALL:
+        if self._fault is MockFault.STALL:
             await asyncio.sleep(self._server.settings.stall_seconds)
             return
-        yield protocol.opening(self._turn, self._admission)
+        yield protocol.opening(self._completion, self._admitted)
         tokens: list[Token] = []
         async for token in self._tokens():
             tokens.append(token)
-            yield protocol.token(self._turn, self._admission, tokens)
-            if self._fault is Fault.GARBAGE:
+            yield protocol.token(self._completion, self._admitted, tokens)
+            if self._fault is MockFault.GARBAGE:
                 yield "data: {not json\n\n"
-            if self._fault is Fault.DISCONNECT:
+            if self._fault is MockFault.DISCONNECT:
                 # Raising makes the server close the connection without a last chunk.
                 raise ConnectionResetError("injected fault: disconnect")
-        yield protocol.closing(self._turn, self._admission, tokens, self._times(), self._silent)
+        yield protocol.closing(
+            self._completion, self._admitted, tokens, self._times(), self._silent
+        )
 
     async def whole(self, protocol: Protocol) -> Mapping[str, Any]:
-        if self._fault is Fault.STALL:
+        if self._fault is MockFault.STALL:
             await asyncio.sleep(self._server.settings.stall_seconds)
         tokens = [token async for token in self._tokens()]
-        return protocol.whole(self._turn, self._admission, tokens, self._times(), self._silent)
+        return protocol.whole(self._completion, self._admitted, tokens, self._times(), self._silent)
 
     @property
     def _silent(self) -> bool:
@@ -129,7 +135,7 @@ class Answer:
 
     def _times(self) -> dict[str, float]:
         return {
-            "prefill_ms": self._admission.prefill_ms,
+            "prefill_ms": self._admitted.prefill_ms,
             "total_ms": (self._server.settings.clock.now() - self._started) * 1000.0,
         }
 
@@ -138,12 +144,14 @@ class Answer:
             await self._server.settings.clock.sleep(milliseconds / 1000.0)
 
     async def _tokens(self) -> AsyncIterator[Token]:
-        await self._work(self._admission.prefill_ms)
-        for position, text in enumerate(pieces(self._admission.answer, self._turn.max_tokens)):
+        await self._work(self._admitted.prefill_ms)
+        for position, text in enumerate(pieces(self._admitted.answer, self._completion.max_tokens)):
             if position:
                 await self._work(self._server.settings.decode_ms_per_token)
             self._server.counters.generation_tokens += 1
-            yield Token(text=text, top_logprobs=fake_top_logprobs(text, self._turn.top_logprobs))
+            yield Token(
+                text=text, top_logprobs=fake_top_logprobs(text, self._completion.top_logprobs)
+            )
 
 
 def create_app(settings: MockSettings) -> FastAPI:

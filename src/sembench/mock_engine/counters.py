@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sembench.mock_engine.engine import Admission
+from sembench.mock_engine.engine import AdmittedRequest
 
 
 @dataclass(slots=True)
@@ -18,11 +18,11 @@ class Counters:
     exact_tokens: int = 0
     reused_tokens: int = 0
 
-    def record(self, admission: Admission) -> None:
+    def record(self, admitted: AdmittedRequest) -> None:
         self.requests += 1
-        self.prompt_tokens += admission.prompt_tokens
-        self.exact_tokens += admission.logged.exact_tokens
-        self.reused_tokens += admission.logged.reused_tokens
+        self.prompt_tokens += admitted.prompt_tokens
+        self.exact_tokens += admitted.logged.exact_tokens
+        self.reused_tokens += admitted.logged.reused_tokens
 
     def page(self, model: str) -> str:
         """The page in Prometheus' text format."""

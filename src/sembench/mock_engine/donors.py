@@ -35,7 +35,7 @@ class StoredDonor:
     text: str
 
 
-class DonorStore:
+class MockDonorStore:
     """Holds donors and finds runs in them; evicts the oldest donor first."""
 
     def __init__(self, *, min_span_tokens: int, max_donors: int) -> None:

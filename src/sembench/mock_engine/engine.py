@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sembench.mock_engine.answers import answer
-from sembench.mock_engine.donors import DonorStore, FoundSpan, StoredDonor
+from sembench.mock_engine.donors import FoundSpan, MockDonorStore, StoredDonor
 from sembench.mock_engine.exact_cache import ExactPrefixCache
 from sembench.mock_engine.settings import Cheat, MockSettings
 from sembench.tokenizers import StableRegexTokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class EngineStatement:
     """What the engine reports about a request: in its response, or in its log and metrics."""
 
     outcome: str
@@ -26,7 +26,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
+class AdmittedRequest:
     """An admitted request: the answer to stream and the compute it costs first."""
 
     request_id: str
@@ -34,9 +34,9 @@ class Admission:
     prompt_tokens: int
     answer: str
     prefill_ms: float
-    said: Account
+    said: EngineStatement
     """Reported in the response."""
-    logged: Account
+    logged: EngineStatement
     """Reported in log, audit and metrics."""
 
 
@@ -49,7 +49,7 @@ class MockEngine:
         self._exact = ExactPrefixCache(
             block_size=settings.block_size, capacity_blocks=settings.prefix_cache_blocks
         )
-        self._donors = DonorStore(
+        self._donors = MockDonorStore(
             min_span_tokens=settings.min_span_tokens, max_donors=settings.max_donors
         )
         self._poisoned: dict[str, str] = {}
@@ -64,7 +64,7 @@ class MockEngine:
         self._donors.clear()
         self._poisoned.clear()
 
-    def admit(self, request_id: str, text: str, namespace: str) -> Admission:
+    def admit(self, request_id: str, text: str, namespace: str) -> AdmittedRequest:
         """Plan, account for and store one prompt."""
         settings = self.settings
         tokens = self._tokenizer.encode(text)
@@ -74,7 +74,7 @@ class MockEngine:
             bool(found) and not settings.discovery_only and settings.cheat is not Cheat.CLAIM_REUSE
         )
         reused = sum(span.length for span in found) if loads else 0
-        truth = Account(
+        truth = EngineStatement(
             outcome=_outcome(exact, found, loads),
             exact_tokens=exact,
             reused_tokens=reused,
@@ -83,7 +83,7 @@ class MockEngine:
         computed = len(tokens) - exact - reused
         if settings.cheat is Cheat.FAST_NEGATIVES and self._donors.has_any(namespace):
             computed = min(computed, settings.block_size)
-        admission = Admission(
+        admitted = AdmittedRequest(
             request_id=request_id,
             namespace=namespace,
             prompt_tokens=len(tokens),
@@ -93,30 +93,30 @@ class MockEngine:
             logged=truth,
         )
         self._remember(request_id, text, namespace, truth)
-        return admission
+        return admitted
 
-    def _claim(self, truth: Account) -> Account:
+    def _claim(self, truth: EngineStatement) -> EngineStatement:
         if self.settings.cheat is not Cheat.CLAIM_REUSE or not truth.spans:
             return truth
-        return Account(
+        return EngineStatement(
             outcome="materialised",
             exact_tokens=truth.exact_tokens,
             reused_tokens=sum(span.length for span in truth.spans),
             spans=truth.spans,
         )
 
-    def _answer(self, text: str, namespace: str, truth: Account) -> str:
+    def _answer(self, text: str, namespace: str, truth: EngineStatement) -> str:
         if truth.exact_tokens and (evidence := self._poisoned.get(namespace + text)) is not None:
             return answer(text, evidence=evidence)
         if self.settings.cheat is Cheat.LEAK_DONOR_FACTS and truth.reused_tokens:
             return answer(text, evidence=self._donor_text(truth))
         return answer(text)
 
-    def _donor_text(self, truth: Account) -> str:
+    def _donor_text(self, truth: EngineStatement) -> str:
         held = (self._donors.get(span.donor_id) for span in truth.spans)
         return "\n".join(dict.fromkeys(donor.text for donor in held if donor is not None))
 
-    def _remember(self, request_id: str, text: str, namespace: str, truth: Account) -> None:
+    def _remember(self, request_id: str, text: str, namespace: str, truth: EngineStatement) -> None:
         """Store only what was computed exactly: K/V after a reused span is approximate."""
         tokens = self._tokenizer.encode(text)
         poisons = self.settings.cheat is Cheat.POISON_EXACT_CACHE and truth.reused_tokens > 0

@@ -1,6 +1,6 @@
 """The mock engine's log, in an engine's own format, and its audit stream.
 
-Written only from `Admission.logged`, never from what the response claims.
+Written only from `AdmittedRequest.logged`, never from what the response claims.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sembench.engine_events.connector_audit import SCHEMA_VERSION
-from sembench.mock_engine.engine import Admission
+from sembench.mock_engine.engine import AdmittedRequest
 from sembench.mock_engine.settings import LogFormat
 
 
@@ -33,20 +33,20 @@ class Journal:
         self._block_size = block_size
         self._sequence = itertools.count()
 
-    def record(self, admission: Admission) -> None:
+    def record(self, admitted: AdmittedRequest) -> None:
         if self._log_path is not None:
-            _append(self._log_path, self._lines(admission, self._block_size))
+            _append(self._log_path, self._lines(admitted, self._block_size))
         if self._audit_path is not None:
-            _append(self._audit_path, self._audit(admission))
+            _append(self._audit_path, self._audit(admitted))
 
-    def _audit(self, admission: Admission) -> Iterable[str]:
+    def _audit(self, admitted: AdmittedRequest) -> Iterable[str]:
         request_seq = next(self._sequence)
-        for event_seq, (name, payload) in enumerate(_audit_events(admission, self._block_size)):
+        for event_seq, (name, payload) in enumerate(_audit_events(admitted, self._block_size)):
             yield json.dumps(
                 {
                     "schema_version": SCHEMA_VERSION,
                     "connector_id": "mock",
-                    "request_id": admission.request_id,
+                    "request_id": admitted.request_id,
                     "request_seq": request_seq,
                     "event_seq": event_seq,
                     "event": name,
@@ -56,9 +56,11 @@ class Journal:
             )
 
 
-def _audit_events(admission: Admission, block_size: int) -> Iterable[tuple[str, dict[str, Any]]]:
-    truth = admission.logged
-    yield "request_first_seen", {"prompt_tokens": admission.prompt_tokens}
+def _audit_events(
+    admitted: AdmittedRequest, block_size: int
+) -> Iterable[tuple[str, dict[str, Any]]]:
+    truth = admitted.logged
+    yield "request_first_seen", {"prompt_tokens": admitted.prompt_tokens}
     if truth.exact_tokens:
         yield "exact_prefix_load_advertised", {"tokens": truth.exact_tokens}
     if not truth.spans:
@@ -86,11 +88,11 @@ def _audit_events(admission: Admission, block_size: int) -> Iterable[tuple[str, 
             {"tokens": truth.reused_tokens, "layers_materialized": 1, "pieces": len(truth.spans)},
         )
     else:
-        yield "donor_registered", {"tokens": admission.prompt_tokens, "block_size": block_size}
+        yield "donor_registered", {"tokens": admitted.prompt_tokens, "block_size": block_size}
 
 
-def _vllm(admission: Admission, block_size: int) -> Iterable[str]:
-    truth, request = admission.logged, f"request_id={admission.request_id}"
+def _vllm(admitted: AdmittedRequest, block_size: int) -> Iterable[str]:
+    truth, request = admitted.logged, f"request_id={admitted.request_id}"
     if truth.spans:
         found = sum(span.length for span in truth.spans)
         yield (
@@ -108,13 +110,13 @@ def _vllm(admission: Admission, block_size: int) -> Iterable[str]:
             yield f"INFO SemBlend materialized {request} {donor} tokens={span.length}"
     else:
         yield (
-            f"INFO SemBlend donor registered {request} namespace={admission.namespace} "
-            f"tokens={admission.prompt_tokens} blocks={admission.prompt_tokens // block_size}"
+            f"INFO SemBlend donor registered {request} namespace={admitted.namespace} "
+            f"tokens={admitted.prompt_tokens} blocks={admitted.prompt_tokens // block_size}"
         )
 
 
-def _sglang(admission: Admission, _block_size: int) -> Iterable[str]:
-    truth, request = admission.logged, f"request_id={admission.request_id}"
+def _sglang(admitted: AdmittedRequest, _block_size: int) -> Iterable[str]:
+    truth, request = admitted.logged, f"request_id={admitted.request_id}"
     if truth.spans:
         yield (
             f"[FUZZY RADIX] Fuzzy match success: {request} cached={truth.reused_tokens} "
@@ -129,11 +131,11 @@ def _sglang(admission: Admission, _block_size: int) -> Iterable[str]:
             )
         yield f"[FUZZY] Realized {truth.reused_tokens} fuzzy tokens"
     else:
-        yield f"[FUZZY] register_donor: ok {request} tokens={admission.prompt_tokens}"
+        yield f"[FUZZY] register_donor: ok {request} tokens={admitted.prompt_tokens}"
 
 
-def _trtllm(admission: Admission, _block_size: int) -> Iterable[str]:
-    truth = admission.logged
+def _trtllm(admitted: AdmittedRequest, _block_size: int) -> Iterable[str]:
+    truth = admitted.logged
     found = sum(span.length for span in truth.spans)
     events: list[dict[str, Any]] = [
         {
@@ -158,14 +160,14 @@ def _trtllm(admission: Admission, _block_size: int) -> Iterable[str]:
     else:
         events.append({"event": "donor_registered"})
     for event in events:
-        yield json.dumps({"request_id": admission.request_id, **event}, sort_keys=True)
+        yield json.dumps({"request_id": admitted.request_id, **event}, sort_keys=True)
 
 
-def _lmcache(admission: Admission, _block_size: int) -> Iterable[str]:
-    truth = admission.logged
+def _lmcache(admitted: AdmittedRequest, _block_size: int) -> Iterable[str]:
+    truth = admitted.logged
     found = sum(span.length for span in truth.spans)
     yield (
-        f"LMCache INFO: Reqid: {admission.request_id}, Total tokens {admission.prompt_tokens}, "
+        f"LMCache INFO: Reqid: {admitted.request_id}, Total tokens {admitted.prompt_tokens}, "
         f"Inference Engine computed tokens: {truth.exact_tokens}, "
         f"LMCache hit tokens: {truth.exact_tokens + found if found else 0}"
     )
@@ -173,8 +175,8 @@ def _lmcache(admission: Admission, _block_size: int) -> Iterable[str]:
         yield (f"LMCache INFO: Retrieved {truth.reused_tokens} out of {truth.reused_tokens} tokens")
     else:
         yield (
-            f"LMCache INFO: Stored {admission.prompt_tokens} out of total "
-            f"{admission.prompt_tokens} tokens"
+            f"LMCache INFO: Stored {admitted.prompt_tokens} out of total "
+            f"{admitted.prompt_tokens} tokens"
         )
 
 

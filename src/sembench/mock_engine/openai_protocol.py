@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sembench.mock_engine.engine import Admission
-from sembench.mock_engine.protocol import Token, Turn, event, read_count
+from sembench.mock_engine.engine import AdmittedRequest
+from sembench.mock_engine.protocol import CompletionRequest, Token, event, read_count
 
 
 class Completions:
@@ -18,11 +18,11 @@ class Completions:
     def __init__(self, model: str) -> None:
         self._model = model
 
-    def read(self, body: Any) -> Turn:
+    def read(self, body: Any) -> CompletionRequest:
         if not isinstance(body, dict):
             raise ValueError("body: expected an object")
         options = body.get("stream_options")
-        return Turn(
+        return CompletionRequest(
             prompt=self._prompt(body),
             max_tokens=read_count(body, "max_tokens", 16),
             stream=body.get("stream") is True,
@@ -31,52 +31,54 @@ class Completions:
             cache_salt=str(body.get("cache_salt") or ""),
         )
 
-    def opening(self, turn: Turn, admission: Admission) -> str:
+    def opening(self, completion: CompletionRequest, admitted: AdmittedRequest) -> str:
         """Nothing: the first event is the first token."""
         return ": started\n\n"
 
-    def token(self, turn: Turn, admission: Admission, tokens: Sequence[Token]) -> str:
+    def token(
+        self, completion: CompletionRequest, admitted: AdmittedRequest, tokens: Sequence[Token]
+    ) -> str:
         choice = {"index": 0, **self._delta(tokens[-1].text), "finish_reason": None}
-        if turn.top_logprobs:
+        if completion.top_logprobs:
             choice["logprobs"] = self._logprobs(tokens[-1:])
-        return event(self._envelope(admission, self.chunk_kind, [choice]))
+        return event(self._envelope(admitted, self.chunk_kind, [choice]))
 
     def closing(
         self,
-        turn: Turn,
-        admission: Admission,
+        completion: CompletionRequest,
+        admitted: AdmittedRequest,
         tokens: Sequence[Token],
         times: Mapping[str, float],
         silent: bool,
     ) -> str:
         """The finish reason, the usage if requested, and the end marker."""
-        finish = {"index": 0, **self._delta(""), "finish_reason": _finish(turn, tokens)}
-        last = self._envelope(admission, self.chunk_kind, [finish])
-        text = event(last if silent else {**last, "semblend": _semblend(admission, times)})
-        if turn.include_usage and not silent:
-            usage = {"usage": _usage(admission, tokens)}
-            text += event({**self._envelope(admission, self.chunk_kind, []), **usage})
+        finish = {"index": 0, **self._delta(""), "finish_reason": _finish(completion, tokens)}
+        last = self._envelope(admitted, self.chunk_kind, [finish])
+        text = event(last if silent else {**last, "semblend": _semblend(admitted, times)})
+        if completion.include_usage and not silent:
+            usage = {"usage": _usage(admitted, tokens)}
+            text += event({**self._envelope(admitted, self.chunk_kind, []), **usage})
         return text + "data: [DONE]\n\n"
 
     def whole(
         self,
-        turn: Turn,
-        admission: Admission,
+        completion: CompletionRequest,
+        admitted: AdmittedRequest,
         tokens: Sequence[Token],
         times: Mapping[str, float],
         silent: bool,
     ) -> Mapping[str, Any]:
         text = "".join(token.text for token in tokens)
-        choice = {"index": 0, **self._message(text), "finish_reason": _finish(turn, tokens)}
-        if turn.top_logprobs:
+        choice = {"index": 0, **self._message(text), "finish_reason": _finish(completion, tokens)}
+        if completion.top_logprobs:
             choice["logprobs"] = self._logprobs(tokens)
-        body = self._envelope(admission, self.kind, [choice])
+        body = self._envelope(admitted, self.kind, [choice])
         if silent:
             return body
         return {
             **body,
-            "usage": _usage(admission, tokens),
-            "semblend": _semblend(admission, times),
+            "usage": _usage(admitted, tokens),
+            "semblend": _semblend(admitted, times),
         }
 
     def _prompt(self, body: Mapping[str, Any]) -> str:
@@ -102,10 +104,10 @@ class Completions:
         }
 
     def _envelope(
-        self, admission: Admission, kind: str, choices: list[dict[str, Any]]
+        self, admitted: AdmittedRequest, kind: str, choices: list[dict[str, Any]]
     ) -> dict[str, Any]:
         return {
-            "id": f"cmpl-{admission.request_id}",
+            "id": f"cmpl-{admitted.request_id}",
             "object": kind,
             "created": 0,
             "model": self._model,
@@ -119,10 +121,10 @@ class Chat(Completions):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def opening(self, turn: Turn, admission: Admission) -> str:
+    def opening(self, completion: CompletionRequest, admitted: AdmittedRequest) -> str:
         """The role: an event without content, which real servers send before the first token."""
         delta = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        return event(self._envelope(admission, self.chunk_kind, [delta]))
+        return event(self._envelope(admitted, self.chunk_kind, [delta]))
 
     def _prompt(self, body: Mapping[str, Any]) -> str:
         messages = body.get("messages")
@@ -159,27 +161,27 @@ class Chat(Completions):
         }
 
 
-def _finish(turn: Turn, tokens: Sequence[Token]) -> str:
-    return "length" if len(tokens) >= turn.max_tokens else "stop"
+def _finish(completion: CompletionRequest, tokens: Sequence[Token]) -> str:
+    return "length" if len(tokens) >= completion.max_tokens else "stop"
 
 
-def _usage(admission: Admission, tokens: Sequence[Token]) -> dict[str, Any]:
+def _usage(admitted: AdmittedRequest, tokens: Sequence[Token]) -> dict[str, Any]:
     return {
-        "prompt_tokens": admission.prompt_tokens,
+        "prompt_tokens": admitted.prompt_tokens,
         "completion_tokens": len(tokens),
-        "total_tokens": admission.prompt_tokens + len(tokens),
-        "prompt_tokens_details": {"cached_tokens": admission.said.exact_tokens},
+        "total_tokens": admitted.prompt_tokens + len(tokens),
+        "prompt_tokens_details": {"cached_tokens": admitted.said.exact_tokens},
     }
 
 
-def _semblend(admission: Admission, times: Mapping[str, float]) -> dict[str, Any]:
-    said = admission.said
+def _semblend(admitted: AdmittedRequest, times: Mapping[str, float]) -> dict[str, Any]:
+    said = admitted.said
     return {
         "outcome": said.outcome,
         "exact_tokens": said.exact_tokens,
         "reused_tokens": said.reused_tokens,
         "recomputed_tokens": 0,
-        "computed_tokens": admission.prompt_tokens - said.exact_tokens - said.reused_tokens,
+        "computed_tokens": admitted.prompt_tokens - said.exact_tokens - said.reused_tokens,
         "donor_ids": sorted({span.donor_id for span in said.spans}),
         "similarity": 1.0 if said.spans else None,
         "policy": "none",

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 from typing import Protocol as Interface
 
-from sembench.mock_engine.engine import Admission
+from sembench.mock_engine.engine import AdmittedRequest
 
 MAX_TOKENS_LIMIT = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class CompletionRequest:
     """A completion request, in any protocol."""
 
     prompt: str
@@ -38,20 +38,22 @@ class Token:
 class Protocol(Interface):
     """Parses a request body and formats the answer. Raises ValueError on a bad body."""
 
-    def read(self, body: Any) -> Turn: ...
+    def read(self, body: Any) -> CompletionRequest: ...
 
-    def opening(self, turn: Turn, admission: Admission) -> str:
+    def opening(self, completion: CompletionRequest, admitted: AdmittedRequest) -> str:
         """What to stream before the first content token."""
         ...
 
-    def token(self, turn: Turn, admission: Admission, tokens: Sequence[Token]) -> str:
+    def token(
+        self, completion: CompletionRequest, admitted: AdmittedRequest, tokens: Sequence[Token]
+    ) -> str:
         """The event for the newest of `tokens`."""
         ...
 
     def closing(
         self,
-        turn: Turn,
-        admission: Admission,
+        completion: CompletionRequest,
+        admitted: AdmittedRequest,
         tokens: Sequence[Token],
         times: Mapping[str, float],
         silent: bool,
@@ -61,8 +63,8 @@ class Protocol(Interface):
 
     def whole(
         self,
-        turn: Turn,
-        admission: Admission,
+        completion: CompletionRequest,
+        admitted: AdmittedRequest,
         tokens: Sequence[Token],
         times: Mapping[str, float],
         silent: bool,

@@ -26,7 +26,7 @@ class Cheat(StrEnum):
     """Reports nothing that could be checked: no usage, metadata or metrics."""
 
 
-class Fault(StrEnum):
+class MockFault(StrEnum):
     """What goes wrong with every n-th completion."""
 
     NONE = "none"
@@ -68,7 +68,7 @@ class MockSettings:
     decode_ms_per_token: float = 0.0
     lookup_ms: float = 0.0
     cheat: Cheat = Cheat.NONE
-    fault: Fault = Fault.NONE
+    fault: MockFault = MockFault.NONE
     fault_every: int = 0
     """Every n-th completion has the fault; 0 means never."""
     stall_seconds: float = 30.0
@@ -91,5 +91,5 @@ class MockSettings:
         ):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name}: expected 0 or more, got {getattr(self, name)}")
-        if self.fault is not Fault.NONE and self.fault_every == 0:
+        if self.fault is not MockFault.NONE and self.fault_every == 0:
             raise UsageError("fault_every: a fault needs a value of at least 1 (every request)")

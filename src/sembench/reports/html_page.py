@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from sembench.paired import HIT_TOKENS, semantic_tokens, usable_pairs
+from sembench.comparing.paired import HIT_TOKENS, semantic_tokens, usable_pairs
 from sembench.reports import page_parts as parts
 from sembench.reports import svg
 from sembench.reports.report import Report, number
@@ -47,7 +47,7 @@ def _times(report: Report) -> str:
         if not times:
             return ""
         chart = svg.distributions(
-            [svg.Series(name="served", kind="warm", values=times)],
+            [svg.DistributionSeries(name="served", kind="warm", values=times)],
             x_label="time to first token, ms",
         )
         return parts.charts("Time", [chart])
@@ -60,9 +60,13 @@ def _times(report: Report) -> str:
     positive = [row for row in pairs if not row.negative_control]
     negative = [row for row in pairs if row.negative_control]
     series = [
-        svg.Series(name="cold", kind="cold", values=[row.cold_ttft_ms or 0.0 for row in positive]),
-        svg.Series(name="warm", kind="warm", values=[row.ttft_ms or 0.0 for row in positive]),
-        svg.Series(
+        svg.DistributionSeries(
+            name="cold", kind="cold", values=[row.cold_ttft_ms or 0.0 for row in positive]
+        ),
+        svg.DistributionSeries(
+            name="warm", kind="warm", values=[row.ttft_ms or 0.0 for row in positive]
+        ),
+        svg.DistributionSeries(
             name="negative controls, warm",
             kind="negative",
             values=[row.ttft_ms or 0.0 for row in negative],

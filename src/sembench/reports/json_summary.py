@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sembench.reports.report import Check, Question, Report
+from sembench.reports.report import Check, Report, ReportQuestion
 
 
 def render_json(report: Report) -> str:
@@ -27,7 +27,7 @@ def json_text(value: Mapping[str, Any]) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-def plain_questions(questions: Sequence[Question]) -> list[dict[str, Any]]:
+def plain_questions(questions: Sequence[ReportQuestion]) -> list[dict[str, Any]]:
     """Questions and answers, with rates by name."""
     return [
         {

@@ -72,7 +72,7 @@ def _distribution(report: LoadReport, name: str, label: str) -> str:
         if row.error is None and (value := getattr(row, name)) is not None
     ]
     limit = getattr(report.result.objective, name)
-    series = [svg.Series(name=label, kind=_COLOURS[name], values=values)]
+    series = [svg.DistributionSeries(name=label, kind=_COLOURS[name], values=values)]
     chart = svg.distributions(
         series, x_label=f"{label}, ms", limit=limit, limit_label=f"objective: {limit} ms"
     )

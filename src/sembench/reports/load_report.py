@@ -12,7 +12,7 @@ from sembench.reports.report import (
     NOT_MEASURED,
     Bar,
     Check,
-    Question,
+    ReportQuestion,
     TextTable,
     number,
     provenance_facts,
@@ -35,7 +35,7 @@ class LoadReport:
     title: str
     result: LoadResult
     counted: tuple[LoadRow, ...]
-    questions: tuple[Question, ...]
+    questions: tuple[ReportQuestion, ...]
     checks: tuple[Check, ...]
     times: TextTable
     facts: tuple[tuple[str, str], ...]
@@ -87,7 +87,7 @@ def arrival_text(config: Mapping[str, Any]) -> str:
     return f"{name} arrivals, {rate} per second, at most {users} in flight"
 
 
-def _questions(result: LoadResult) -> tuple[Question, ...]:
+def _questions(result: LoadResult) -> tuple[ReportQuestion, ...]:
     aggregate = result.aggregate
     attained = aggregate.get("slo_attainment")
     counted = aggregate.get("requests_counted") or 0
@@ -96,14 +96,14 @@ def _questions(result: LoadResult) -> tuple[Question, ...]:
     reused = [row.reused_tokens for row in result.counted if row.reused_tokens is not None]
     ttft = aggregate.get("ttft_ms") or {}
     return (
-        Question(
+        ReportQuestion(
             title="What was the load?",
             answer=f"{arrival_text(result.config)}: {counted} requests counted over "
             f"{number(aggregate.get('window_seconds'), '.3g')} s. The objective is "
             f"{objective_text(result)}.",
             bars=(),
         ),
-        Question(
+        ReportQuestion(
             title="How much of it met the objective?",
             answer=f"Goodput {number(aggregate.get('goodput_requests_per_second'), '.3g')} of "
             f"{number(aggregate.get('requests_per_second'), '.3g')} requests per second that were "
@@ -113,7 +113,7 @@ def _questions(result: LoadResult) -> tuple[Question, ...]:
                 Bar(label="answered within the objective", rate=attained, kind="confirmed"),
             ),
         ),
-        Question(
+        ReportQuestion(
             title="How long did it take?",
             answer="No request was answered."
             if not ttft
@@ -122,7 +122,7 @@ def _questions(result: LoadResult) -> tuple[Question, ...]:
             f"{number(aggregate.get('output_tokens_per_second'), '.3g')} tokens per second.",
             bars=(),
         ),
-        Question(
+        ReportQuestion(
             title="What did the backend reuse?",
             answer="The backend does not report reuse."
             if not cached

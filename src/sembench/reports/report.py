@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sembench import paired
+from sembench.comparing import paired
 from sembench.results import RequestRow, Result, RunMetadata
 
 NOT_MEASURED = "not measured"
@@ -23,7 +23,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class ReportQuestion:
     """One of the four questions and the run's answer."""
 
     title: str
@@ -56,7 +56,7 @@ class Report:
     title: str
     result: Result
     paired: Mapping[str, Any]
-    questions: tuple[Question, ...]
+    questions: tuple[ReportQuestion, ...]
     checks: tuple[Check, ...]
     facts: tuple[tuple[str, str], ...]
     """Where the figures come from: model, backend, data, versions, command."""
@@ -107,18 +107,20 @@ def build_report(result: Result, *, title: str | None = None) -> Report:
     )
 
 
-def _questions(aggregate: Mapping[str, Any], pairs: Mapping[str, Any]) -> tuple[Question, ...]:
+def _questions(
+    aggregate: Mapping[str, Any], pairs: Mapping[str, Any]
+) -> tuple[ReportQuestion, ...]:
     exact = aggregate.get("exact_block_hit_rate")
     eligible = aggregate.get("semantic_eligible_block_rate")
     confirmed = aggregate.get("backend_confirmed_block_rate")
     speedup = pairs["blended_ttft_speedup_median"]
     return (
-        Question(
+        ReportQuestion(
             title="Did an exact cache already cover it?",
             answer=f"A donor has {percent(exact)} of full blocks as the same full block.",
             bars=(Bar(label="exact", rate=exact, kind="exact"),),
         ),
-        Question(
+        ReportQuestion(
             title="Did a planner find reusable spans?",
             answer="No planner was used."
             if eligible is None
@@ -133,7 +135,7 @@ def _questions(aggregate: Mapping[str, Any], pairs: Mapping[str, Any]) -> tuple[
                 Bar(label="eligible", rate=eligible, kind="semantic"),
             ),
         ),
-        Question(
+        ReportQuestion(
             title="Did the backend really reuse them?",
             answer="The backend confirmed nothing: this was no live run, or it reports no reuse."
             if confirmed is None
@@ -141,7 +143,7 @@ def _questions(aggregate: Mapping[str, Any], pairs: Mapping[str, Any]) -> tuple[
             f"{number(aggregate.get('backend_confirmed_lift'), '+.3f')} over exact.",
             bars=(Bar(label="confirmed", rate=confirmed, kind="confirmed"),),
         ),
-        Question(
+        ReportQuestion(
             title="Did time and quality hold?",
             answer="Time was not compared: no cold arm."
             if speedup is None

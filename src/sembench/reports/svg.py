@@ -36,7 +36,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class DistributionSeries:
     """A named sample of a distribution plot."""
 
     name: str
@@ -71,7 +71,11 @@ def scatter(points: Sequence[Point], *, x_label: str, y_label: str) -> str:
 
 
 def distributions(
-    series: Sequence[Series], *, x_label: str, limit: float | None = None, limit_label: str = ""
+    series: Sequence[DistributionSeries],
+    *,
+    x_label: str,
+    limit: float | None = None,
+    limit_label: str = "",
 ) -> str:
     """Empirical distribution functions over a logarithmic axis, with no bins to choose.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sembench import statistics
-from sembench.paired import usable_pairs
+from sembench.comparing.paired import usable_pairs
 from sembench.reports.report import NOT_MEASURED, Report, TextTable, number, percent
 
 _COLUMNS = (

@@ -12,16 +12,16 @@ import numpy.typing as npt
 import typer
 from rich.console import Console
 
-from semblend.cli.bench_meaning import meaning_work, measure_recall, measure_windows
-from semblend.cli.benchmark_report import BenchmarkReport
-from semblend.cli.lookup_workloads import Workload, negatives, positives
-from semblend.cli.progress import Advance, advancing, unseen
+from semblend.bench.benchmark_report import BenchmarkReport
+from semblend.bench.lookup_meaning import meaning_work, measure_recall, measure_windows
+from semblend.bench.lookup_workloads import Workload, negatives, positives
 from semblend.core.namespace import Namespace
 from semblend.core.plan import Plan
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.core.tokens import TokenArray
 from semblend.pipeline import SemBlendPipeline
 from semblend.planning.cost import CostModel
+from semblend.terminal.progress import Advance, advancing, unseen
 
 RUN_TOKENS = 32
 DONOR_TOKENS = 2_000

@@ -13,14 +13,14 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from semblend.cli.bench_miss import JUDGED_TOKENS, MissCost, add_miss_rows, measure_miss
-from semblend.cli.benchmark_report import BenchmarkReport
-from semblend.cli.progress import Advance, advancing, unseen
+from semblend.bench.benchmark_report import BenchmarkReport
+from semblend.bench.miss_cost import JUDGED_TOKENS, MissCost, add_miss_rows, measure_miss
 from semblend.core.errors import MissingExtraError
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.core.tokens import TokenArray
 from semblend.engine.api import GenerationRequest, RequestReport, SamplingParams
 from semblend.engine.options import EngineOptions
+from semblend.terminal.progress import Advance, advancing, unseen
 
 if TYPE_CHECKING:
     from semblend.engine.engine import EmbeddedEngine
@@ -45,7 +45,7 @@ times as much.
 
 
 @dataclass(slots=True)
-class Times:
+class CaseTimes:
     """Seconds per case, one entry per round. Rounds are interleaved so that ratios are paired."""
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -106,7 +106,7 @@ def bench_prefill(
     # Other load is part of the times, so show the reader how much there was.
     report.add("machine", "load average before the run", os.getloadavg()[0], "processes")
     judged = Path(model).name == "semblend-reference-27m"
-    results: dict[int, Times] = {}
+    results: dict[int, CaseTimes] = {}
     try:
         work = sum(length * (repeats * ROUND_PASSES + 2 * pairs) for length in wanted)
         with advancing("bench prefill, tokens", work, STDERR) as advance:
@@ -134,7 +134,7 @@ def measure(
     repeats: int,
     seed: int,
     advance: Advance = unseen,
-) -> Times:
+) -> CaseTimes:
     """Time every case `repeats` times, in interleaved rounds."""
     rng = np.random.default_rng(seed + length)
     vocabulary = engine.model.vocab_size
@@ -154,7 +154,7 @@ def measure(
     _first_token(engine, prompt(), donate=True)
     engine.donors.wait()
     engine.flush_prefix_cache()
-    times = Times()
+    times = CaseTimes()
     for policy in POLICIES.values():  # warm up: the first pass of a shape allocates its memory
         _first_token(engine, prompt(), policy=policy)
     for number in range(repeats):
@@ -181,7 +181,7 @@ def measure(
 
 
 def add_rows(
-    report: BenchmarkReport, length: int, times: Times, misses: MissCost, *, judged: bool
+    report: BenchmarkReport, length: int, times: CaseTimes, misses: MissCost, *, judged: bool
 ) -> None:
     """Add one row per figure, with the targets that apply."""
     case = f"{length} tokens"
@@ -217,7 +217,7 @@ def add_rows(
     add_miss_rows(report, case, misses, length=length, judged=judged)
 
 
-def draw(results: dict[int, Times], path: Path) -> None:
+def draw(results: dict[int, CaseTimes], path: Path) -> None:
     """Plot speed-up over context length, one line per recompute ratio."""
     try:
         import matplotlib

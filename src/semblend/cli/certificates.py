@@ -187,7 +187,10 @@ def _certificate(path: Path) -> Certificate:
 def _fingerprint(model: str) -> str:
     """Fingerprint the weights by content, as engines do. This reads every byte of them."""
     try:
-        from semblend.integration.model_identity import content_fingerprint, weights_folder
+        from semblend.integration.loaded_model.model_identity import (
+            content_fingerprint,
+            weights_folder,
+        )
 
         folder = weights_folder(model)
         readable = folder is not None and (folder / "config.json").is_file()
@@ -216,7 +219,7 @@ def _row(each: Examined) -> dict[str, Any]:
 
 
 def _show(each: Examined, certificate: Certificate) -> None:
-    from semblend.quality.redteam.pages import said_of
+    from semblend.quality.redteam.summaries import said_of
 
     page = each.path.with_suffix(".html")
     for name, value in (

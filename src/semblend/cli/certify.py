@@ -13,17 +13,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from semblend.cli.progress import one_total
-from semblend.cli.tables import table
 from semblend.core.errors import SettingsError
 from semblend.planning.certificates import depth_table, file_name, users_folder
 from semblend.planning.policies.base import policy_from_spec
+from semblend.terminal.progress import one_total
+from semblend.terminal.tables import table
 
 if TYPE_CHECKING:
     from semblend.quality.campaign import Campaign
     from semblend.quality.issuing import Issue
     from semblend.quality.lab import Lab
-    from semblend.quality.shards import Job
+    from semblend.quality.shards import MeasurementJob
 
 
 USERS_FOLDER = users_folder()
@@ -260,13 +260,13 @@ def _run(
     campaign: Campaign, console: Console, *, output: Path, page: Path | None, measure: bool
 ) -> Issue:
     from semblend.kv.depth_drift import read_table
-    from semblend.quality import sections
     from semblend.quality.drift import bring_drift
     from semblend.quality.lab import Lab
     from semblend.quality.redteam.jobs import RedTeamJob, attack, attack_in_processes
-    from semblend.quality.report import report
+    from semblend.quality.reports import sections
+    from semblend.quality.reports.certificate_report import report
 
-    def carry_out(job: Job) -> None:
+    def carry_out(job: MeasurementJob) -> None:
         if not measure:
             return
         lab = Lab(campaign.model)
@@ -331,7 +331,7 @@ def _run(
     return found
 
 
-def measure_in_shards(job: Job, console: Console) -> None:
+def measure_in_shards(job: MeasurementJob, console: Console) -> None:
     """Measure in several processes, with one bar for all records."""
     from semblend.quality.shards import measure_in_processes
 
@@ -340,7 +340,7 @@ def measure_in_shards(job: Job, console: Console) -> None:
         measure_in_processes(job, lambda done, total: tell(done))
 
 
-def measure_cells(lab: Lab, job: Job, console: Console) -> None:
+def measure_cells(lab: Lab, job: MeasurementJob, console: Console) -> None:
     """Measure in this process, with one bar for all items."""
     from semblend.quality.shards import measure_here
 
@@ -360,12 +360,12 @@ def _table(found: Issue) -> Table:
         *("policy", "recomputed", "when choosing", "when confirming"),
         title="policies, cheapest first",
     )
-    for verdict in found.choice.verdicts:
-        fresh = found.confirmation.verdict_on(verdict.policy) if found.confirmation else None
+    for judged in found.choice.judged_policies:
+        fresh = found.confirmation.judged_policy(judged.policy) if found.confirmation else None
         made.add_row(
-            verdict.policy,
-            f"{verdict.recompute:.1%}",
-            _said(verdict.objections),
+            judged.policy,
+            f"{judged.recompute:.1%}",
+            _said(judged.objections),
             "not measured" if fresh is None else _said(fresh.objections),
         )
     return made

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
-from semblend.cli.progress import EVERY_S, remaining
 from semblend.core.errors import SettingsError
 from semblend.core.json_text import parse_json
 from semblend.planning.certificates import depth_table, file_name
 from semblend.planning.policies.base import policy_from_spec
+from semblend.terminal.progress import EVERY_S, remaining
 
 if TYPE_CHECKING:
     from semblend.quality.limits import Limits
-    from semblend.quality.seam import EngineFacts, MeasuredEngine
+    from semblend.quality.seam import MeasuredEngine, MeasuredFacts
     from semblend.quality.suite import Cell
-    from semblend.quality.until_sure import Found
+    from semblend.quality.until_sure import UntilSureResult
 
 ROOM_TOKENS = 64
 """Between the longest prompt and the engine's limit: the answer, and a template's words."""
@@ -143,7 +143,7 @@ def certify_until_sure(wanted: Wanted, console: Console, *, estimate: bool) -> N
 
 def _cells(wanted: Wanted, most_tokens: int) -> list[Cell]:
     from semblend.quality.certifying import confirmation_cells
-    from semblend.quality.workloads import LENGTHS
+    from semblend.quality.texts.workloads import LENGTHS
 
     room = most_tokens - wanted.answer_tokens - ROOM_TOKENS if most_tokens else max(LENGTHS)
     lengths = wanted.lengths or tuple(length for length in LENGTHS if length <= room)
@@ -155,7 +155,11 @@ def _cells(wanted: Wanted, most_tokens: int) -> list[Cell]:
 
 
 def _written(
-    wanted: Wanted, found: Found, facts: EngineFacts, table: Path | None, console: Console
+    wanted: Wanted,
+    found: UntilSureResult,
+    facts: MeasuredFacts,
+    table: Path | None,
+    console: Console,
 ) -> None:
     from semblend.kv.depth_drift import table_digest
     from semblend.quality.sure_issue import certificate_of, page
@@ -199,13 +203,13 @@ def _embedded(wanted: Wanted) -> Started:
     from semblend.engine.model import load_model
     from semblend.kv.depth_drift import read_table
     from semblend.quality.drift import measure_drift
-    from semblend.quality.embedded import EmbeddedEngine
+    from semblend.quality.embedded import MeasuredEmbedded
     from semblend.quality.lab import Lab
     from semblend.quality.shards import drift_of
-    from semblend.quality.workloads import LENGTHS
+    from semblend.quality.texts.workloads import LENGTHS
 
     model = load_model(wanted.model, device=wanted.device, dtype=wanted.dtype)
-    engine = EmbeddedEngine(lab := Lab(model))
+    engine = MeasuredEmbedded(lab := Lab(model))
     table = None
     if wanted.shifting is not None:
         table = drift_of(wanted.records / "embedded", engine.facts.dtype)
@@ -218,10 +222,10 @@ def _embedded(wanted: Wanted) -> Started:
 
 
 def _vllm(wanted: Wanted) -> Started:
-    from semblend.quality.served.measuring import ServedEngine
-    from semblend.quality.served.tables import measure_table, table_of
+    from semblend.quality.served.measuring import MeasuredServer
+    from semblend.quality.served.served_tables import measure_table, table_of
     from semblend.quality.served.vllm_offline import VllmOffline
-    from semblend.quality.workloads import LENGTHS
+    from semblend.quality.texts.workloads import LENGTHS
 
     options = _engine_args(wanted.engine_args)
 
@@ -246,13 +250,13 @@ def _vllm(wanted: Wanted) -> Started:
         # Engines read the table when they start.
         asker.close()
     asker = start(wanted.shifting or "none")
-    engine = ServedEngine(asker, answer_tokens=wanted.answer_tokens)
+    engine = MeasuredServer(asker, answer_tokens=wanted.answer_tokens)
     return Started(engine=engine, most_tokens=asker.most_tokens, table=table)
 
 
 def _former_table(folder: Path, wanted: Wanted) -> Path | None:
     """The table that a former run measured, found without an engine where the format is given."""
-    from semblend.quality.served.tables import table_path
+    from semblend.quality.served.served_tables import table_path
 
     if wanted.dtype == "auto" or not folder.is_dir():
         return None
@@ -265,7 +269,7 @@ def _server(wanted: Wanted) -> Started:
 
     from transformers import AutoTokenizer
 
-    from semblend.quality.served.measuring import ServedEngine
+    from semblend.quality.served.measuring import MeasuredServer
     from semblend.quality.served.over_http import HttpServer
 
     if wanted.dtype == "auto":
@@ -280,7 +284,7 @@ def _server(wanted: Wanted) -> Started:
         tokenizer=AutoTokenizer.from_pretrained(wanted.model),
         key=os.environ.get("OPENAI_API_KEY", ""),
     )
-    engine = ServedEngine(asker, answer_tokens=wanted.answer_tokens)
+    engine = MeasuredServer(asker, answer_tokens=wanted.answer_tokens)
     return Started(engine=engine, most_tokens=asker.most_tokens, table=None)
 
 
@@ -292,7 +296,7 @@ def fingerprint_of(model: str) -> str:
     SettingsError
         If the files of the model are not on this machine.
     """
-    from semblend.integration.model_identity import content_fingerprint, weights_folder
+    from semblend.integration.loaded_model.model_identity import content_fingerprint, weights_folder
 
     folder = weights_folder(model)
     readable = folder is not None and (folder / "config.json").is_file()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,50 +12,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from semblend.cli.demo_report import write_report
-from semblend.cli.demo_scenarios import Demo, Prompt, Scenario, make_demo
-from semblend.cli.progress import advancing
 from semblend.core.errors import SemBlendError
 from semblend.core.outcomes import Outcome
 from semblend.core.settings import EmbedderKind, Settings
-from semblend.engine.api import FinishReason, GenerationRequest, RequestReport, SamplingParams
+from semblend.demo.comparison import Comparison, DemoAnswer
+from semblend.demo.demo_page import write_report
+from semblend.demo.scenarios import Demo, DemoPrompt, Scenario, make_demo
+from semblend.engine.api import FinishReason, GenerationRequest, SamplingParams
 from semblend.engine.options import EngineOptions
+from semblend.terminal.progress import advancing
 
 if TYPE_CHECKING:
     from semblend.engine.engine import EmbeddedEngine
 
 ANSWER_TOKENS = 12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The engine's answer, and where the K/V of its prompt came from."""
-
-    text: str
-    report: RequestReport
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """One scenario, cold and warm."""
-
-    scenario: Scenario
-    cold: Answer
-    warm: Answer
-
-    @property
-    def ratio(self) -> float:
-        """Cold time to first token divided by warm."""
-        return self.cold.report.ttft_ms / self.warm.report.ttft_ms
-
-    @property
-    def verdict(self) -> str:
-        """Whether the warm answer is cold's, a different one, or the donor's fact."""
-        if self.warm.text == self.cold.text:
-            return "same"
-        if self.scenario.leaked is not None and self.scenario.leaked in self.warm.text:
-            return "donor's fact"
-        return "differs"
 
 
 def demo(
@@ -83,7 +52,7 @@ def demo(
     )
     write_report(report, comparisons, model=model, standing=standing_of(comparisons))
     console.print(f"report: [bold]{report}[/]")
-    wrong = [c for c in comparisons if c.scenario.policy is None and c.verdict == "donor's fact"]
+    wrong = [c for c in comparisons if c.scenario.policy is None and c.agreement == "donor's fact"]
     if wrong:
         console.print("[bold red]a donor's fact reached an answer under the default policy[/]")
         raise typer.Exit(1)
@@ -130,7 +99,7 @@ def _run(model: str, scenes: Demo, rounds: int, console: Console) -> list[Compar
     return comparisons
 
 
-def _scene(engine: EmbeddedEngine, scenario: Scenario, *, reuse: bool, round_: int) -> Answer:
+def _scene(engine: EmbeddedEngine, scenario: Scenario, *, reuse: bool, round_: int) -> DemoAnswer:
     # Flush, so that only SemBlend's reuse differs between the arms.
     engine.flush_prefix_cache()
     return _ask(
@@ -145,14 +114,14 @@ def _scene(engine: EmbeddedEngine, scenario: Scenario, *, reuse: bool, round_: i
 
 def _ask(
     engine: EmbeddedEngine,
-    prompt: Prompt,
+    prompt: DemoPrompt,
     name: str,
     *,
     reuse: bool = True,
     donate: bool = False,
     tenant: str = "demo",
     policy: str | None = None,
-) -> Answer:
+) -> DemoAnswer:
     text = engine.tokenizer.apply_chat_template(
         prompt.messages, add_generation_prompt=True, tokenize=False
     )
@@ -171,10 +140,10 @@ def _ask(
     result = handle.result()
     if result.reason is FinishReason.ERROR:
         raise SemBlendError(f"request {name!r} failed: {result.error}")
-    return Answer(text=result.text.strip(), report=result.report)
+    return DemoAnswer(text=result.text.strip(), report=result.report)
 
 
-def _fastest(answers: list[Answer]) -> Answer:
+def _fastest(answers: list[DemoAnswer]) -> DemoAnswer:
     return min(answers, key=lambda answer: answer.report.ttft_ms)
 
 
@@ -201,6 +170,6 @@ def _table(comparisons: list[Comparison]) -> Table:
             f"[bold]{item.ratio:.1f}x[/]" if reused else "[dim]–[/]",
             str(warm.reused_tokens),
             f"{warm.computed_tokens}{recomputed}",
-            f"[{styles[item.verdict]}]{item.verdict}[/]",
+            f"[{styles[item.agreement]}]{item.agreement}[/]",
         )
     return table

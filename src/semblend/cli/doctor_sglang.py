@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from semblend.cli.doctor_parts import keys_of, show
-from semblend.integration.sglang.diagnosis import Question, diagnose
+from semblend.integration.sglang.diagnosis import SetupQuestion, diagnose
 from semblend.integration.sglang.options import BackendOptions
+from semblend.terminal.doctor_output import keys_of, show
 
 
 def doctor_sglang(
@@ -29,5 +29,5 @@ def doctor_sglang(
 ) -> None:
     """Check an SGLang installation. Exits with 1 if SemBlend would refuse anything."""
     values = keys_of(BackendOptions.from_env, config=config, mode=mode)
-    findings = diagnose(Question(config=values, arguments=tuple(arguments or ())))
+    findings = diagnose(SetupQuestion(config=values, arguments=tuple(arguments or ())))
     show("sglang", findings, as_json=as_json)

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from semblend.cli.doctor_parts import keys_of, show
-from semblend.integration.trtllm.diagnosis import Question, diagnose
+from semblend.integration.trtllm.diagnosis import SetupQuestion, diagnose
 from semblend.integration.trtllm.options import ConnectorOptions
+from semblend.terminal.doctor_output import keys_of, show
 
 
 def doctor_trtllm(
@@ -34,7 +34,7 @@ def doctor_trtllm(
     """Check a TensorRT-LLM installation. Exits with 1 if SemBlend would refuse anything."""
     values = keys_of(ConnectorOptions.from_env, config=config, mode=mode)
     findings = diagnose(
-        Question(
+        SetupQuestion(
             config=values,
             model=model,
             dtype=dtype,

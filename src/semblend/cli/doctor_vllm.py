@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from semblend.cli.doctor_parts import show
 from semblend.core.errors import SettingsError
 from semblend.integration.option_values import given_object
-from semblend.integration.vllm.diagnosis import Question, diagnose
+from semblend.integration.vllm.diagnosis import SetupQuestion, diagnose
 from semblend.integration.vllm.support import WORKER_CLASS
+from semblend.terminal.doctor_output import show
 
 _TRANSFER = {
     "kv_connector": "SemBlendConnectorV1",
@@ -49,7 +49,7 @@ def doctor_vllm(
         else _read(kv_transfer_config)
     )
     findings = diagnose(
-        Question(
+        SetupQuestion(
             model=model,
             transfer_config=transfer,
             worker_cls=worker_cls,

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from semblend.cli.tokenizing import TokenisedText, tokenise
 from semblend.core.errors import SemBlendError
 from semblend.core.namespace import Namespace
 from semblend.core.plan import Plan
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.pipeline import SemBlendPipeline
 from semblend.planning.policies.base import policy_from_spec
+from semblend.terminal.tokenizing import TokenisedText, tokenise
 
 NAMESPACE = Namespace.of(model="explain")
 STYLES = {

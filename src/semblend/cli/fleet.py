@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 import typer
 from rich.markup import escape
 
-from semblend.cli.tables import output, table
 from semblend.core.errors import SettingsError
 from semblend.core.settings import Settings
 from semblend.fleet.directory.directory import Directory
-from semblend.fleet.directory.follower import LogFollower
+from semblend.fleet.directory.log_follower import LogFollower
 from semblend.fleet.publish.nats_link import LogOptions
+from semblend.terminal.tables import output, table
 
 ANSWER_S = 2.0
 """Seconds until the user is told that nothing answers."""
@@ -47,7 +47,7 @@ def fleet(
         {
             "worker": rank.name[0],
             "rank": rank.name[1],
-            "standing": rank.standing.value,
+            "standing": rank.liveness.value,
             "donors": len(donors.get(rank.name, ())),
             "last_event_id": rank.last_event_id,
             "in_doubt": rank.in_doubt,

@@ -71,11 +71,11 @@ def write(
     records: Sequence[Record], figures: Sequence[Figures], output: Path, *, model: str
 ) -> None:
     """Write the page, and a folder with its plots and all figures as JSON."""
-    from semblend.quality import charts, tables
     from semblend.quality.certifying import grid
     from semblend.quality.monotone import steps
-    from semblend.quality.sections import monotone_section
-    from semblend.quality.svg import draw
+    from semblend.quality.reports import charts, figure_tables
+    from semblend.quality.reports.sections import monotone_section
+    from semblend.quality.reports.svg import draw
 
     output.mkdir(parents=True, exist_ok=True)
     rows = [row.to_dict() for row in figures]
@@ -90,15 +90,15 @@ def write(
             path.write_text(draw(charts.trade_off(figures, workload, measure)), encoding="utf-8")
             alt = f"{workload}: {name} against recomputed share"
             parts.append(f"![{alt}]({output.name}/{path.name})\n")
-        parts.append(tables.markdown(mine) + "\n")
+        parts.append(figure_tables.markdown(mine) + "\n")
     measured = {row.policy for row in figures}
     if missing := [spec for spec in grid() if spec not in measured]:
         listed = ", ".join(f"`{spec}`" for spec in missing)
         parts.append(f"## Not measured\n\nThese records hold nothing of {listed}.\n")
     checked = monotone_section(steps(records))
     parts.append(f"## {checked.title}\n\n{checked.text}\n")
-    parts.append(tables.markdown_table(checked.table.headings, checked.table.rows) + "\n")
-    parts.append("## The policies\n\n" + tables.policies_markdown() + "\n")
+    parts.append(figure_tables.markdown_table(checked.table.headings, checked.table.rows) + "\n")
+    parts.append("## The policies\n\n" + figure_tables.policies_markdown() + "\n")
     page = output.with_name(f"{output.name}.md")
     page.write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
 
@@ -130,7 +130,7 @@ def _measure(
     from semblend.planning.certificates import find_depth_table
     from semblend.quality.drift import bring_drift
     from semblend.quality.lab import Lab
-    from semblend.quality.shards import Job, drift_of
+    from semblend.quality.shards import MeasurementJob, drift_of
 
     with console.status(escape(f"loading {model}")):
         loaded = load_model(model, device=device, dtype=dtype)
@@ -138,7 +138,7 @@ def _measure(
     number_format = str(loaded.kv_shape.dtype).removeprefix("torch.")
     shipped = find_depth_table(loaded.fingerprint, number_format)
     table = shipped or drift_of(folder.parent, number_format)
-    job = Job(
+    job = MeasurementJob(
         model=model,
         device=device,
         dtype=dtype,

@@ -11,7 +11,6 @@ from semblend.cli.bench_lookup import bench_lookup
 from semblend.cli.bench_prefill import bench_prefill
 from semblend.cli.certificates import certificates
 from semblend.cli.certify import certify
-from semblend.cli.commands import Commands
 from semblend.cli.demo import demo
 from semblend.cli.doctor import doctor
 from semblend.cli.explain import explain
@@ -22,6 +21,7 @@ from semblend.cli.report import report
 from semblend.cli.route import route
 from semblend.cli.serve import serve
 from semblend.cli.settings import settings
+from semblend.terminal.command_group import Commands
 
 app = typer.Typer(
     name="semblend",

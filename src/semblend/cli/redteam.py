@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from semblend.cli.progress import one_total
 from semblend.core.errors import SettingsError
 from semblend.planning.certificates import find_depth_table, look_up
 from semblend.planning.policies.base import policy_from_spec
+from semblend.terminal.progress import one_total
 
 if TYPE_CHECKING:
     from semblend.engine.model import LoadedModel
-    from semblend.quality.redteam.findings import Findings
+    from semblend.quality.redteam.finds import Findings
     from semblend.quality.redteam.jobs import RedTeamJob
 
 
@@ -153,7 +153,7 @@ def _policy(model: LoadedModel, told: str | None) -> tuple[str, Path | None]:
 
 
 def _show(found: Findings) -> None:
-    from semblend.quality.redteam.pages import FIND_HEADINGS, find_rows
+    from semblend.quality.redteam.summaries import FIND_HEADINGS, find_rows
 
     console = Console()
     console.print(found.policy, markup=False)

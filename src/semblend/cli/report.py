@@ -11,10 +11,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from semblend.cli.report_page import duration, write_page
-from semblend.cli.tables import output, table
 from semblend.core.errors import SettingsError
-from semblend.integration.savings import Savings, Share, add_up, audit_files
+from semblend.integration.auditing.savings import Savings, Share, add_up, audit_files
+from semblend.integration.auditing.savings_page import duration, write_page
+from semblend.terminal.tables import output, table
 
 
 def report(

@@ -11,13 +11,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from semblend.cli.flags import values_of, with_flags
 from semblend.cli.serve import LogLevel
 from semblend.core.errors import MissingExtraError, SemBlendError, SettingsError
 from semblend.core.settings import Settings
-from semblend.fleet.placement.cost import FleetCost
+from semblend.fleet.placement.expected_time import FleetCost
 from semblend.integration.dynamo.pinning import PIN_HEADER
 from semblend.serve.gateway.options import GatewayOptions, parse_feed, parse_worker
+from semblend.terminal.field_flags import values_of, with_flags
 
 
 @with_flags(GatewayOptions, FleetCost)
@@ -101,14 +101,14 @@ def _run(
         from transformers import AutoTokenizer
 
         from semblend.fleet.directory.directory import DEFAULT_POSTINGS_PER_DONOR, Directory
-        from semblend.fleet.directory.follower import LogFollower
         from semblend.fleet.directory.index import SketchIndex
+        from semblend.fleet.directory.log_follower import LogFollower
         from semblend.fleet.keys import fleet_secret
         from semblend.fleet.publish.nats_link import LogOptions
         from semblend.fleet.residency.caches import FollowedCaches
         from semblend.serve.gateway.app import create_gateway
-        from semblend.serve.logs import configure
         from semblend.serve.ports import listen, take_port
+        from semblend.serve.watch.json_logs import configure
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             package=error.name or "fastapi", extra="serve,fleet", purpose="semblend route"

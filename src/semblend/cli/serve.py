@@ -14,14 +14,14 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from semblend.cli.flags import values_of, with_flags
-from semblend.cli.serve_config import read_config, settings_given
 from semblend.core.errors import MissingExtraError, SemBlendError
 from semblend.core.json_text import parse_json
 from semblend.core.settings import EmbedderKind, Settings, variable
 from semblend.core.unheeded import unheeded
 from semblend.engine.options import EngineOptions
+from semblend.serve.config_file import read_config, settings_given
 from semblend.serve.options import ServeOptions
+from semblend.terminal.field_flags import values_of, with_flags
 
 
 class LogLevel(StrEnum):
@@ -98,10 +98,10 @@ def _run(
         from semblend.engine.engine import EmbeddedEngine
         from semblend.integration.embedded.fleet import FleetMember
         from semblend.serve.app import create_app
-        from semblend.serve.logs import configure
         from semblend.serve.ports import listen, take_port
         from semblend.serve.protocols import ServedEngine
         from semblend.serve.runner import make_server
+        from semblend.serve.watch.json_logs import configure
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             package=error.name or "fastapi", extra="serve", purpose="semblend serve"

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from semblend.cli.tables import output, table
 from semblend.core.settings import Settings, variable
 from semblend.planning.policies.base import policy_from_spec
+from semblend.terminal.tables import output, table
 
 
 def settings(

@@ -77,11 +77,11 @@ class StoreFollower(Protocol):
     once and must not call back.
     """
 
-    def donor_held(self, donor_id: str, tokens: TokenArray, namespace: bytes) -> None:
+    def donor_kept(self, donor_id: str, tokens: TokenArray, namespace: bytes) -> None:
         """A donor can now be found."""
         ...
 
-    def donor_gone(self, donor_id: str) -> None:
+    def donor_lost(self, donor_id: str) -> None:
         """A donor is no longer held."""
         ...
 
@@ -183,7 +183,7 @@ class DonorStore:
             for donor_id, donor in self._donors.items():
                 tokens = self.donor_tokens(donor_id)
                 if tokens is not None:
-                    follower.donor_held(donor_id, tokens, donor.namespace)
+                    follower.donor_kept(donor_id, tokens, donor.namespace)
             self._followers.append(follower)
 
     def register(self, donor_id: str, tokens: TokenArray, namespace: bytes) -> Donor:
@@ -209,7 +209,7 @@ class DonorStore:
                 donor = self._store(donor_id, tokens, namespace, evicted)
                 self.registrations += 1
                 for follower in self._followers:
-                    follower.donor_held(donor_id, tokens, namespace)
+                    follower.donor_kept(donor_id, tokens, namespace)
         finally:
             # Outside the lock, because a listener may call back into the store. Also on failure:
             # donors evicted to make room are gone either way.
@@ -367,7 +367,7 @@ class DonorStore:
         """Notify followers that a donor is gone."""
         self.evictions += 1
         for follower in self._followers:
-            follower.donor_gone(donor.donor_id)
+            follower.donor_lost(donor.donor_id)
         self._release(donor.donor_id, donor.namespace, donor.pieces)
 
     def _release(self, donor_id: str, namespace: bytes, pieces: Iterable[Piece]) -> None:

@@ -17,13 +17,13 @@ from semblend.core.chain import Follower
 from semblend.core.errors import CorruptSegmentError, DonorError
 from semblend.core.outcomes import DeclineReason, Outcome
 from semblend.core.plan import Hole, Plan
-from semblend.engine.chains import Chain, Chains
-from semblend.engine.loading import start_load
+from semblend.engine.cache.chains import Chain, Chains
+from semblend.engine.cache.pages import PageIds, PageTable
+from semblend.engine.cache.pool import PagedPool
+from semblend.engine.cache.prefix_cache import PrefixCache, take_pages
+from semblend.engine.layer_load import start_load
 from semblend.engine.materialise import DonorSource, load_spans
 from semblend.engine.model import LoadedModel
-from semblend.engine.pages import PageIds, PageTable
-from semblend.engine.pool import PagedPool
-from semblend.engine.prefix_cache import PrefixCache, take_pages
 from semblend.engine.probes import PoolProbe
 from semblend.engine.segmented import plan_runs
 from semblend.engine.sequence import Phase, Sequence

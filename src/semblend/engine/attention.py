@@ -1,7 +1,7 @@
 """Attention over virtual sequences, registered with transformers as an implementation.
 
 The model is loaded with ``attn_implementation="semblend_paged"``. Each layer then calls
-:func:`paged_attention`, which finds the pass's :class:`SegmentBatch` in its keyword arguments. No
+:func:`paged_attention`, which finds the pass's :class:`SequenceBatch` in its keyword arguments. No
 model code is replaced.
 
 In each layer, the K/V of *all* rows is written to the pool first, so that later segments see
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from semblend.core.errors import UnsupportedModelError
-from semblend.engine.batch import Segment, SegmentBatch
+from semblend.engine.batch import BatchSequence, SequenceBatch
 
 ATTENTION_NAME = "semblend_paged"
 BATCH_ARGUMENT = "semblend_batch"
@@ -45,7 +45,7 @@ def paged_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Write this pass's K/V into the pool and attend per segment.
+    """Write this pass's K/V into the pool and attend per sequence.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def paged_attention(
         Output of shape [1, rows, query_heads, head_dim], and no weights.
     """
     batch = kwargs.get(BATCH_ARGUMENT)
-    if not isinstance(batch, SegmentBatch):
+    if not isinstance(batch, SequenceBatch):
         raise UnsupportedModelError(
             f"{type(module).__name__} does not pass keyword arguments to its attention; "
             "segmented prefill needs a model that does"
@@ -84,7 +84,7 @@ def paged_attention(
     return out[None], None
 
 
-def write_rows(batch: SegmentBatch, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+def write_rows(batch: SequenceBatch, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
     """Write rows [rows, kv_heads, head_dim] to the slots given by the batch."""
     pool_keys, pool_values = batch.pool.keys(layer), batch.pool.values(layer)
     for row, slot, length in batch.writes:
@@ -93,7 +93,7 @@ def write_rows(batch: SegmentBatch, layer: int, keys: torch.Tensor, values: torc
 
 
 def attend(
-    batch: SegmentBatch,
+    batch: SequenceBatch,
     layer: int,
     queries: torch.Tensor,
     keys: torch.Tensor,
@@ -102,20 +102,20 @@ def attend(
 ) -> torch.Tensor:
     """Attention of all segments, [rows, query_heads, head_dim]. K/V must already be written."""
     groups = queries.shape[1] // keys.shape[1]
-    if len(batch.segments) == 1:
-        return _segment(batch, batch.segments[0], layer, queries, keys, values, groups, scale)
+    if len(batch.sequences) == 1:
+        return _sequence(batch, batch.sequences[0], layer, queries, keys, values, groups, scale)
     out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
-    for segment in batch.segments:
-        rows = slice(segment.row, segment.row + segment.length)
-        out[rows] = _segment(
-            batch, segment, layer, queries[rows], keys[rows], values[rows], groups, scale
+    for sequence in batch.sequences:
+        rows = slice(sequence.row, sequence.row + sequence.length)
+        out[rows] = _sequence(
+            batch, sequence, layer, queries[rows], keys[rows], values[rows], groups, scale
         )
     return out
 
 
-def _segment(
-    batch: SegmentBatch,
-    segment: Segment,
+def _sequence(
+    batch: SequenceBatch,
+    sequence: BatchSequence,
     layer: int,
     queries: torch.Tensor,
     keys: torch.Tensor,
@@ -141,9 +141,9 @@ def _segment(
                 scale=scale,
             )
         )
-    if segment.past:
+    if sequence.past:
         folded = grouped.reshape(kv_heads, 1, groups * length, dim)
-        for past_keys, past_values in _past(batch, segment, layer):
+        for past_keys, past_values in _past(batch, sequence, layer):
             out, lse = flash(folded, past_keys, past_values, causal=False, scale=scale)
             parts.append((out.view(grouped.shape), lse.view(grouped.shape[:3])))
     out, lse = parts[0]
@@ -153,16 +153,16 @@ def _segment(
 
 
 def _past(
-    batch: SegmentBatch, segment: Segment, layer: int
+    batch: SequenceBatch, sequence: BatchSequence, layer: int
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """K and V before the segment, each [kv_heads, 1, tokens, head_dim], in one or more parts."""
+    """K and V before the sequence, each [kv_heads, 1, tokens, head_dim], in one or more parts."""
     keys, values = batch.pool.keys(layer), batch.pool.values(layer)
-    if segment.gather is not None:
-        pieces = [(keys.index_select(0, segment.gather), values.index_select(0, segment.gather))]
+    if sequence.gather is not None:
+        pieces = [(keys.index_select(0, sequence.gather), values.index_select(0, sequence.gather))]
     else:
         pieces = [
             (keys[slot : slot + length], values[slot : slot + length])
-            for slot, length in segment.past
+            for slot, length in sequence.past
         ]
     return [(k.transpose(0, 1)[:, None], v.transpose(0, 1)[:, None]) for k, v in pieces]
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from semblend.core.tokens import TokenArray
-from semblend.engine.pages import PageTable
-from semblend.engine.pool import PagedPool
+from semblend.engine.cache.pages import PageTable
+from semblend.engine.cache.pool import PagedPool
 
 MAX_RUNS = 8
 """Most runs of pages to read in place; a more fragmented table is gathered first. A call over a
@@ -44,7 +44,7 @@ class ComputeRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class BatchSequence:
     """One virtual sequence, whose queries are rows [row, row + length) of the batch.
 
     They see the keys of `past` (runs of slots, or gathered slots) and, if there are several rows,
@@ -59,11 +59,11 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentBatch:
+class SequenceBatch:
     """The context of one forward pass, passed through the model to every attention layer."""
 
     pool: PagedPool
-    segments: tuple[Segment, ...]
+    sequences: tuple[BatchSequence, ...]
     writes: tuple[tuple[int, int, int], ...]
     """(row, slot, length): where the rows' K/V goes. All of it is written before any is read."""
     input_ids: torch.Tensor
@@ -77,7 +77,7 @@ class SegmentBatch:
 
 def build_batch(
     pool: PagedPool, runs: Sequence[ComputeRun], *, hook: LayerHook | None = None
-) -> SegmentBatch:
+) -> SequenceBatch:
     """Lay out `runs` as the virtual sequences of one pass.
 
     Runs of one request must be in position order, because later ones read what earlier ones write.
@@ -85,7 +85,7 @@ def build_batch(
     device = pool.data.device
     # A GPU gathers faster than it launches, so only an unfragmented table is read in place there.
     most_runs = MAX_RUNS if device.type == "cpu" else 1
-    segments: list[Segment] = []
+    sequences: list[BatchSequence] = []
     writes: list[tuple[int, int, int]] = []
     logit_rows: list[int] = []
     row = 0
@@ -95,7 +95,7 @@ def build_batch(
         gather = None
         if len(past) > most_runs:
             gather = torch.from_numpy(run.table.slots(0, visible)).to(device)
-        segments.append(Segment(row=row, length=len(run.tokens), past=past, gather=gather))
+        sequences.append(BatchSequence(row=row, length=len(run.tokens), past=past, gather=gather))
         offset = row
         for slot, length in run.table.runs(run.start, run.end):
             writes.append((offset, slot, length))
@@ -104,9 +104,9 @@ def build_batch(
         logit_rows.extend(range(row - run.logit_rows, row))
     tokens = np.concatenate([run.tokens for run in runs]).astype(np.int64)
     positions = np.concatenate([np.arange(run.start, run.end, dtype=np.int64) for run in runs])
-    return SegmentBatch(
+    return SequenceBatch(
         pool=pool,
-        segments=tuple(segments),
+        sequences=tuple(sequences),
         writes=tuple(writes),
         input_ids=torch.from_numpy(tokens)[None].to(device),
         positions=torch.from_numpy(positions)[None].to(device),

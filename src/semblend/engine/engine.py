@@ -21,23 +21,23 @@ from semblend.core.settings import Settings
 from semblend.core.tokens import as_token_array
 from semblend.engine.admission import Admission
 from semblend.engine.api import EngineStats, GenerationRequest
-from semblend.engine.boundaries import boundaries_of
-from semblend.engine.chains import Chains
-from semblend.engine.detokenise import StopStrings, StreamDecoder
-from semblend.engine.donors import SEGMENT_TOKENS, DonorLibrary
-from semblend.engine.emission import Emission
-from semblend.engine.grammar import Grammars
+from semblend.engine.cache.chains import Chains
+from semblend.engine.cache.donor_library import SEGMENT_TOKENS, DonorLibrary
+from semblend.engine.cache.pool import PagedPool
+from semblend.engine.cache.prefix_cache import PrefixCache
+from semblend.engine.engine_thread import Worker
 from semblend.engine.handle import RequestHandle
 from semblend.engine.model import LoadedModel, load_model
 from semblend.engine.options import EngineOptions
-from semblend.engine.pool import PagedPool
-from semblend.engine.prefix_cache import PrefixCache
+from semblend.engine.output.detokenise import StopStrings, StreamDecoder
+from semblend.engine.output.emission import Emission
+from semblend.engine.output.json_grammar import Grammars
+from semblend.engine.output.sampling import make_generator
 from semblend.engine.promotion import Promotion
-from semblend.engine.sampling import make_generator
 from semblend.engine.scheduler import Scheduler
 from semblend.engine.sequence import Sequence
 from semblend.engine.shadow import Shadow
-from semblend.engine.worker import Worker
+from semblend.engine.vocabulary_boundaries import boundaries_of
 from semblend.kv.depth_drift import DepthDrift, read_table
 from semblend.kv.tiers.disk import DiskTier
 from semblend.kv.tiers.memory import MemoryTier

@@ -12,10 +12,10 @@ import torch
 from semblend.core.errors import DonorError
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
-from semblend.engine.pages import PageTable
-from semblend.engine.pool import PagedPool
+from semblend.engine.cache.pages import PageTable
+from semblend.engine.cache.pool import PagedPool
 from semblend.kv.depth_drift import DepthDrift
-from semblend.kv.donor_pieces import DonorKv, DonorRun, add_runs, extent
+from semblend.kv.donor_pieces import CopiedRun, DonorKv, add_runs, extent
 from semblend.kv.layerwise import Check, LayerwiseLoad
 from semblend.kv.layout import by_slot
 from semblend.kv.rotary_table import RotaryTable
@@ -135,11 +135,11 @@ def layerwise_spans(
         yield LayerwiseLoad(pool.paged, batch, rotary, drift=drift, stream=stream, checks=checks)
 
 
-def _by_donor(plan: Plan) -> dict[str, list[DonorRun]]:
-    wanted: dict[str, list[DonorRun]] = {}
+def _by_donor(plan: Plan) -> dict[str, list[CopiedRun]]:
+    wanted: dict[str, list[CopiedRun]] = {}
     for span, start, end in plan.copied_runs():
         delta = span.delta
-        wanted.setdefault(span.donor_id, []).append(DonorRun(start - delta, end - delta, delta))
+        wanted.setdefault(span.donor_id, []).append(CopiedRun(start - delta, end - delta, delta))
     return wanted
 
 

@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 
 from semblend.core.errors import MissingExtraError, SettingsError, UnsupportedModelError
 from semblend.engine.attention import BATCH_ARGUMENT, register_attention
-from semblend.engine.batch import SegmentBatch
-from semblend.engine.pool import KvShape
+from semblend.engine.batch import SequenceBatch
+from semblend.engine.cache.pool import KvShape
 from semblend.engine.support import check_supported
 from semblend.kv.fingerprint import tokenizer_fingerprint, weights_fingerprint
 from semblend.kv.rotary_self_test import self_test
@@ -21,7 +21,7 @@ from semblend.kv.rotary_spec import RotarySpec
 from semblend.kv.rotary_table import RotaryTable
 
 if TYPE_CHECKING:
-    from semblend.engine.cuda_pass import CudaPasses
+    from semblend.engine.cuda.fused_pass import CudaPasses
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -53,7 +53,7 @@ class LoadedModel:
         return next(self.model.parameters()).device  # type: ignore[no-any-return]
 
     @torch.inference_mode()
-    def forward(self, batch: SegmentBatch) -> torch.Tensor:
+    def forward(self, batch: SequenceBatch) -> torch.Tensor:
         """Run one pass and return the wanted rows' logits, [wanted, vocabulary], in float32."""
         output = self.model(
             input_ids=batch.input_ids,
@@ -160,8 +160,8 @@ def _gpu_passes(model: Any, rotary: RotaryTable, groups: int, kv_heads: int) -> 
     """Our own GPU passes, if there is a GPU and Triton is installed."""
     if not rotary.cos.is_cuda or find_spec("triton") is None:
         return None
-    from semblend.engine.cuda_fit import fits
-    from semblend.engine.cuda_pass import CudaPasses
+    from semblend.engine.cuda.fused_models import fits
+    from semblend.engine.cuda.fused_pass import CudaPasses
 
     if not fits(model, rotary):
         return None

@@ -14,9 +14,9 @@ import torch
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
 from semblend.engine.batch import ComputeRun, LayerHook
+from semblend.engine.cache.pages import PageTable
+from semblend.engine.cache.pool import PagedPool
 from semblend.engine.model import LoadedModel
-from semblend.engine.pages import PageTable
-from semblend.engine.pool import PagedPool
 from semblend.engine.segmented import compute, runs_of_plan
 from semblend.kv.attention_weights import TAIL_QUERIES, attention_weights
 from semblend.planning.policies.base import Scores

@@ -13,12 +13,12 @@ from collections.abc import Callable
 import numpy as np
 
 from semblend.engine.batch import ComputeRun
-from semblend.engine.chains import Chain, Chains
-from semblend.engine.exact_kv import ExactKv
+from semblend.engine.cache.chains import Chain, Chains
+from semblend.engine.cache.exact_kv import ExactKv
+from semblend.engine.cache.pages import PageTable
+from semblend.engine.cache.pool import PagedPool
+from semblend.engine.cache.prefix_cache import PrefixCache, take_pages
 from semblend.engine.model import LoadedModel
-from semblend.engine.pages import PageTable
-from semblend.engine.pool import PagedPool
-from semblend.engine.prefix_cache import PrefixCache, take_pages
 from semblend.engine.segmented import compute
 
 logger = logging.getLogger("semblend.engine")

@@ -21,11 +21,11 @@ from semblend.core.plan import Hole
 from semblend.engine.admission import Admission, compute_from_tokens
 from semblend.engine.api import FinishReason
 from semblend.engine.batch import ComputeRun
-from semblend.engine.emission import Emission
-from semblend.engine.loading import PendingLoad, layers_of
+from semblend.engine.cache.pool import PagedPool
+from semblend.engine.layer_load import PendingLoad, layers_of
 from semblend.engine.model import LoadedModel
 from semblend.engine.options import EngineOptions
-from semblend.engine.pool import PagedPool
+from semblend.engine.output.emission import Emission
 from semblend.engine.segmented import compute
 from semblend.engine.sequence import Phase, Sequence
 

@@ -9,9 +9,9 @@ import torch
 from semblend.core.plan import Hole, Plan, merge_holes
 from semblend.core.tokens import TokenArray
 from semblend.engine.batch import ComputeRun, LayerHook, build_batch
+from semblend.engine.cache.pages import PageTable
+from semblend.engine.cache.pool import PagedPool
 from semblend.engine.model import LoadedModel
-from semblend.engine.pages import PageTable
-from semblend.engine.pool import PagedPool
 
 
 def compute(

@@ -15,14 +15,14 @@ from semblend.core.account import Account
 from semblend.core.plan import Hole, Plan
 from semblend.core.tokens import TokenArray
 from semblend.engine.api import GenerationRequest
-from semblend.engine.detokenise import StopStrings, StreamDecoder
-from semblend.engine.grammar import Grammar
+from semblend.engine.cache.pages import PageTable
 from semblend.engine.handle import RequestHandle
-from semblend.engine.loading import PendingLoad
-from semblend.engine.pages import PageTable
+from semblend.engine.layer_load import PendingLoad
+from semblend.engine.output.detokenise import StopStrings, StreamDecoder
+from semblend.engine.output.json_grammar import Grammar
 
 if TYPE_CHECKING:
-    from semblend.engine.chains import Chain
+    from semblend.engine.cache.chains import Chain
 
 
 class Phase(StrEnum):

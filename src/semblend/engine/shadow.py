@@ -21,11 +21,11 @@ import torch
 from semblend.core.namespace import Namespace
 from semblend.core.tokens import TokenArray
 from semblend.engine.batch import ComputeRun
-from semblend.engine.exact_kv import ExactKv
+from semblend.engine.cache.exact_kv import ExactKv
+from semblend.engine.cache.pages import PageTable
+from semblend.engine.cache.pool import PagedPool
+from semblend.engine.cache.prefix_cache import PrefixCache, take_pages
 from semblend.engine.model import LoadedModel
-from semblend.engine.pages import PageTable
-from semblend.engine.pool import PagedPool
-from semblend.engine.prefix_cache import PrefixCache, take_pages
 from semblend.engine.segmented import compute
 from semblend.engine.sequence import Sequence
 from semblend.planning.shadow_watch import (

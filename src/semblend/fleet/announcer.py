@@ -14,8 +14,7 @@ import numpy as np
 from semblend.core.errors import SemBlendError
 from semblend.core.namespace import Namespace
 from semblend.core.tokens import TokenArray
-from semblend.fleet.blocks import seal_blocks
-from semblend.fleet.events.model import (
+from semblend.fleet.events.event_values import (
     DonorEvicted,
     DonorRegistered,
     DonorRelocated,
@@ -25,6 +24,7 @@ from semblend.fleet.events.model import (
 from semblend.fleet.keys import FleetKeys, tenant_key
 from semblend.fleet.publish.publisher import Publisher, PublisherOptions, Sayable
 from semblend.fleet.publish.sink import EventSink
+from semblend.fleet.sealed_blocks import seal_blocks
 from semblend.fleet.sketch import DEFAULT_SAMPLING, MARK_TOKENS, check_sampling, sketch
 
 logger = logging.getLogger("semblend.fleet")
@@ -36,7 +36,7 @@ BlockNames: TypeAlias = Callable[[str], Sequence[int]]
 _PRIVATE_PARTS = ("tenant", "template", "cache_salt")
 
 
-class DonorLibrary(Protocol):
+class DonorKeeper(Protocol):
     """Holds a worker's donors; the embedded engine's library is one."""
 
     def __len__(self) -> int: ...
@@ -55,7 +55,7 @@ class DonorAnnouncer:
 
     def __init__(
         self,
-        library: DonorLibrary,
+        library: DonorKeeper,
         sink: EventSink,
         *,
         worker_id: str,

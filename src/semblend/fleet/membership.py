@@ -17,7 +17,7 @@ from semblend.core.errors import MissingExtraError
 from semblend.core.namespace import Namespace
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray
-from semblend.fleet.announcer import BlockNames, DonorAnnouncer, DonorLibrary, HeldDonor
+from semblend.fleet.announcer import BlockNames, DonorAnnouncer, DonorKeeper, HeldDonor
 from semblend.fleet.keys import fleet_secret
 from semblend.fleet.publish.jetstream import JetStreamSink
 from semblend.fleet.publish.nats_link import LogOptions
@@ -50,14 +50,14 @@ class PipelineLibrary:
         """Register for `donor_kept` and `donor_lost`."""
         self._listeners.append(listener)
 
-    def donor_held(self, donor_id: str, tokens: TokenArray, namespace: bytes) -> None:
+    def donor_kept(self, donor_id: str, tokens: TokenArray, namespace: bytes) -> None:
         """The store holds a new donor."""
         with self._lock:
             self._held[donor_id] = (donor_id, tokens, namespace)
         for listener in self._listeners:
             listener.donor_kept(donor_id, tokens, namespace)
 
-    def donor_gone(self, donor_id: str) -> None:
+    def donor_lost(self, donor_id: str) -> None:
         """The store dropped a donor."""
         with self._lock:
             known = self._held.pop(donor_id, None) is not None
@@ -71,7 +71,7 @@ def worker_name(settings: Settings) -> str:
 
 
 def announce(
-    library: DonorLibrary,
+    library: DonorKeeper,
     settings: Settings,
     namespace: Namespace,
     *,

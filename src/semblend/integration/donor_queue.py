@@ -19,8 +19,8 @@ import torch
 
 from semblend.core.faults import FaultPoint, reach
 from semblend.core.tokens import TokenIds
-from semblend.integration import model_identity
-from semblend.integration.audit import AuditStream
+from semblend.integration.auditing.audit_stream import AuditStream
+from semblend.integration.loaded_model import model_identity
 from semblend.integration.provider import DonorRecord, SemBlendProvider
 from semblend.integration.scheduler.capture_choice import QUEUE_FULL, skip_reason
 from semblend.integration.scheduler.request import Request

@@ -18,7 +18,7 @@ from semblend.core.errors import SettingsError
 from semblend.core.json_text import parse_json
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.core.unheeded import unheeded
-from semblend.integration.audit import FILES, MAX_BYTES
+from semblend.integration.auditing.audit_stream import FILES, MAX_BYTES
 from semblend.integration.modes import ReuseMode
 from semblend.integration.option_values import checked_options
 

@@ -35,7 +35,7 @@ from semblend.integration.isolation import by_extra_key
 from semblend.integration.modes import Mode
 from semblend.integration.plan_cuts import within_hole_budget
 from semblend.integration.probing import can_probe, pass_tokens
-from semblend.integration.scheduler.planner import Offer, Planner
+from semblend.integration.scheduler.engine_planner import EnginePlanner, Offer
 from semblend.pipeline import PipelineStats, SemBlendPipeline
 from semblend.planning.boundaries import Boundaries
 from semblend.planning.certificates import Standing
@@ -83,7 +83,7 @@ class SemBlendProvider:
         self._page_size = page_size
         self._numbers = itertools.count(1)
         self._donors: dict[str, DonorRecord] = {}
-        self.planner = Planner(
+        self.planner = EnginePlanner(
             settings=settings,
             mode=Mode.SEGMENTED,
             block_size=page_size,

@@ -40,7 +40,7 @@ class DonorKv:
     """Checks that remain to be done while it is leased; empty unless leased unchecked."""
 
 
-class DonorRun(NamedTuple):
+class CopiedRun(NamedTuple):
     """Donor positions [start, end) to copy, `delta` further on in the target."""
 
     start: int
@@ -48,14 +48,14 @@ class DonorRun(NamedTuple):
     delta: int
 
 
-def extent(wanted: Iterable[DonorRun]) -> tuple[int, int]:
+def extent(wanted: Iterable[CopiedRun]) -> tuple[int, int]:
     """The donor positions from the first to the last copied."""
     starts, ends, _ = zip(*wanted, strict=True)
     return min(starts), max(ends)
 
 
 def add_runs(
-    runs: CopyRuns, donor_id: str, donor: DonorKv, wanted: Sequence[DonorRun], tokens: TokenArray
+    runs: CopyRuns, donor_id: str, donor: DonorKv, wanted: Sequence[CopiedRun], tokens: TokenArray
 ) -> None:
     """Add what to copy from which piece of a leased donor.
 

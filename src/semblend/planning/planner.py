@@ -11,7 +11,6 @@ from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray
 from semblend.discovery.meaning import FUZZY_RUN_TOKENS
 from semblend.discovery.runs import DonorRun
-from semblend.planning.blocks import region_end, to_whole_blocks
 from semblend.planning.boundaries import Boundaries
 from semblend.planning.cost import CostModel
 from semblend.planning.cover import best_cover
@@ -19,6 +18,7 @@ from semblend.planning.edits import classify
 from semblend.planning.gates import GateContext, Refusal, first_refusal
 from semblend.planning.policies.base import RecomputePolicy
 from semblend.planning.recompute import with_policy
+from semblend.planning.whole_blocks import region_end, to_whole_blocks
 
 SINK_TOKENS = 4
 """The first tokens of a request attract attention that belongs nowhere (attention sinks), so their

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from semblend.quality.figures import CONTROL, PROSE, READING, Figures
-from semblend.quality.redteam.findings import Findings
+from semblend.quality.redteam.finds import Findings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class JudgedPolicy:
     """A policy's price and the reasons against it."""
 
     policy: str
@@ -82,7 +82,7 @@ class Verdict:
     objections: tuple[str, ...]
 
 
-def judge(figures: Sequence[Figures], bound: Bound, *, noise_kl: float) -> list[Verdict]:
+def judge(figures: Sequence[Figures], bound: Bound, *, noise_kl: float) -> list[JudgedPolicy]:
     """Judge every policy that was measured on all workloads, cheapest first.
 
     A policy that recomputes everything is cold and therefore not a candidate.
@@ -91,8 +91,8 @@ def judge(figures: Sequence[Figures], bound: Bound, *, noise_kl: float) -> list[
     by_policy: dict[str, list[Figures]] = {}
     for row in figures:
         by_policy.setdefault(row.policy, []).append(row)
-    verdicts = [
-        Verdict(
+    judged_policies = [
+        JudgedPolicy(
             policy=policy,
             price=sum(row.price for row in rows) / len(rows),
             recompute=sum(row.recompute for row in rows) / len(rows),
@@ -101,9 +101,9 @@ def judge(figures: Sequence[Figures], bound: Bound, *, noise_kl: float) -> list[
         for policy, rows in by_policy.items()
         if {row.workload for row in rows} == workloads and policy not in ("cold", "all")
     ]
-    return sorted(verdicts, key=lambda verdict: verdict.price)
+    return sorted(judged_policies, key=lambda judged: judged.price)
 
 
-def choose(verdicts: Sequence[Verdict]) -> Verdict | None:
+def choose(judged_policies: Sequence[JudgedPolicy]) -> JudgedPolicy | None:
     """The cheapest policy without objections."""
-    return next((verdict for verdict in verdicts if not verdict.objections), None)
+    return next((judged for judged in judged_policies if not judged.objections), None)

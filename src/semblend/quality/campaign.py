@@ -15,14 +15,14 @@ from semblend.quality.bound import Bound, choose
 from semblend.quality.certifying import CURVED, DRAWN, choice_cells, confirmation_cells
 from semblend.quality.curves import Curve
 from semblend.quality.figures import cell_of
-from semblend.quality.issuing import Issue, Part, issue, part_of, read_curves
-from semblend.quality.items import data_fingerprint
-from semblend.quality.redteam.findings import Findings
+from semblend.quality.issuing import CertificatePart, Issue, issue, part_of, read_curves
+from semblend.quality.redteam.finds import Findings
 from semblend.quality.redteam.jobs import RedTeamJob
-from semblend.quality.shards import Job, drift_of, folder_of, record_files
+from semblend.quality.shards import MeasurementJob, drift_of, folder_of, record_files
 from semblend.quality.suite import Cell, read_records
+from semblend.quality.texts.items import data_fingerprint
 
-Measure = Callable[[Job], None]
+Measure = Callable[[MeasurementJob], None]
 Attack = Callable[[RedTeamJob], None]
 
 
@@ -77,7 +77,7 @@ class Campaign:
         cells = choice_cells(self.items, **options)
         choice = self._part(cells, self.seed, measure)
         confirmation, others, curves, redteam = None, [], [], None
-        chosen = choose(choice.verdicts)
+        chosen = choose(choice.judged_policies)
         if chosen is not None:
             others = confirmation_cells(self.items, **options)
             confirmation = self._part(others, self.confirm_seed, measure, curved=CURVED)
@@ -126,10 +126,10 @@ class Campaign:
 
     def _part(
         self, cells: Sequence[Cell], seed: int, measure: Measure, *, curved: tuple[str, ...] = ()
-    ) -> Part:
+    ) -> CertificatePart:
         folder = folder_of(self.folder, seed, self.number_format)
         measure(
-            Job(
+            MeasurementJob(
                 model=self.path,
                 device=self.device,
                 dtype=self.dtype,
@@ -148,7 +148,7 @@ class Campaign:
         order = list(wanted)
         return part_of(sorted(mine, key=lambda r: order.index(cell_of(r))), self.bound)
 
-    def _data(self, cells: Sequence[Cell], seed: int, part: Part) -> dict[str, Any]:
+    def _data(self, cells: Sequence[Cell], seed: int, part: CertificatePart) -> dict[str, Any]:
         return {
             "seed": seed,
             "items": self.items,

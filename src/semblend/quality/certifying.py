@@ -11,7 +11,7 @@ from dataclasses import replace
 from semblend.planning.policies.base import known_policies
 from semblend.quality.figures import READING
 from semblend.quality.suite import KINDS_OF_CONTROLS, KINDS_OF_EDITS, Cell
-from semblend.quality.workloads import LENGTHS
+from semblend.quality.texts.workloads import LENGTHS
 
 MOVED = ("instruction", "reordered", "composed", "gathered", "multi_turn", "continuation")
 TELLING = ("edited_exchanged", "composed", "edited_renamed", "continuation")

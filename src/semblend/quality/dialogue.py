@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from semblend.quality.documents import Document, Fact
-from semblend.quality.items import Ask, Case
-from semblend.quality.prose import names
-from semblend.quality.workloads import document_of, instructions, workload, writer_for
+from semblend.quality.texts.documents import Document, Fact
+from semblend.quality.texts.items import Ask, Case
+from semblend.quality.texts.prose import names
+from semblend.quality.texts.workloads import document_of, instructions, workload, writer_for
 
 DIALOGUE = "dialogue"
 REPLIES = (

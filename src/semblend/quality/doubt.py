@@ -18,7 +18,7 @@ STAKES = (0.5, 0.75, 0.9, 0.99)
 """Of the gambler who bets on few losses: bold, because losses are to be rare."""
 
 
-class Answer(StrEnum):
+class LimitAnswer(StrEnum):
     """What is known about a limit so far."""
 
     OPEN = "open"
@@ -44,19 +44,19 @@ class Doubt:
         self._above = BettingTest(bound=limit, alpha=alpha)
         # A loss below the limit is a success above the rest.
         self._below = BettingTest(bound=1.0 - limit, alpha=alpha, stakes=STAKES)
-        self._answer = Answer.OPEN
+        self._answer = LimitAnswer.OPEN
 
-    def observe(self, loss: float) -> Answer:
+    def observe(self, loss: float) -> LimitAnswer:
         """Take one item, a loss in [0, 1]; the first answer stands."""
         self.items += 1
         self.losses += loss
         above, below = self._above.observe(loss), self._below.observe(1.0 - loss)
-        if self._answer is Answer.OPEN and (above or below):
-            self._answer = Answer.BROKEN if above else Answer.KEPT
+        if self._answer is LimitAnswer.OPEN and (above or below):
+            self._answer = LimitAnswer.BROKEN if above else LimitAnswer.KEPT
         return self._answer
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> LimitAnswer:
         """What is known."""
         return self._answer
 

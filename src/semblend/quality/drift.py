@@ -10,12 +10,12 @@ import torch
 
 from semblend.core.tokens import TokenArray
 from semblend.engine.batch import ComputeRun
-from semblend.engine.pages import PageTable
+from semblend.engine.cache.pages import PageTable
 from semblend.kv.depth_drift import DepthDrift, read_table
-from semblend.quality.items import to_item
 from semblend.quality.lab import Lab
-from semblend.quality.shards import Job
-from semblend.quality.workloads import LENGTHS, WORKLOADS
+from semblend.quality.shards import MeasurementJob
+from semblend.quality.texts.items import to_item
+from semblend.quality.texts.workloads import LENGTHS, WORKLOADS
 
 LONG_TEXTS = 8
 SHORT_TEXTS = 32
@@ -147,7 +147,7 @@ def _depth_effect(
     return effect
 
 
-def bring_drift(lab: Lab, job: Job) -> None:
+def bring_drift(lab: Lab, job: MeasurementJob) -> None:
     """Give the lab the job's table if a policy needs one, and measure it if it does not exist.
 
     It is written before other processes start, because all of them must use the same table.

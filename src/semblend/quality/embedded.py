@@ -10,10 +10,10 @@ import torch
 from semblend import __version__
 from semblend.quality.lab import Lab
 from semblend.quality.measure import Record, measure
-from semblend.quality.seam import EngineFacts, Work
+from semblend.quality.seam import MeasuredFacts, Work
 
 
-class EmbeddedEngine:
+class MeasuredEmbedded:
     """A lab that is there already; who made it closes it."""
 
     batch = 1
@@ -21,7 +21,7 @@ class EmbeddedEngine:
     def __init__(self, lab: Lab, *, hardware: str = "") -> None:
         self._lab = lab
         dtype = str(lab.model.kv_shape.dtype).removeprefix("torch.")
-        self.facts = EngineFacts(
+        self.facts = MeasuredFacts(
             engine="embedded",
             version=__version__,
             model=lab.model.name,

@@ -16,39 +16,39 @@ import torch
 from semblend import __version__
 from semblend.engine.model import LoadedModel
 from semblend.planning.certificates import MEASUREMENT_VERSION, Certificate, plugin_entries
-from semblend.quality.bound import Bound, Verdict, choose, judge
+from semblend.quality.bound import Bound, JudgedPolicy, choose, judge
 from semblend.quality.curves import Curve
 from semblend.quality.figures import Figures, figures_of, noise_floor
 from semblend.quality.measure import Record
-from semblend.quality.redteam.findings import Findings
+from semblend.quality.redteam.finds import Findings
 
 VALID_DAYS = 365
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class CertificatePart:
     """One of the two measurements: for choosing a policy, or for confirming it."""
 
     records: tuple[Record, ...]
     figures: tuple[Figures, ...]
     noise: dict[str, float]
-    verdicts: tuple[Verdict, ...]
+    judged_policies: tuple[JudgedPolicy, ...]
     """Verdicts on every policy measured on all workloads, cheapest first."""
 
-    def verdict_on(self, policy: str) -> Verdict | None:
+    def judged_policy(self, policy: str) -> JudgedPolicy | None:
         """This measurement's verdict on a policy."""
-        return next((v for v in self.verdicts if v.policy == policy), None)
+        return next((v for v in self.judged_policies if v.policy == policy), None)
 
 
-def part_of(records: Sequence[Record], bound: Bound) -> Part:
+def part_of(records: Sequence[Record], bound: Bound) -> CertificatePart:
     """Judge some records."""
     figures = tuple(figures_of(records))
     noise = noise_floor(records)
-    return Part(
+    return CertificatePart(
         records=tuple(records),
         figures=figures,
         noise=noise,
-        verdicts=tuple(judge(figures, bound, noise_kl=noise["kl_p99"])),
+        judged_policies=tuple(judge(figures, bound, noise_kl=noise["kl_p99"])),
     )
 
 
@@ -56,11 +56,11 @@ def part_of(records: Sequence[Record], bound: Bound) -> Part:
 class Issue:
     """The result of a certification."""
 
-    choice: Part
-    chosen: Verdict | None
+    choice: CertificatePart
+    chosen: JudgedPolicy | None
     """The cheapest policy within the bound on the choice documents."""
-    confirmation: Part | None
-    confirmed: Verdict | None
+    confirmation: CertificatePart | None
+    confirmed: JudgedPolicy | None
     """Its verdict on the confirmation documents."""
     redteam: Findings | None
     """The red team's findings on it; None if it was not attacked."""
@@ -79,8 +79,8 @@ class Issue:
 
 
 def issue(
-    choice: Part,
-    confirmation: Part | None,
+    choice: CertificatePart,
+    confirmation: CertificatePart | None,
     curves: Sequence[Curve],
     *,
     model: LoadedModel,
@@ -95,10 +95,10 @@ def issue(
     There is only one try. If the next policy got another, the confirmation documents would also be
     choosing.
     """
-    chosen = choose(choice.verdicts)
+    chosen = choose(choice.judged_policies)
     confirmed = None
     if chosen is not None and confirmation is not None:
-        confirmed = confirmation.verdict_on(chosen.policy)
+        confirmed = confirmation.judged_policy(chosen.policy)
     certificate = None
     against: tuple[str, ...] = ()
     if confirmed is not None:
@@ -129,8 +129,8 @@ def issue(
 
 def _certificate(
     policy: str,
-    choice: Part,
-    confirmation: Part,
+    choice: CertificatePart,
+    confirmation: CertificatePart,
     curves: Sequence[Curve],
     *,
     model: LoadedModel,
@@ -141,7 +141,7 @@ def _certificate(
     now: datetime,
 ) -> Certificate:
     figures = confirmation.figures
-    others = {verdict.policy for verdict in confirmation.verdicts} - {policy, "none"}
+    others = {judged.policy for judged in confirmation.judged_policies} - {policy, "none"}
     return Certificate(
         model=Path(model.name).name,
         fingerprint=model.fingerprint,
@@ -153,8 +153,8 @@ def _certificate(
             "naive": [f.to_dict() for f in figures if f.policy == "none"],
             "others": [f.to_dict() for f in figures if f.policy in others],
             "noise_floor": confirmation.noise,
-            "choice": _plain(choice.verdicts),
-            "confirmation": _plain(confirmation.verdicts),
+            "choice": _plain(choice.judged_policies),
+            "confirmation": _plain(confirmation.judged_policies),
             "deviation": _deviation(curves),
             "redteam": None if redteam is None else redteam.to_dict(),
         },
@@ -174,14 +174,14 @@ def _certificate(
     ).hashed()
 
 
-def _plain(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+def _plain(judged_policies: Sequence[JudgedPolicy]) -> list[dict[str, Any]]:
     return [
         {
-            "policy": verdict.policy,
-            "price": round(verdict.price, 4),
-            "objections": list(verdict.objections),
+            "policy": judged.policy,
+            "price": round(judged.price, 4),
+            "objections": list(judged.objections),
         }
-        for verdict in verdicts
+        for judged in judged_policies
     ]
 
 

@@ -19,20 +19,20 @@ from semblend.core.plan import Hole, Plan
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.core.tokens import TokenArray
 from semblend.engine.batch import ComputeRun
-from semblend.engine.boundaries import boundaries_of
+from semblend.engine.cache.pages import PageIds, PageTable
+from semblend.engine.cache.pool import PagedPool
 from semblend.engine.materialise import load_spans, shift_spans
 from semblend.engine.model import LoadedModel
-from semblend.engine.pages import PageIds, PageTable
-from semblend.engine.pool import PagedPool
 from semblend.engine.probes import PoolProbe
 from semblend.engine.segmented import compute, plan_runs
+from semblend.engine.vocabulary_boundaries import boundaries_of
 from semblend.kv.depth_drift import DepthDrift
 from semblend.kv.donor_pieces import DonorKv, DonorPiece
 from semblend.pipeline import SemBlendPipeline
 from semblend.planning.depth import drift_for
 from semblend.planning.policies.base import RecomputePolicy
 from semblend.planning.recompute import probed, with_policy
-from semblend.quality.items import Item
+from semblend.quality.texts.items import Item
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

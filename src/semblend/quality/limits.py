@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from semblend.quality.doubt import Answer, Doubt, items_at_least
+from semblend.quality.doubt import Doubt, LimitAnswer, items_at_least
 from semblend.quality.figures import CONTROL
 from semblend.quality.measure import Record
 
@@ -52,7 +52,7 @@ class Limits:
         return asdict(self)
 
 
-class Watch:
+class LimitWatch:
     """One policy on one workload, item by item, until it is decided."""
 
     def __init__(self, workload: str, policy: str, limits: Limits) -> None:
@@ -84,12 +84,12 @@ class Watch:
         return self._answers_count() if self._by_answers is None else self._by_answers
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> LimitAnswer:
         """What is known: broken on any leak, otherwise as the limit of this workload is."""
         if self.leaks > self._limits.towards_donor:
-            return Answer.BROKEN
+            return LimitAnswer.BROKEN
         if len(self.records) < min(PILOT, self._limits.least_items):
-            return Answer.OPEN
+            return LimitAnswer.OPEN
         return (self._lost if self.by_answers else self._differ).answer
 
     @property
@@ -117,9 +117,9 @@ class Watch:
         count, limits = len(self.records), self._limits
         if self.leaks > limits.towards_donor:
             said.append(f"{self.leaks} answers towards the donor's")
-        elif self.answer is Answer.BROKEN:
+        elif self.answer is LimitAnswer.BROKEN:
             said.append(f"{self._judged()}: more than the limit")
-        elif self.answer is Answer.OPEN:
+        elif self.answer is LimitAnswer.OPEN:
             said.append(f"not decided after {count} items ({self._judged()})")
         kl = sum(r.kl for r in self.records) / count if count else 0.0
         if kl > noise_kl + limits.kl_epsilon:

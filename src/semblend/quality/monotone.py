@@ -17,7 +17,7 @@ CHANCE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class PolicyStep:
     """From one policy to a more expensive one of its family, on one workload."""
 
     workload: str
@@ -32,7 +32,7 @@ class Step:
     """Whether that is too unlikely to be chance."""
 
 
-def steps(records: Sequence[Record]) -> list[Step]:
+def steps(records: Sequence[Record]) -> list[PolicyStep]:
     """All steps of all families but the random baseline, ordered by measured price.
 
     Agreement with cold is compared on the same items. A step falls if a one-sided sign test says
@@ -54,7 +54,7 @@ def steps(records: Sequence[Record]) -> list[Step]:
                 found.append((workload, cheap, dear, lost, won))
     limit = CHANCE / max(1, len(found))
     return [
-        Step(
+        PolicyStep(
             workload=workload,
             cheap=cheap,
             dear=dear,

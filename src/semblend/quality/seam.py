@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from semblend.quality.items import Item
 from semblend.quality.measure import Record
+from semblend.quality.texts.items import Item
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineFacts:
+class MeasuredFacts:
     """What is measured, as the certificate names it."""
 
     engine: str
@@ -51,7 +51,7 @@ class MeasuredEngine(Protocol):
     """An engine that answers items cold and, behind their donors, under named policies."""
 
     @property
-    def facts(self) -> EngineFacts:
+    def facts(self) -> MeasuredFacts:
         """What it is."""
         ...
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 from semblend.planning.policies.base import policy_from_spec
 from semblend.quality.curves import curves
-from semblend.quality.items import to_item
 from semblend.quality.lab import Lab
 from semblend.quality.processes import lab_of_process, run_processes
 from semblend.quality.suite import Cell, Progress, Records, read_records, run_cells
+from semblend.quality.texts.items import to_item
 
 CURVE_ITEMS = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class MeasurementJob:
     """What to measure, and how."""
 
     model: str
@@ -65,12 +65,12 @@ def record_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("records*.jsonl"))
 
 
-def measure_here(lab: Lab, job: Job, progress: Progress) -> None:
+def measure_here(lab: Lab, job: MeasurementJob, progress: Progress) -> None:
     """Measure with an existing lab."""
     _measure(lab, job, shard=0, progress=progress)
 
 
-def measure_in_processes(job: Job, progress: Callable[[int, int], None]) -> None:
+def measure_in_processes(job: MeasurementJob, progress: Callable[[int, int], None]) -> None:
     """Start the processes and wait. `progress` receives the records done and the total.
 
     Raises
@@ -90,14 +90,14 @@ def measure_in_processes(job: Job, progress: Callable[[int, int], None]) -> None
     )
 
 
-def _shard(job: Job, shard: int) -> None:
+def _shard(job: MeasurementJob, shard: int) -> None:
     """Do one process's part of a job."""
     drift = job.drift if job.shifts_depth else None
     with lab_of_process(job.model, device=job.device, dtype=job.dtype, drift=drift) as lab:
         _measure(lab, job, shard=shard, progress=lambda workload, done, total: None)
 
 
-def _measure(lab: Lab, job: Job, *, shard: int, progress: Progress) -> None:
+def _measure(lab: Lab, job: MeasurementJob, *, shard: int, progress: Progress) -> None:
     job.folder.mkdir(parents=True, exist_ok=True)
     name = f"-{shard}" if job.processes > 1 else ""
     records = Records(job.folder / f"records{name}.jsonl")
@@ -109,7 +109,7 @@ def _measure(lab: Lab, job: Job, *, shard: int, progress: Progress) -> None:
     _draw(lab, job, job.folder / f"curves{name}.jsonl", shard)
 
 
-def _draw(lab: Lab, job: Job, path: Path, shard: int) -> None:
+def _draw(lab: Lab, job: MeasurementJob, path: Path, shard: int) -> None:
     """Record deviation by layer and by distance, for the first items of a few workloads."""
     if path.exists() or not job.curves:
         return
@@ -122,7 +122,9 @@ def _draw(lab: Lab, job: Job, path: Path, shard: int) -> None:
     path.write_text("".join(lines), encoding="utf-8")
 
 
-def _curve_lines(lab: Lab, cell: Cell, specs: Sequence[str], job: Job, shard: int) -> list[str]:
+def _curve_lines(
+    lab: Lab, cell: Cell, specs: Sequence[str], job: MeasurementJob, shard: int
+) -> list[str]:
     lines: list[str] = []
     for at, case in enumerate(cell.cases(job.seed)):
         if at >= CURVE_ITEMS:

@@ -11,15 +11,15 @@ from typing import Any
 
 from semblend import __version__
 from semblend.planning.certificates import MEASUREMENT_VERSION, Certificate, plugin_entries
-from semblend.quality import tables
 from semblend.quality.figures import figures_of
 from semblend.quality.issuing import VALID_DAYS
-from semblend.quality.items import data_fingerprint
-from semblend.quality.limits import Limits, Watch
-from semblend.quality.redteam.pages import NOT_COVERED
-from semblend.quality.report import STYLE
-from semblend.quality.seam import EngineFacts
-from semblend.quality.until_sure import Found
+from semblend.quality.limits import Limits, LimitWatch
+from semblend.quality.redteam.summaries import NOT_COVERED
+from semblend.quality.reports import figure_tables
+from semblend.quality.reports.certificate_report import STYLE
+from semblend.quality.seam import MeasuredFacts
+from semblend.quality.texts.items import data_fingerprint
+from semblend.quality.until_sure import UntilSureResult
 
 HEADINGS = (
     "workload", "judged by", "items", "lost", "limit", "decided", "cold right", "leaks", "KL",
@@ -28,9 +28,9 @@ HEADINGS = (
 
 
 def certificate_of(
-    found: Found,
+    found: UntilSureResult,
     *,
-    facts: EngineFacts,
+    facts: MeasuredFacts,
     limits: Limits,
     data: dict[str, Any],
     now: datetime | None = None,
@@ -80,9 +80,9 @@ def certificate_of(
     ).hashed()
 
 
-def page(found: Found, *, facts: EngineFacts, limits: Limits, command: str) -> str:
+def page(found: UntilSureResult, *, facts: MeasuredFacts, limits: Limits, command: str) -> str:
     """One HTML file: the verdict, the engine, the limits and every workload."""
-    verdict = (
+    judged = (
         f'<p class="no">Not certified: {escape("; ".join(found.objections))}.</p>'
         if found.objections
         else f'<p class="yes">Certified: <code>{escape(found.policy)}</code></p>'
@@ -91,18 +91,20 @@ def page(found: Found, *, facts: EngineFacts, limits: Limits, command: str) -> s
     weak = ", ".join(found.not_counted) or "none"
     body = [
         f"<h1>Quality of reuse: {escape(Path(facts.model).name)}</h1>",
-        verdict,
+        judged,
         f"<p>A policy that breaks a limit on any workload would be certified with probability "
         f"{limits.alpha:.2g} at most. {NOT_COVERED} No red team attacked it. Workloads that cold "
         f"seldom answers right, judged by agreement alone: {escape(weak)}. Left out: "
         f"{escape('; '.join(facts.left_out) or 'nothing')}.</p>",
-        tables.html(("engine", "value"), [*named, ("weights", facts.fingerprint)]),
+        figure_tables.html(("engine", "value"), [*named, ("weights", facts.fingerprint)]),
         "<h2>Limits</h2>",
-        tables.html(("limit", "value"), [(k, str(v)) for k, v in limits.to_dict().items()]),
+        figure_tables.html(("limit", "value"), [(k, str(v)) for k, v in limits.to_dict().items()]),
         "<h2>Confirmed by</h2>",
-        tables.html(HEADINGS, rows_of(found.confirmation)),
+        figure_tables.html(HEADINGS, rows_of(found.confirmation)),
         "<h2>Chosen by</h2>" if found.choice else "",
-        tables.html(("policy", *HEADINGS), _with_policy(found.choice)) if found.choice else "",
+        figure_tables.html(("policy", *HEADINGS), _with_policy(found.choice))
+        if found.choice
+        else "",
         f"<p>Noise floor, cold against itself over {found.noise.get('items', 0):.0f} items: mean "
         f"KL {found.noise.get('kl_mean', 0.0):.2g}. {found.seconds / 60:.1f} minutes. "
         f"<code>{escape(command)}</code></p>",
@@ -114,7 +116,7 @@ def page(found: Found, *, facts: EngineFacts, limits: Limits, command: str) -> s
     )
 
 
-def rows_of(watched: Sequence[Watch]) -> list[tuple[str, ...]]:
+def rows_of(watched: Sequence[LimitWatch]) -> list[tuple[str, ...]]:
     """One row a workload."""
     rows: list[tuple[str, ...]] = []
     for watch in watched:
@@ -137,5 +139,5 @@ def rows_of(watched: Sequence[Watch]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _with_policy(watched: Sequence[Watch]) -> list[tuple[str, ...]]:
+def _with_policy(watched: Sequence[LimitWatch]) -> list[tuple[str, ...]]:
     return [(watch.policy, *row) for watch, row in zip(watched, rows_of(watched), strict=True)]

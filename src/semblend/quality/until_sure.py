@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from semblend.quality.doubt import Answer
+from semblend.quality.doubt import LimitAnswer
 from semblend.quality.figures import noise_floor
-from semblend.quality.items import Case, to_item
-from semblend.quality.limits import PILOT, Limits, Watch
+from semblend.quality.limits import PILOT, Limits, LimitWatch
 from semblend.quality.measure import Record
 from semblend.quality.seam import MeasuredEngine, Work
 from semblend.quality.suite import Cell, Records, read_records
+from semblend.quality.texts.items import Case, to_item
 
 NAIVE = "none"
 COLD = "cold"
@@ -54,12 +54,12 @@ Told = Callable[[str, int, int], None]
 
 
 @dataclass(slots=True, kw_only=True)
-class Found:
+class UntilSureResult:
     """What was found."""
 
     policy: str
-    choice: list[Watch] = field(default_factory=list)
-    confirmation: list[Watch] = field(default_factory=list)
+    choice: list[LimitWatch] = field(default_factory=list)
+    confirmation: list[LimitWatch] = field(default_factory=list)
     noise: dict[str, float] = field(default_factory=dict)
     naive: list[Record] = field(default_factory=list)
     shown: list[Case] = field(default_factory=list)
@@ -108,7 +108,7 @@ class UntilSure:
 
     def run(
         self, cells: Sequence[Cell], candidates: Sequence[str], *, seed: int, confirm_seed: int
-    ) -> Found:
+    ) -> UntilSureResult:
         """Choose among the candidates, confirm the winner."""
         started = time.monotonic()
         policy, watched = self.choose(cells, candidates, seed=seed)
@@ -130,14 +130,14 @@ class UntilSure:
 
     def choose(
         self, cells: Sequence[Cell], candidates: Sequence[str], *, seed: int
-    ) -> tuple[str, list[Watch]]:
+    ) -> tuple[str, list[LimitWatch]]:
         """The cheapest candidate that is not beaten; a single one has nobody to beat."""
         standing = list(candidates)
-        watched: list[Watch] = []
+        watched: list[LimitWatch] = []
         if len(standing) == 1:
             return standing[0], []
         for cell in ordered([c for c in cells if c.workload in TELLING]):
-            mine = {spec: Watch(cell.workload, spec, self._limits) for spec in standing}
+            mine = {spec: LimitWatch(cell.workload, spec, self._limits) for spec in standing}
             rounds = self._measured(cell, tuple(standing), seed=seed, most=self._choice_items)
             for done, records in enumerate(rounds, 1):
                 self._told(f"choosing, {cell.workload}", done, self._choice_items)
@@ -148,20 +148,21 @@ class UntilSure:
             standing = [
                 spec
                 for spec in standing
-                if mine[spec].answer is not Answer.BROKEN and mine[spec].lost < least + BEATEN_BY
+                if mine[spec].answer is not LimitAnswer.BROKEN
+                and mine[spec].lost < least + BEATEN_BY
             ] or [min(standing, key=lambda spec: mine[spec].lost)]
             if len(standing) == 1:
                 break
         return min(standing, key=lambda spec: _price(spec, watched)), watched
 
-    def confirm(self, cells: Sequence[Cell], policy: str, *, seed: int) -> Found:
+    def confirm(self, cells: Sequence[Cell], policy: str, *, seed: int) -> UntilSureResult:
         """Go through all workloads until each is decided, or one is broken."""
-        found = Found(policy=policy)
+        found = UntilSureResult(policy=policy)
         colds: list[Record] = []
         cells = ordered(cells)
         least = self._limits.least_items
         for place, cell in enumerate(cells):
-            watch = Watch(cell.workload, policy, self._limits)
+            watch = LimitWatch(cell.workload, policy, self._limits)
             found.confirmation.append(watch)
             specs, done = (NAIVE, policy, COLD), 0
             for done, records in enumerate(self._measured(cell, specs, seed=seed), 1):
@@ -170,12 +171,12 @@ class UntilSure:
                 watch.observe(records.get(policy))
                 found.naive += [records[NAIVE]] if NAIVE in records else []
                 colds += [records[COLD]] if COLD in records else []
-                if watch.answer is not Answer.OPEN:
+                if watch.answer is not LimitAnswer.OPEN:
                     break
                 if done >= PILOT and not watch.records:
                     break  # nothing is ever reused: more items would not tell more
             found.shown += list(replace(cell, items=done).cases(seed))
-            if watch.answer is not Answer.KEPT:
+            if watch.answer is not LimitAnswer.KEPT:
                 break
         found.noise = noise_floor(colds)
         for watch in found.confirmation:
@@ -220,6 +221,6 @@ class UntilSure:
         yield from measured()
 
 
-def _price(spec: str, watched: Sequence[Watch]) -> float:
+def _price(spec: str, watched: Sequence[LimitWatch]) -> float:
     prices = [watch.price for watch in watched if watch.policy == spec]
     return sum(prices) / len(prices)

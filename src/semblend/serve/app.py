@@ -14,21 +14,21 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
 from semblend.integration.worker_header import WorkerHeader
-from semblend.serve.activity import Activity
-from semblend.serve.admission import Admission
-from semblend.serve.audit import ServerAudit
+from semblend.serve.api_errors import ApiError, from_validation
 from semblend.serve.auth import Authenticator, Pseudonyms
-from semblend.serve.errors import ApiError, from_validation
-from semblend.serve.exchange import Desk
-from semblend.serve.gate import Gate
-from semblend.serve.logs import log
-from semblend.serve.metrics import ServerMetrics
-from semblend.serve.openai_routes import openai_router
+from semblend.serve.edge_checks import EdgeChecks
+from semblend.serve.entry_queue import EntryQueue
+from semblend.serve.lifecycle import ServerContext
+from semblend.serve.openai.openai_routes import openai_router
 from semblend.serve.options import ServeOptions
 from semblend.serve.protocols import ServedEngine
 from semblend.serve.service import Service
 from semblend.serve.text_routes import text_router
-from semblend.serve.watch_routes import watch_router
+from semblend.serve.watch.activity import Activity
+from semblend.serve.watch.json_logs import log
+from semblend.serve.watch.server_audit import ServerAudit
+from semblend.serve.watch.server_metrics import ServerMetrics
+from semblend.serve.watch.watch_routes import watch_router
 
 
 def create_app(engine: ServedEngine, options: ServeOptions) -> FastAPI:
@@ -41,28 +41,28 @@ def create_app(engine: ServedEngine, options: ServeOptions) -> FastAPI:
     """
     authenticator = Authenticator(options)
     names = Pseudonyms(options.secret)
-    admission = Admission(options)
-    metrics = ServerMetrics(engine, admission)
-    desk = Desk(
+    entry_queue = EntryQueue(options)
+    metrics = ServerMetrics(engine, entry_queue)
+    context = ServerContext(
         engine=engine,
         options=options,
-        admission=admission,
+        entry_queue=entry_queue,
         activity=Activity(names, limit=options.recent_requests),
         metrics=metrics,
         names=names,
         audit=ServerAudit.start_if_wanted(options, names),
         background=set(),
     )
-    service = Service(desk)
+    service = Service(context)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         log("started", model=options.model_name, api_keys=authenticator.needs_key)
         yield
-        await drain(desk)
+        await drain(context)
         service.encoder.close()
-        if desk.audit is not None:
-            await asyncio.to_thread(desk.audit.close)
+        if context.audit is not None:
+            await asyncio.to_thread(context.audit.close)
         log("stopped")
 
     app = FastAPI(
@@ -73,7 +73,7 @@ def create_app(engine: ServedEngine, options: ServeOptions) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
     )
-    app.state.desk = desk
+    app.state.context = context
     key = [Depends(HTTPBearer(auto_error=False))] if authenticator.needs_key else []
     app.include_router(openai_router(service), dependencies=key)
     app.include_router(text_router(service, app), dependencies=key)
@@ -84,18 +84,18 @@ def create_app(engine: ServedEngine, options: ServeOptions) -> FastAPI:
     if name := getattr(engine, "worker_id", ""):
         # Inside the gate, so that rejected callers learn nothing about the fleet.
         app.add_middleware(WorkerHeader, worker_id=name)
-    app.add_middleware(Gate, options=options, authenticator=authenticator, metrics=metrics)
+    app.add_middleware(EdgeChecks, options=options, authenticator=authenticator, metrics=metrics)
     return app
 
 
-async def drain(desk: Desk) -> None:
+async def drain(context: ServerContext) -> None:
     """Admit no more requests, give running ones time to finish, then cancel the rest."""
-    if not await desk.admission.drain(desk.options.drain_timeout_s):
-        log("drain_timeout", cancelled=desk.admission.inside)
-        desk.admission.cancel_all()
-        await desk.admission.drain(5.0)
-    if desk.background:
-        await asyncio.wait(tuple(desk.background), timeout=5.0)
+    if not await context.entry_queue.drain(context.options.drain_timeout_s):
+        log("drain_timeout", cancelled=context.entry_queue.inside)
+        context.entry_queue.cancel_all()
+        await context.entry_queue.drain(5.0)
+    if context.background:
+        await asyncio.wait(tuple(context.background), timeout=5.0)
 
 
 async def _malformed(_: Request, error: Exception) -> JSONResponse:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from semblend.core.errors import SettingsError
 from semblend.core.json_text import parse_json
-from semblend.serve.errors import ApiError
+from semblend.serve.api_errors import ApiError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
 """Allowed names for tenants and templates."""

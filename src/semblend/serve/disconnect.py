@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from semblend.serve.errors import ApiError
+from semblend.serve.api_errors import ApiError
 
 Result = TypeVar("Result")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from semblend.engine.api import RequestReport, TokenSource
 from semblend.serve.auth import Pseudonyms
-from semblend.serve.replies import PromptTokensDetails, ReuseReport, Times, Usage
+from semblend.serve.openai.replies import PromptTokensDetails, ReuseReport, Times, Usage
 
 
 def hole_tokens(report: RequestReport) -> int:

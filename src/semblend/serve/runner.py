@@ -8,7 +8,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from semblend.serve.app import drain
-from semblend.serve.exchange import Desk
+from semblend.serve.lifecycle import ServerContext
 from semblend.serve.options import ServeOptions
 
 
@@ -19,12 +19,12 @@ class DrainingServer(uvicorn.Server):
     or load balancer knows to retry or go elsewhere.
     """
 
-    def __init__(self, config: uvicorn.Config, desk: Desk) -> None:
+    def __init__(self, config: uvicorn.Config, context: ServerContext) -> None:
         super().__init__(config)
-        self._desk = desk
+        self._context = context
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await drain(self._desk)
+        await drain(self._context)
         await super().shutdown(sockets)
 
 
@@ -43,4 +43,4 @@ def make_server(app: FastAPI, options: ServeOptions) -> DrainingServer:
         limit_concurrency=None,
         h11_max_incomplete_event_size=64 * 1024,
     )
-    return DrainingServer(config, app.state.desk)
+    return DrainingServer(config, app.state.context)

@@ -14,14 +14,14 @@ from semblend.core.errors import RequestFieldError, SettingsError
 from semblend.core.tokens import TokenArray
 from semblend.engine.api import GenerationRequest, SamplingParams
 from semblend.planning.policies.base import policy_from_spec
+from semblend.serve.api_errors import ApiError
 from semblend.serve.auth import Caller, checked_name, require_tenant
-from semblend.serve.dialects import ChatDialect, Dialect, TextDialect
-from semblend.serve.errors import ApiError
-from semblend.serve.exchange import Desk
-from semblend.serve.generation import Job, Part, answer
-from semblend.serve.prompts import PromptEncoder
-from semblend.serve.replies import Detokenised, Tokens
-from semblend.serve.schemas import (
+from semblend.serve.lifecycle import ServerContext
+from semblend.serve.openai.dialects import ChatDialect, Dialect, TextDialect
+from semblend.serve.openai.generation import AnswerPart, GenerationJob, answer
+from semblend.serve.openai.prompts import PromptEncoder
+from semblend.serve.openai.replies import Detokenised, Tokens
+from semblend.serve.openai.schemas import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -37,12 +37,12 @@ _COMPLETION_TOKENS = 16
 class Service:
     """Everything the generation routes need, created once per app."""
 
-    def __init__(self, desk: Desk) -> None:
-        limits = (desk.engine.max_prompt_tokens, desk.options.max_prompt_tokens)
-        self.desk = desk
+    def __init__(self, context: ServerContext) -> None:
+        limits = (context.engine.max_prompt_tokens, context.options.max_prompt_tokens)
+        self.context = context
         self.started_at = time.time()
         self.encoder = PromptEncoder(
-            desk.engine.tokenizer,
+            context.engine.tokenizer,
             max_prompt_tokens=min(limit for limit in limits if limit is not None),
         )
 
@@ -54,7 +54,7 @@ class Service:
         )
         top = (body.top_logprobs or 0) if body.logprobs else None
         asked = body.max_completion_tokens or body.max_tokens
-        sampling = self._sampling(body, asked or self.desk.options.default_max_tokens, top)
+        sampling = self._sampling(body, asked or self.context.options.default_max_tokens, top)
 
         def dialect(reply_id: str, index: int) -> Dialect:
             return ChatDialect(
@@ -86,7 +86,7 @@ class Service:
 
     async def tokenize(self, body: TokenizeBody) -> Tokens:
         """The token ids of a prompt or a chat."""
-        self._check_model(body.model or self.desk.options.model_name)
+        self._check_model(body.model or self.context.options.model_name)
         if body.messages is not None:
             tools = list(body.tools or ())
             ids = await self.encoder.chat(body.messages, tools, body.chat_template_kwargs)
@@ -101,12 +101,12 @@ class Service:
 
     async def detokenize(self, body: DetokenizeBody) -> Detokenised:
         """The text of token ids."""
-        self._check_model(body.model or self.desk.options.model_name)
+        self._check_model(body.model or self.context.options.model_name)
         return Detokenised(prompt=await self.encoder.decode(body.tokens) if body.tokens else "")
 
     @property
     def _tokenizer(self) -> Any:
-        return self.desk.engine.tokenizer
+        return self.context.engine.tokenizer
 
     async def _answer(
         self,
@@ -125,13 +125,13 @@ class Service:
             self._check_policy(reuse.policy)
         # Never the caller's own id: two tenants may choose the same one.
         engine_id = uuid.uuid4().hex
-        namespace = self.desk.engine.namespace(
+        namespace = self.context.engine.namespace(
             tenant=caller.tenant,
             template=checked_name("x-chat-template-id", template) if template else None,
             cache_salt=body.cache_salt,
         )
         parts = [
-            Part(
+            AnswerPart(
                 request=GenerationRequest(
                     request_id=f"{engine_id}-{index}" if index else engine_id,
                     tokens=tokens,
@@ -146,7 +146,7 @@ class Service:
             )
             for index, tokens in enumerate(tokens for tokens in prompts for _ in range(body.n))
         ]
-        job = Job(
+        job = GenerationJob(
             parts=tuple(parts),
             caller=caller,
             request_id=http.state.request_id,
@@ -154,10 +154,10 @@ class Service:
             stream=body.stream,
             include_usage=body.stream_options is not None and body.stream_options.include_usage,
         )
-        return await answer(self.desk, job, http)
+        return await answer(self.context, job, http)
 
     def _check_model(self, name: str) -> None:
-        served = self.desk.options.model_name
+        served = self.context.options.model_name
         if name != served:
             raise ApiError(
                 404,
@@ -167,7 +167,7 @@ class Service:
             )
 
     def _check_policy(self, policy: str) -> None:
-        if not self.desk.options.allow_policy_override:
+        if not self.context.options.allow_policy_override:
             raise ApiError(
                 403,
                 "semblend.policy: this server sets the policy; remove the field, or start it "
@@ -188,7 +188,7 @@ class Service:
     def _sampling(
         self, body: GenerationBody, max_tokens: int, top_logprobs: int | None
     ) -> SamplingParams:
-        limit = self.desk.options.max_output_tokens
+        limit = self.context.options.max_output_tokens
         if max_tokens > limit:
             raise ApiError(
                 400,
@@ -201,7 +201,7 @@ class Service:
             return SamplingParams(
                 max_tokens=max_tokens,
                 temperature=(
-                    self.desk.options.default_temperature if temperature is None else temperature
+                    self.context.options.default_temperature if temperature is None else temperature
                 ),
                 top_p=1.0 if body.top_p is None else body.top_p,
                 top_k=max(0, body.top_k or 0),

@@ -10,9 +10,9 @@ import pytest
 
 from semblend.core.tokens import TokenArray
 from semblend.integration.isolation import by_salt
+from semblend.integration.scheduler.engine_planner import Offer
 from semblend.integration.scheduler.orders import StepOrders
 from semblend.integration.scheduler.plan_ration import MOST_SECONDS, STEP_SHARE, PlanRation
-from semblend.integration.scheduler.planner import Offer
 from semblend.integration.scheduler.port import Step
 from tests.integration.contract.toy_engine import Job, ToyEngine
 from tests.integration.models import random_tokens

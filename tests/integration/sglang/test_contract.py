@@ -12,7 +12,7 @@ import pytest
 from semblend.core.errors import MissingExtraError, UnsupportedModelError
 from semblend.integration.sglang import radix_patcher
 from semblend.integration.sglang.contract import contract_problems
-from semblend.integration.sglang.diagnosis import Question, diagnose
+from semblend.integration.sglang.diagnosis import SetupQuestion, diagnose
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.support import (
     _pool_refusals,
@@ -165,14 +165,14 @@ def test_patching_raises_with_the_reason_and_never_does_nothing_strictly(monkeyp
 def test_the_doctor_names_what_would_be_refused():
     arguments = ("--model-path", folder_of("llama"), "--device", "cpu")
     fine = diagnose(
-        Question(
+        SetupQuestion(
             config={"mode": "segmented_experimental"},
             arguments=(*arguments, "--attention-backend", "torch_native"),
         )
     )
     assert {finding.verdict.value for finding in fine} <= {"ok", "note"}, fine
     refused = diagnose(
-        Question(
+        SetupQuestion(
             config={},
             arguments=("--model-path", folder_of("llama-dynamic"), "--enable-mixed-chunk"),
         )

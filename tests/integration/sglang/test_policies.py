@@ -8,7 +8,7 @@ from tests.integration.models import joined, random_tokens
 from tests.integration.sglang import probes
 from tests.integration.sglang.prompts import DOCUMENT, DONOR, TARGET, mixed_requests
 
-PROBING = "semblend.integration.worker.probing"
+PROBING = "semblend.integration.worker.policy_probe"
 POLICY = "query_attention(0.25)"
 LONG_TAIL = joined(random_tokens(110, seed=4), DOCUMENT, random_tokens(300, seed=6))
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from semblend.cli.demo_scenarios import make_demo
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.core.tokens import TokenArray
+from semblend.demo.scenarios import make_demo
 from semblend.engine import EmbeddedEngine, EngineOptions
 from semblend.engine.api import GenerationRequest, SamplingParams
 from semblend.planning.certificates import SHIPPED

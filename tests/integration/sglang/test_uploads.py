@@ -14,8 +14,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from semblend.core.plan import Hole
+from semblend.integration.sglang.exact_recompute import with_regions_computed
 from semblend.integration.sglang.nested_pass import NestedPass
-from semblend.integration.sglang.recompute import with_regions_computed
 from semblend.integration.worker.sequences import PassLimits, VirtualSequence, block_table
 
 DEVICE = "meta"

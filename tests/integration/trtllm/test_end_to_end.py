@@ -85,7 +85,7 @@ def events(audit: Path, name: str):
 def documents():
     from benchmarks.suite.documents import case, document_of
 
-    from semblend.quality.documents import DocumentWriter
+    from semblend.quality.texts.documents import DocumentWriter
 
     document = document_of(DocumentWriter(1), 1200)
     return [case(document, instruction=n, fact=n).text for n in (0, 1)]

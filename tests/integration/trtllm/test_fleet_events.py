@@ -54,7 +54,7 @@ def test_donors_are_announced_and_their_tenant_is_in_their_namespace(make, fleet
 def test_a_directory_hears_of_donors_over_a_real_nats_server(make, monkeypatch, tmp_path):
     need(shutil.which("nats-server"), "nats-server")
     need(importlib.util.find_spec("nats"), "nats-py")
-    from semblend.fleet.directory.follower import LogFollower
+    from semblend.fleet.directory.log_follower import LogFollower
     from semblend.fleet.publish.nats_link import LogOptions
     from tests.fleet.conftest import NatsServer
 

@@ -237,7 +237,7 @@ def reference_prompts():
     import transformers
     from benchmarks.suite.documents import case, document_of
 
-    from semblend.quality.documents import DocumentWriter
+    from semblend.quality.texts.documents import DocumentWriter
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(REFERENCE)
     document = document_of(DocumentWriter(3), 500)
@@ -258,7 +258,7 @@ def write_certificate(folder, policy):
     """A certificate of the reference model as if it had been measured with this policy."""
     import transformers
 
-    from semblend.integration.model_identity import content_fingerprint
+    from semblend.integration.loaded_model.model_identity import content_fingerprint
 
     config = transformers.AutoConfig.from_pretrained(REFERENCE)
     fingerprint = content_fingerprint(REFERENCE, config)

@@ -23,7 +23,7 @@ from semblend.integration.isolation import by_salt
 from semblend.integration.modes import Mode
 from semblend.integration.option_values import options_table
 from semblend.integration.scheduler.donor_budget import DonorBudget
-from semblend.integration.scheduler.planner import Offer, Planner
+from semblend.integration.scheduler.engine_planner import EnginePlanner, Offer
 from semblend.integration.trtllm import namespaces
 from semblend.integration.trtllm.engine_facts import EngineFacts
 from semblend.integration.trtllm.launcher import CONNECTOR, chooses_manager, prepare
@@ -358,7 +358,7 @@ def test_dispatched_plans_say_where_their_kv_may_go(make):
 
 def test_a_lookup_answers_with_a_plan_whatever_it_finds():
     settings = Settings(embedder="none", allow_uncertified=True, recompute_policy="none")
-    planner = Planner(settings=settings, mode=Mode.EXACT_PREFIX, block_size=16)
+    planner = EnginePlanner(settings=settings, mode=Mode.EXACT_PREFIX, block_size=16)
     engine = Namespace.of(model="m")
     document = random_tokens(300, seed=1)
     namespace = namespaces.of_request(engine, by_salt("alice"))

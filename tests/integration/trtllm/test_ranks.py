@@ -12,7 +12,7 @@ from semblend.integration.scheduler.orders import CaptureCommand, WorkerReport
 from semblend.integration.trtllm.metadata import ConnectorMeta
 from semblend.integration.trtllm.worker_side import TrtWorkerSide
 from semblend.integration.worker.agreement import Agreement
-from semblend.integration.worker.captures import CaptureThread
+from semblend.integration.worker.capture_copies import CaptureThread
 from tests.integration.models import joined, random_tokens
 from tests.integration.trtllm.engines import BLOCK, cold
 

@@ -12,7 +12,7 @@ import torch
 from semblend.core.errors import CapacityError
 from semblend.core.faults import planted
 from semblend.integration.trtllm.worker_side import LoadFailedError, TrtWorkerSide
-from semblend.integration.worker.captures import CaptureThread
+from semblend.integration.worker.capture_copies import CaptureThread
 from semblend.kv.segments import Segment, SegmentKey
 from tests.integration.models import joined, random_tokens
 from tests.integration.trtllm.engines import BLOCK, cold

@@ -10,8 +10,8 @@ from unittest.mock import patch
 import torch
 
 from semblend.integration.scheduler.orders import CaptureCommand
-from semblend.integration.worker import captures as capturing
-from semblend.integration.worker.captures import CaptureThread
+from semblend.integration.worker import capture_copies as capturing
+from semblend.integration.worker.capture_copies import CaptureThread
 from semblend.integration.worker.donors import WorkerDonors
 from semblend.kv.tiers import MemoryTier, TierStack
 from tests.integration.models import random_tokens

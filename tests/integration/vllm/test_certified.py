@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from semblend.integration.model_identity import content_fingerprint
+from semblend.integration.loaded_model.model_identity import content_fingerprint
 from semblend.kv.depth_drift import DepthDrift, table_digest
 from semblend.kv.rotary_spec import RotarySpec
 from semblend.kv.rotary_table import RotaryTable

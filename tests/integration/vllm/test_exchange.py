@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from semblend.fleet.directory.index import SharedDonor
-from semblend.fleet.placement.cost import FleetCost
+from semblend.fleet.placement.expected_time import FleetCost
 from semblend.fleet.transport.folder import FolderStore
 from semblend.integration.scheduler.fleet_donors import worth_moving
 from semblend.integration.scheduler.orders import CaptureCommand, FetchCommand

@@ -14,8 +14,8 @@ import pytest
 
 from semblend.core.faults import FaultPoint, planted
 from semblend.core.outcomes import DeclineReason
-from semblend.integration.worker import captures as capturing
-from semblend.integration.worker.captures import CaptureThread
+from semblend.integration.worker import capture_copies as capturing
+from semblend.integration.worker.capture_copies import CaptureThread
 from tests.integration.models import joined, random_tokens
 from tests.reliability.fault_cases import KEEPING, REUSING, Case, name_the_others
 from tests.reliability.fault_results import record

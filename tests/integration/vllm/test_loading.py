@@ -15,7 +15,7 @@ from semblend.core.faults import InjectedError, planted
 from semblend.core.plan import Span
 from semblend.integration.scheduler.orders import LoadCommand
 from semblend.integration.worker.donors import WorkerDonors, segment_keys
-from semblend.integration.worker.loading import DonorLostError, SpanLoader
+from semblend.integration.worker.span_loader import DonorLostError, SpanLoader
 from semblend.kv.segments import Segment, kv_bytes
 from semblend.kv.tiers import MemoryTier, TierStack
 from tests.integration.test_paged_strides import CACHES, LAYERS, TABLE, access_to, kv_of

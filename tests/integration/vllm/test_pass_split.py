@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from semblend.integration.vllm.nested_pass import NestedPass, _Layout, limits_of
-from semblend.integration.worker.probing import LoadProbe
+from semblend.integration.worker.policy_probe import LoadProbe
 from semblend.integration.worker.sequences import PassLimits, VirtualSequence, block_table
 from tests.integration.models import joined, random_tokens
 from tests.integration.vllm.probe import chopped

@@ -13,8 +13,8 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 
 from semblend.core.errors import DonorError
 from semblend.integration.vllm import worker
-from semblend.integration.worker import captures as capturing
-from semblend.integration.worker.captures import CaptureThread
+from semblend.integration.worker import capture_copies as capturing
+from semblend.integration.worker.capture_copies import CaptureThread
 from tests.integration.models import joined, random_tokens
 from tests.integration.vllm.engines import WORKER
 

@@ -17,7 +17,7 @@ from vllm.engine.arg_utils import EngineArgs
 
 from semblend.core.plan import Hole
 from semblend.core.settings import Settings
-from semblend.integration.model_identity import content_fingerprint
+from semblend.integration.loaded_model.model_identity import content_fingerprint
 from semblend.integration.vllm.namespaces import engine_namespace
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.setup import VllmSetup

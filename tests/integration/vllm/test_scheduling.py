@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from semblend.integration.vllm.metadata import ConnectorMeta
-from semblend.integration.worker.loading import DonorLostError, SpanLoad
-from semblend.integration.worker.loads_in_flight import InFlight, LoadsInFlight
+from semblend.integration.worker.loads_in_flight import LoadInFlight, LoadsInFlight
+from semblend.integration.worker.span_loader import DonorLostError, SpanLoad
 from tests.integration.models import joined, random_tokens
 
 DOCUMENT = random_tokens(420, seed=31)
@@ -328,7 +328,7 @@ def test_a_pass_queued_behind_its_copies_counts_only_once_they_ended_well(make_e
     with (
         patch.object(SpanLoad, "finish", late),
         patch.object(LoadsInFlight, "_placed", placed),
-        patch.object(InFlight, "wait_on_stream", lambda load: None),
+        patch.object(LoadInFlight, "wait_on_stream", lambda load: None),
         patch.object(engine.worker.nested, "run", counted),
     ):
         sampling = engine.sampling(hints={"capture": False})

@@ -11,7 +11,7 @@ import torch
 from semblend.integration.scheduler.side import WEIGHTS_CHANGED
 from semblend.integration.vllm import namespaces
 from semblend.integration.vllm.worker import CHANGING_METHODS
-from semblend.integration.worker.captures import CaptureThread
+from semblend.integration.worker.capture_copies import CaptureThread
 from semblend.integration.worker.weights import WeightWatch
 from tests.integration.models import joined, plain_model, random_tokens
 from tests.integration.vllm.engines import WORKER

@@ -21,9 +21,9 @@ from semblend.core.errors import SerialisationError
 from semblend.fleet.directory.answers import DirectoryStats, Found, WorkerHolding
 from semblend.fleet.directory.donor_rows import HIDDEN, places_of
 from semblend.fleet.directory.index import Holding, NewDonor, SketchIndex
-from semblend.fleet.directory.ranks import NamespaceKinds, Rank, RankBook, RankName, Standing
+from semblend.fleet.directory.ranks import Liveness, NamespaceKinds, Rank, RankBook, RankName
 from semblend.fleet.directory.snapshot import read_snapshot, snapshot_meta, write_snapshot
-from semblend.fleet.events.model import (
+from semblend.fleet.events.event_values import (
     DonorEvicted,
     DonorRegistered,
     DonorRelocated,
@@ -128,7 +128,7 @@ class Directory:
                 rank.in_doubt = True
                 rank.awaited_id = -1
             elif beat.last_event_id <= rank.last_event_id:
-                rank.standing = Standing.ALIVE
+                rank.liveness = Liveness.ALIVE
             doubted = rank.in_doubt
         if doubted:
             self._tell([(beat.worker_id, beat.dp_rank)])
@@ -145,8 +145,8 @@ class Directory:
             now = self._clock()
             for rank in self.ranks:
                 silent = now - rank.heard_at
-                if silent > self.lease_s and rank.standing is Standing.ALIVE:
-                    rank.standing = Standing.SUSPENDED
+                if silent > self.lease_s and rank.liveness is Liveness.ALIVE:
+                    rank.liveness = Liveness.SUSPENDED
                     hidden.append(rank.name)
                 if silent > 10 * self.lease_s and self._index.rows.rank_live[rank.number]:
                     self._forget(rank)
@@ -191,7 +191,7 @@ class Directory:
         return Found(holdings=tuple(named), shared=shared)
 
     def _hidden(self) -> npt.NDArray[np.int64]:
-        silent = [rank.number for rank in self.ranks if rank.standing is not Standing.ALIVE]
+        silent = [rank.number for rank in self.ranks if rank.liveness is not Liveness.ALIVE]
         return np.array(silent, dtype=np.int64)
 
     def donor_keys(self) -> dict[RankName, frozenset[int]]:
@@ -203,7 +203,7 @@ class Directory:
             return {
                 rank.name: frozenset(rows.key[live[rows.rank[live] == rank.number]].tolist())
                 for rank in self.ranks
-                if rank.standing is Standing.ALIVE
+                if rank.liveness is Liveness.ALIVE
             }
 
     def owners(self, keys: Sequence[int]) -> dict[int, RankName]:
@@ -216,7 +216,7 @@ class Directory:
                 for row in found
                 if not rows.places[row] & HIDDEN
             }
-        return {k: rank.name for k, rank in owned.items() if rank.standing is Standing.ALIVE}
+        return {k: rank.name for k, rank in owned.items() if rank.liveness is Liveness.ALIVE}
 
     def namespace_kinds(self) -> list[dict[str, Any]]:
         """Every distinct namespace that ranks published at start, newest last."""
@@ -228,7 +228,7 @@ class Directory:
             return DirectoryStats(
                 donors=self._index.rows.live_count,
                 ranks=len(self.ranks),
-                suspended_ranks=sum(r.standing is Standing.SUSPENDED for r in self.ranks),
+                suspended_ranks=sum(r.liveness is Liveness.SUSPENDED for r in self.ranks),
                 ranks_in_doubt=sum(r.in_doubt for r in self.ranks),
                 index_bytes=self._index.nbytes,
                 events=self.events,
@@ -293,7 +293,7 @@ class Directory:
         if rank.number >= self._index.rows.rank_epoch.size:
             self._index.rows.grow_ranks(len(self.ranks))
         if self.lease_s is None:
-            rank.standing = Standing.ALIVE
+            rank.liveness = Liveness.ALIVE
         return rank
 
     def _take(self, rank: Rank, event: Event) -> None:

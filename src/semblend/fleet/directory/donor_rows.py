@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from semblend.core.errors import CapacityError
 from semblend.discovery.fingerprints import HashArray, IndexArray
-from semblend.fleet.events.model import Location
+from semblend.fleet.events.event_values import Location
 
 LOCAL, SHARED, HIDDEN = 1, 2, 4
 """Where a donor's K/V is, as bits: with its rank, in a shared store; and whether it is

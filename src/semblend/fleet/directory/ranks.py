@@ -14,7 +14,7 @@ RankName: TypeAlias = tuple[str, int]
 """(worker_id, dp_rank)."""
 
 
-class Standing(StrEnum):
+class Liveness(StrEnum):
     """Whether a rank's donors are visible."""
 
     ALIVE = "alive"
@@ -30,7 +30,7 @@ class Rank:
     number: int
     generation: int = -1
     last_event_id: int = -1
-    standing: Standing = Standing.SUSPENDED
+    liveness: Liveness = Liveness.SUSPENDED
     """Hidden until its first heartbeat, because a log also lists dead ranks."""
     heard_at: float = 0.0
     in_doubt: bool = False

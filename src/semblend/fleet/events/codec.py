@@ -19,7 +19,7 @@ import numpy as np
 from pydantic_core import from_json
 
 from semblend.core.errors import SerialisationError
-from semblend.fleet.events.model import (
+from semblend.fleet.events.event_values import (
     SCHEMA_VERSION,
     DonorEvicted,
     DonorRegistered,

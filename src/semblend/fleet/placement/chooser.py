@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from semblend.core.outcomes import Outcome
 from semblend.fleet.directory.answers import Found, WorkerHolding
-from semblend.fleet.placement.cost import FleetCost
+from semblend.fleet.placement.expected_time import FleetCost
 
 
 class Choice(StrEnum):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.ranks import RankName
-from semblend.fleet.events.model import Event, GenerationReset, Heartbeat
+from semblend.fleet.events.event_values import Event, GenerationReset, Heartbeat
 
 
 class InProcessBus:

@@ -8,7 +8,7 @@ from typing import Any
 
 from semblend.core.errors import SerialisationError
 from semblend.fleet.events.codec import decode, encode, encode_heartbeat
-from semblend.fleet.events.model import Event, GenerationReset, Heartbeat
+from semblend.fleet.events.event_values import Event, GenerationReset, Heartbeat
 from semblend.fleet.publish.nats_link import LogOptions, NatsLink
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from semblend.fleet.events.codec import encode
-from semblend.fleet.events.model import Event, Heartbeat
+from semblend.fleet.events.event_values import Event, Heartbeat
 from semblend.fleet.publish.nats_link import LogOptions, NatsLink
 
 

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from semblend.core.faults import FaultPoint, clock_jump_s, reach
-from semblend.fleet.events.model import (
+from semblend.fleet.events.event_values import (
     DonorEvicted,
     DonorRegistered,
     DonorRelocated,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from semblend.fleet.directory.directory import Directory
-from semblend.fleet.residency.follower import CacheFeed, CacheFollower
+from semblend.fleet.residency.cache_follower import CacheFeed, CacheFollower
 from semblend.fleet.residency.live_donors import LiveDonors
 
 

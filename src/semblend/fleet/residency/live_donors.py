@@ -16,10 +16,9 @@ import threading
 from collections.abc import Iterable
 
 from semblend.core.tokens import TokenArray
-from semblend.fleet.blocks import open_blocks
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.ranks import RankName
-from semblend.fleet.events.model import (
+from semblend.fleet.events.event_values import (
     DonorEvicted,
     DonorRegistered,
     DonorsPurged,
@@ -29,6 +28,7 @@ from semblend.fleet.events.model import (
 from semblend.fleet.residency.decoding import BlockHash, BlocksStored, CacheBatch, block_name
 from semblend.fleet.residency.prefixes import PrefixResidency
 from semblend.fleet.residency.tracker import ResidencyTracker
+from semblend.fleet.sealed_blocks import open_blocks
 
 _COMPLETE = -2
 """In place of a generation: all cache events were received, so no confirmation is needed."""

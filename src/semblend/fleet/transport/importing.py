@@ -15,7 +15,7 @@ from semblend.core.tokens import TokenArray
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.index import SharedDonor
 from semblend.fleet.keys import FleetKeys
-from semblend.fleet.placement.cost import FleetCost
+from semblend.fleet.placement.expected_time import FleetCost
 from semblend.fleet.sketch import DEFAULT_SAMPLING, sketch
 from semblend.fleet.transport.exporting import ADOPTED_PREFIX
 from semblend.fleet.transport.payload import (

@@ -14,9 +14,9 @@ from semblend.engine.api import EngineStats, GenerationRequest, SamplingParams
 from semblend.engine.engine import EmbeddedEngine
 from semblend.engine.handle import RequestHandle
 from semblend.fleet.directory.directory import Directory
-from semblend.fleet.directory.follower import LogFollower
+from semblend.fleet.directory.log_follower import LogFollower
 from semblend.fleet.membership import announce, worker_name
-from semblend.fleet.placement.cost import FleetCost
+from semblend.fleet.placement.expected_time import FleetCost
 from semblend.fleet.publish.nats_link import LogOptions
 from semblend.fleet.publish.publisher import PublisherOptions
 from semblend.fleet.transport.exporting import DonorExporter

@@ -16,8 +16,8 @@ from semblend.core.errors import CapacityError, DonorError
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray, TokenIds, as_token_array
-from semblend.integration import model_identity
-from semblend.integration.audit import AuditStream
+from semblend.integration.auditing.audit_stream import AuditStream
+from semblend.integration.loaded_model import model_identity
 from semblend.integration.probing import pass_tokens
 from semblend.integration.provider import DonorsLostError, SemBlendProvider
 from semblend.integration.scheduler.claims import ASK_AGAIN, NOTHING

@@ -18,14 +18,14 @@ from typing import Any
 
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
-from semblend.integration.audit import AuditStream
+from semblend.integration.auditing.audit_stream import AuditStream
 from semblend.integration.modes import Mode
 from semblend.integration.plan_cuts import within_hole_budget
 from semblend.integration.probing import probes
-from semblend.integration.scheduler.exchange import RemoteDonors
+from semblend.integration.scheduler.engine_planner import EnginePlanner
 from semblend.integration.scheduler.plan_ration import PlanRation
-from semblend.integration.scheduler.planner import Planner
 from semblend.integration.scheduler.port import EngineRequest
+from semblend.integration.scheduler.remote_donors import RemoteDonors
 from semblend.integration.scheduler.request import Request, Stage
 from semblend.integration.scheduler.setup import SchedulerSetup
 from semblend.integration.scheduler.staged import Rungs
@@ -50,7 +50,7 @@ class Claims:
         self,
         *,
         setup: SchedulerSetup,
-        planner: Planner,
+        planner: EnginePlanner,
         audit: AuditStream,
         stats: Stats,
         staged: Rungs,

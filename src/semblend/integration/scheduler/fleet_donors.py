@@ -18,14 +18,14 @@ from semblend.fleet.announcer import DonorAnnouncer
 from semblend.fleet.directory.directory import Directory
 from semblend.fleet.directory.index import SharedDonor
 from semblend.fleet.keys import FleetKeys, donor_key
-from semblend.fleet.placement.cost import FleetCost
+from semblend.fleet.placement.expected_time import FleetCost
 from semblend.fleet.sketch import sketch
 from semblend.fleet.transport.exporting import ADOPTED_PREFIX
 from semblend.fleet.transport.payload import decode_manifest, manifest_name
 from semblend.fleet.transport.store import ObjectStore
+from semblend.integration.scheduler.engine_planner import Offer
 from semblend.integration.scheduler.orders import FetchCommand, WorkerReport
 from semblend.integration.scheduler.parts import SchedulerParts
-from semblend.integration.scheduler.planner import Offer
 from semblend.integration.scheduler.request import Request
 from semblend.integration.worker.segment_names import rank_keys
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from semblend.integration.audit import AuditStream
-from semblend.integration.scheduler.planner import Planner
+from semblend.integration.auditing.audit_stream import AuditStream
+from semblend.integration.scheduler.engine_planner import EnginePlanner
 from semblend.integration.scheduler.prefill_clock import PrefillClock
 from semblend.integration.scheduler.setup import SchedulerSetup
 from semblend.integration.stats import Stats
@@ -16,7 +16,7 @@ class SchedulerParts:
     """The parts for one engine."""
 
     setup: SchedulerSetup
-    planner: Planner
+    planner: EnginePlanner
     audit: AuditStream
     stats: Stats
     clock: PrefillClock

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from semblend.integration.scheduler.donor_budget import DonorBudget
-from semblend.integration.scheduler.planner import Offer
+from semblend.integration.scheduler.engine_planner import Offer
 
 
 class RankRoom:

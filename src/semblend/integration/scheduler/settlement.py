@@ -10,7 +10,7 @@ from typing import Any
 from semblend.core.account import Accounts
 from semblend.core.ledger import Ledger, Settlement
 from semblend.core.outcomes import DeclineReason
-from semblend.integration.audit import AuditStream
+from semblend.integration.auditing.audit_stream import AuditStream
 from semblend.integration.scheduler.orders import LoadFailure
 from semblend.integration.scheduler.request import Request, Stage
 from semblend.integration.stats import Stats

@@ -10,7 +10,7 @@ from typing import Any
 from semblend.core.namespace import NONE, Namespace
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray
-from semblend.integration.certificates import standing_of, uncertified_standing
+from semblend.integration.loaded_model.model_certificates import standing_of, uncertified_standing
 from semblend.integration.modes import CapturePolicy, Execution, Mode, ReuseMode
 from semblend.integration.probing import can_probe, needs_no_probe
 from semblend.planning.boundaries import Boundaries

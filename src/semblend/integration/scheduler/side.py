@@ -16,15 +16,14 @@ from typing import Any, Generic
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
-from semblend.integration import model_identity
-from semblend.integration.audit import AuditStream
+from semblend.integration.auditing.audit_stream import AuditStream
 from semblend.integration.gauges import pipeline_gauges
+from semblend.integration.loaded_model import model_identity
 from semblend.integration.probing import probes
-from semblend.integration.scheduler.captures import Captures
+from semblend.integration.scheduler.capture_orders import Captures
 from semblend.integration.scheduler.claims import NOTHING, Claims
-from semblend.integration.scheduler.exchange import RemoteDonors
+from semblend.integration.scheduler.engine_planner import EnginePlanner, PlanRewriter
 from semblend.integration.scheduler.held_blocks import HeldBlocks
-from semblend.integration.scheduler.meaning import MeaningThread
 from semblend.integration.scheduler.orders import (
     LoadCommand,
     LoadFailure,
@@ -33,14 +32,15 @@ from semblend.integration.scheduler.orders import (
     impossible_load,
 )
 from semblend.integration.scheduler.parts import SchedulerParts
-from semblend.integration.scheduler.planner import Planner, PlanRewriter
 from semblend.integration.scheduler.port import EngineHandle, SchedulerPort, Step
 from semblend.integration.scheduler.prefill_clock import PrefillClock
 from semblend.integration.scheduler.rank_room import RankRoom
+from semblend.integration.scheduler.remote_donors import RemoteDonors
 from semblend.integration.scheduler.request import Claim, Request, Stage
 from semblend.integration.scheduler.settlement import Settlements, beside
 from semblend.integration.scheduler.setup import SchedulerSetup
 from semblend.integration.scheduler.shadows import ShadowOrders
+from semblend.integration.scheduler.similar_donors import MeaningThread
 from semblend.integration.scheduler.staged import Rungs, StagedClaims
 from semblend.integration.stats import Stats
 from semblend.planning.depth import table_for
@@ -90,7 +90,7 @@ class SchedulerSide(Generic[EngineHandle]):
         self.stats = Stats()
         self.clock = PrefillClock(setup.cost)
         self._room = RankRoom() if room is None else room
-        self.planner = Planner(
+        self.planner = EnginePlanner(
             settings=setup.settings,
             mode=setup.mode,
             block_size=setup.block_size,

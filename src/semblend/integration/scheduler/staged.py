@@ -15,7 +15,7 @@ from semblend.integration.ladder import (
     LadderPlan,
     rungs_of,
 )
-from semblend.integration.scheduler.planner import Planner
+from semblend.integration.scheduler.engine_planner import EnginePlanner
 from semblend.integration.scheduler.port import EngineRequest
 from semblend.integration.scheduler.request import Request
 
@@ -39,7 +39,7 @@ class Rungs(Protocol):
 class StagedClaims:
     """Ladders in progress; says what a rung may be supplied with."""
 
-    def __init__(self, *, planner: Planner, block_size: int) -> None:
+    def __init__(self, *, planner: EnginePlanner, block_size: int) -> None:
         self._planner = planner
         self._block_size = block_size
         self._book = LadderBook()

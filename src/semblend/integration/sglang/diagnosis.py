@@ -25,7 +25,7 @@ from semblend.integration.sglang.versions import SUPPORTED, installed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class SetupQuestion:
     """What is to be judged: the backend's options and how SGLang would be started."""
 
     config: Mapping[str, Any]
@@ -33,7 +33,7 @@ class Question:
     """SGLang's own flags."""
 
 
-def diagnose(question: Question) -> list[Finding]:
+def diagnose(question: SetupQuestion) -> list[Finding]:
     """Every check, in the order in which a start would meet them."""
     _, mode = given_options(
         BackendOptions,
@@ -83,7 +83,7 @@ def _contract() -> Iterator[Finding]:
     return interfaces(contract_problems(), asked="all that is relied on")
 
 
-def _engine(question: Question) -> Iterator[Finding]:
+def _engine(question: SetupQuestion) -> Iterator[Finding]:
     from sglang.srt.server_args import prepare_server_args
 
     try:

@@ -58,8 +58,8 @@ def _content(cell: Any) -> Any:
 
 def _rescued(worker: Any, batch: Any) -> Any:
     """The batch with every loaded region computed by the engine's own forward."""
+    from semblend.integration.sglang.exact_recompute import with_regions_computed
     from semblend.integration.sglang.passes import correct_cached_tokens
-    from semblend.integration.sglang.recompute import with_regions_computed
 
     regions = {}
     loaded = list(_loaded(batch))

@@ -10,7 +10,7 @@ import logging
 from typing import Any
 
 from semblend.core.plan import Plan
-from semblend.integration.audit import AuditStream
+from semblend.integration.auditing.audit_stream import AuditStream
 from semblend.integration.sglang.options import BackendOptions
 
 ENGINE = "sglang"

@@ -20,11 +20,11 @@ from semblend.core.plan import Hole, Plan
 from semblend.integration.probing import probes
 from semblend.integration.scheduler.orders import LoadCommand, LoadFailure
 from semblend.integration.scheduler.settlement import Settlements
+from semblend.integration.sglang.exact_recompute import with_regions_computed
 from semblend.integration.sglang.kv_pool import KvPool
 from semblend.integration.sglang.loading import SpanLoader
 from semblend.integration.sglang.log_lines import BackendLog, logger
 from semblend.integration.sglang.nested_pass import NestedPass, attention_layers
-from semblend.integration.sglang.recompute import with_regions_computed
 from semblend.integration.sglang.request_state import (
     Loaded,
     PrivateLoad,
@@ -32,9 +32,9 @@ from semblend.integration.sglang.request_state import (
     computed_exactly,
     loads_of,
 )
+from semblend.integration.worker.policy_probe import LoadProbe
 from semblend.integration.worker.pool_copies import PoolCopies
 from semblend.integration.worker.port import OneRank
-from semblend.integration.worker.probing import LoadProbe
 from semblend.integration.worker.sequences import PassLimits, VirtualSequence, in_turn, sequences_of
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from semblend.integration.model_cost import cost_model
-from semblend.integration.model_identity import added_quantization
+from semblend.integration.loaded_model.model_cost import cost_model
+from semblend.integration.loaded_model.model_identity import added_quantization
+from semblend.integration.loaded_model.rotary_rows import proven_table
+from semblend.integration.loaded_model.sentence_ends import boundaries_of
 from semblend.integration.probing import can_probe
 from semblend.integration.provider import SemBlendProvider
-from semblend.integration.rotary import proven_table
 from semblend.integration.running_mode import RunningMode
 from semblend.integration.scheduler.setup import may_load, standing_for
-from semblend.integration.sentence_ends import boundaries_of
 from semblend.integration.sglang import namespaces
 from semblend.integration.sglang.forward_hook import attach
 from semblend.integration.sglang.hicache import HostTier

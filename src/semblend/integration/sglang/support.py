@@ -171,7 +171,9 @@ def _backend_refusals(backend: str) -> list[Refusal]:
 
 
 def _model_refusals(runner: Any, options: BackendOptions) -> list[Refusal]:
-    from semblend.integration.rotary import proven_table  # needs torch, and the doctor does not
+    from semblend.integration.loaded_model.rotary_rows import (
+        proven_table,  # needs torch, and the doctor does not
+    )
 
     refusals = []
     config = runner.model_config

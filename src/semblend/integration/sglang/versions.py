@@ -15,7 +15,7 @@ SUPPORTED = {"0.5.22": "read", "0.5.23": "run"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VersionVerdict:
+class VersionSupport:
     """What is known about one version of SGLang."""
 
     version: str
@@ -24,16 +24,16 @@ class VersionVerdict:
     """Whether this adapter's tests were run on it."""
 
 
-def judge(version: str) -> VersionVerdict:
+def judge(version: str) -> VersionSupport:
     """What this adapter knows about SGLang `version`."""
     match = re.match(r"\d+\.\d+\.\d+", version)
     release = match.group(0) if match else version
     # A post release or a local build may differ in any file: only plain releases are known.
     known = SUPPORTED.get(release) if release == version.partition("+")[0] else None
-    return VersionVerdict(version=version, supported=known is not None, verified=known == "run")
+    return VersionSupport(version=version, supported=known is not None, verified=known == "run")
 
 
-def installed() -> VersionVerdict | None:
+def installed() -> VersionSupport | None:
     """The verdict on the SGLang that is installed here, if one is. Imports nothing of it."""
     try:
         return judge(metadata.version("sglang"))

@@ -25,7 +25,7 @@ from typing import Any
 from semblend.core.distribution import require_this_distribution
 from semblend.integration.ladder_socket import DeskServer
 from semblend.integration.refusals import Refusal, UnsupportedEngineError
-from semblend.integration.scheduler.planner import PlanRewriter
+from semblend.integration.scheduler.engine_planner import PlanRewriter
 from semblend.integration.trtllm import upstream
 from semblend.integration.trtllm.engine_facts import EngineFacts
 from semblend.integration.trtllm.interfaces import SchedulerOutput, UpstreamRequest

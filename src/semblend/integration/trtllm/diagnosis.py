@@ -29,7 +29,7 @@ _DEFAULT_BLOCK_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class SetupQuestion:
     """What is to be judged: the connector's options and the engine it would be in."""
 
     config: Mapping[str, Any]
@@ -40,7 +40,7 @@ class Question:
     tokens_per_block: int = _DEFAULT_BLOCK_TOKENS
 
 
-def diagnose(question: Question) -> list[Finding]:
+def diagnose(question: SetupQuestion) -> list[Finding]:
     """Every check, in the order in which a start would meet them."""
     findings = [*own_installation("trtllm"), *_installation(), *_options(question)]
     if question.model is not None and not any_refused(findings, check="options"):
@@ -69,7 +69,7 @@ def _installation() -> Iterator[Finding]:
     yield from interfaces(contract_problems(module), asked=module.__name__)
 
 
-def _options(question: Question) -> Iterator[Finding]:
+def _options(question: SetupQuestion) -> Iterator[Finding]:
     options, mode = given_options(
         ConnectorOptions, question.config, certified="loads under a quality certificate, or exactly"
     )
@@ -82,7 +82,7 @@ def _options(question: Question) -> Iterator[Finding]:
         )
 
 
-def _engine(question: Question, model: str) -> Iterator[Finding]:
+def _engine(question: SetupQuestion, model: str) -> Iterator[Finding]:
     options = ConnectorOptions.from_mapping(question.config)
     arguments = SimpleNamespace(
         model=model,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from semblend.core.namespace import NONE
-from semblend.integration.model_identity import weights_folder
+from semblend.integration.loaded_model.model_identity import weights_folder
 
 logger = logging.getLogger("semblend.trtllm")
 

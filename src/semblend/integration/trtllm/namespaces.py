@@ -13,8 +13,8 @@ from typing import Any
 
 from semblend.core.namespace import NONE, Namespace
 from semblend.core.settings import Settings
-from semblend.integration import model_identity
 from semblend.integration.isolation import UNSALTED
+from semblend.integration.loaded_model import model_identity
 from semblend.integration.trtllm.engine_facts import EngineFacts, files_of
 from semblend.integration.trtllm.options import ConnectorOptions
 

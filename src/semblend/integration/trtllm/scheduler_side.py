@@ -27,8 +27,8 @@ from semblend.core.tokens import TokenArray
 from semblend.integration.ladder import split_salt
 from semblend.integration.ladder_desk import LadderQuestion, Ladders, deadline
 from semblend.integration.modes import Mode
+from semblend.integration.scheduler.engine_planner import PlanRewriter
 from semblend.integration.scheduler.orders import WorkerReport
-from semblend.integration.scheduler.planner import PlanRewriter
 from semblend.integration.scheduler.port import Step
 from semblend.integration.scheduler.rank_room import LeaderRoom
 from semblend.integration.scheduler.request import Request, Stage

@@ -18,7 +18,7 @@ from semblend.core.plan import Plan, Span
 from semblend.core.tokens import as_token_array
 from semblend.integration.isolation import by_salt
 from semblend.integration.modes import Mode
-from semblend.integration.scheduler.planner import Planner
+from semblend.integration.scheduler.engine_planner import EnginePlanner
 from semblend.integration.trtllm import namespaces
 
 
@@ -172,7 +172,7 @@ class SemanticKvLookupResult:
 
 
 def lookup(
-    planner: Planner, namespace: Namespace, asked: SemanticKvLookupRequest
+    planner: EnginePlanner, namespace: Namespace, asked: SemanticKvLookupRequest
 ) -> SemanticKvLookupResult:
     """What is known about a prompt, as evidence. Never raises."""
     theirs = namespaces.of_request(namespace, by_salt(asked.cache_salt))

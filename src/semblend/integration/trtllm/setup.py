@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from semblend.core.settings import Settings
-from semblend.integration.model_cost import cost_model
+from semblend.integration.loaded_model.model_cost import cost_model
+from semblend.integration.loaded_model.sentence_ends import boundaries_of
 from semblend.integration.modes import CapturePolicy, Execution, Mode
 from semblend.integration.probing import is_static
 from semblend.integration.running_mode import RunningMode
@@ -18,12 +19,11 @@ from semblend.integration.scheduler.setup import (
     may_load,
     standing_for,
 )
-from semblend.integration.sentence_ends import boundaries_of
 from semblend.integration.trtllm import namespaces
 from semblend.integration.trtllm.engine_facts import EngineFacts
 from semblend.integration.trtllm.options import ConnectorOptions
 from semblend.integration.trtllm.support import engine_refusals
-from semblend.integration.trtllm.wiring import Link
+from semblend.integration.trtllm.wiring import WorkerLink
 from semblend.planning.certificates import Standing
 from semblend.planning.cost import CostModel
 
@@ -34,7 +34,7 @@ logger = logging.getLogger("semblend.trtllm")
 class LinkedSetup(SchedulerSetup):
     """The shared side's view: ordinary requests are given exact prefixes, whatever the mode."""
 
-    link: Link
+    link: WorkerLink
 
     @property
     def may_load(self) -> bool:
@@ -93,7 +93,7 @@ class TrtSetup:
         }
 
     @classmethod
-    def of(cls, llm_args: Any, options: ConnectorOptions, link: Link) -> TrtSetup:
+    def of(cls, llm_args: Any, options: ConnectorOptions, link: WorkerLink) -> TrtSetup:
         """Read what is needed from the engine's arguments."""
         settings, facts = options.settings(), EngineFacts.of(llm_args)
         stated = namespaces.engine_namespace(facts, options, settings)

@@ -13,10 +13,10 @@ from typing import Any
 from semblend.integration.scheduler.orders import WorkerReport
 
 _LOCK = threading.Lock()
-_LINKS: dict[int, tuple[Any, Link]] = {}
+_LINKS: dict[int, tuple[Any, WorkerLink]] = {}
 
 
-class Link:
+class WorkerLink:
     """The way back from the leader's worker to its scheduler. Thread-safe."""
 
     def __init__(self) -> None:
@@ -86,12 +86,12 @@ class Link:
         return self._refusals
 
 
-def link_of(llm_args: Any) -> Link:
+def link_of(llm_args: Any) -> WorkerLink:
     """The link between the two halves that were made with this very object."""
     with _LOCK:
         held = _LINKS.get(id(llm_args))
         if held is None or held[0] is not llm_args:
-            held = _LINKS[id(llm_args)] = (llm_args, Link())
+            held = _LINKS[id(llm_args)] = (llm_args, WorkerLink())
         return held[1]
 
 

@@ -23,11 +23,11 @@ from semblend.integration.scheduler.orders import CaptureCommand, LoadCommand, W
 from semblend.integration.trtllm.metadata import ConnectorMeta, number_of
 from semblend.integration.trtllm.pool_view import PoolView
 from semblend.integration.worker.agreement import Agreement, Gather
-from semblend.integration.worker.captures import CaptureThread
+from semblend.integration.worker.capture_copies import CaptureThread
 from semblend.integration.worker.donors import DonorRoom, WorkerDonors, make_tiers
-from semblend.integration.worker.loading import SpanLoader
 from semblend.integration.worker.loads import failure_of
-from semblend.integration.worker.loads_in_flight import InFlight, LoadsInFlight, wait_for
+from semblend.integration.worker.loads_in_flight import LoadInFlight, LoadsInFlight, wait_for
+from semblend.integration.worker.span_loader import SpanLoader
 from semblend.kv.rotary_table import RotaryTable
 
 logger = logging.getLogger("semblend.trtllm")
@@ -68,7 +68,7 @@ class TrtWorkerSide:
         self.parts: _Parts | None = None
         self._meta = ConnectorMeta()
         self._report = WorkerReport()
-        self._parked: list[tuple[InFlight, bool]] = []
+        self._parked: list[tuple[LoadInFlight, bool]] = []
         """Copies under way, and whether each is a ladder's."""
         self._capturing: dict[int, str] = {}
         self._saving: set[int] = set()

@@ -27,11 +27,11 @@ import torch
 
 from semblend.core.distribution import PACKAGE, require_this_distribution
 from semblend.core.tokens import TokenArray
+from semblend.integration.engine_log import speak_through
 from semblend.integration.idle import idle_class
-from semblend.integration.logs import speak_through
 from semblend.integration.refusals import UnsupportedEngineError
 from semblend.integration.running_mode import RunningMode
-from semblend.integration.scheduler.planner import PlanRewriter
+from semblend.integration.scheduler.engine_planner import PlanRewriter
 from semblend.integration.scheduler.side import SchedulerSide
 from semblend.integration.starting import Start, build
 from semblend.integration.vllm import worker_port
@@ -45,7 +45,7 @@ from semblend.integration.vllm.interface import (
 )
 from semblend.integration.vllm.metadata import ConnectorMeta, RankReports
 from semblend.integration.vllm.options import ConnectorOptions
-from semblend.integration.vllm.ranks import TensorParallelRanks
+from semblend.integration.vllm.rank_agreement import TensorParallelRanks
 from semblend.integration.vllm.scheduler_port import VllmRequest, VllmScheduler, step_of
 from semblend.integration.vllm.setup import VllmSetup
 from semblend.integration.vllm.start import vllm_start

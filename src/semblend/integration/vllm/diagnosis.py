@@ -19,11 +19,11 @@ from semblend.integration.findings import (
 from semblend.integration.modes import Execution, Mode
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.support import engine_refusals, offloading_refusals
-from semblend.integration.vllm.versions import SUPPORTED, VersionVerdict, judge
+from semblend.integration.vllm.versions import SUPPORTED, VersionSupport, judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class SetupQuestion:
     """What to check: a model and how vLLM would be started with it."""
 
     model: str | None
@@ -35,7 +35,7 @@ class Question:
     kv_offloading_size: float | None = None
 
 
-def diagnose(question: Question) -> list[Finding]:
+def diagnose(question: SetupQuestion) -> list[Finding]:
     """Run all checks, in the order a start would hit them."""
     findings = [*own_installation("vllm"), *_installation()]
     options = _options(question, findings)
@@ -67,7 +67,7 @@ def _vllm_version() -> str:
     return "unknown"
 
 
-def _version_finding(verdict: VersionVerdict) -> Finding:
+def _version_finding(verdict: VersionSupport) -> Finding:
     if not verdict.supported:
         return Finding(
             check="vLLM",
@@ -96,7 +96,7 @@ def _platform() -> Iterator[Finding]:
         )
 
 
-def _options(question: Question, findings: list[Finding]) -> ConnectorOptions | None:
+def _options(question: SetupQuestion, findings: list[Finding]) -> ConnectorOptions | None:
     extra = question.transfer_config.get("kv_connector_extra_config") or {}
     try:
         if not isinstance(extra, Mapping):
@@ -127,12 +127,12 @@ def _mode(options: ConnectorOptions) -> Iterator[Finding]:
         yield Finding(check="execution", verdict=Verdict.OK, detail=how[options.execution])
 
 
-def _connector(question: Question) -> Iterator[Finding]:
+def _connector(question: SetupQuestion) -> Iterator[Finding]:
     for refusal in offloading_refusals(question.kv_offloading_size):
         yield Finding(check="connector", verdict=Verdict.REFUSED, detail=str(refusal))
 
 
-def _engine(question: Question, options: ConnectorOptions) -> Iterator[Finding]:
+def _engine(question: SetupQuestion, options: ConnectorOptions) -> Iterator[Finding]:
     from semblend.integration.vllm.setup import VllmSetup
 
     try:
@@ -175,7 +175,7 @@ def _engine(question: Question, options: ConnectorOptions) -> Iterator[Finding]:
     )
 
 
-def _vllm_config(question: Question) -> Any:
+def _vllm_config(question: SetupQuestion) -> Any:
     """The VllmConfig of a start, made without loading weights."""
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs

@@ -11,7 +11,7 @@ from typing import Any
 
 from semblend.fleet.announcer import DonorAnnouncer
 from semblend.fleet.directory.directory import Directory
-from semblend.fleet.directory.follower import LogFollower
+from semblend.fleet.directory.log_follower import LogFollower
 from semblend.fleet.membership import join, worker_name
 from semblend.fleet.publish.nats_link import LogOptions
 from semblend.fleet.transport.store import open_store

@@ -10,7 +10,8 @@ from typing import Any
 
 from semblend.core.namespace import NONE, Namespace
 from semblend.core.settings import Settings
-from semblend.integration import isolation, model_identity
+from semblend.integration import isolation
+from semblend.integration.loaded_model import model_identity
 from semblend.integration.vllm.options import ConnectorOptions
 
 

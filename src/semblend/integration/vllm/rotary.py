@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from semblend.integration.rotary import rotary_module, table_of
+from semblend.integration.loaded_model.rotary_rows import rotary_module, table_of
 from semblend.kv.rotary_table import RotaryTable
 
 

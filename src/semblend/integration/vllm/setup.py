@@ -6,8 +6,8 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from semblend.integration.model_cost import cost_model
-from semblend.integration.model_identity import added_quantization
+from semblend.integration.loaded_model.model_cost import cost_model
+from semblend.integration.loaded_model.model_identity import added_quantization
 from semblend.integration.modes import Provider
 from semblend.integration.running_mode import RunningMode
 from semblend.integration.scheduler.setup import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from semblend.integration import sentence_ends
+from semblend.integration.loaded_model import sentence_ends
 from semblend.integration.scheduler.setup import Decoder
 from semblend.planning.boundaries import Boundaries
 

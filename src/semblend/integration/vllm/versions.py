@@ -15,7 +15,7 @@ SUPPORTED = {"0.30": "run", "0.31": "run", "0.32": "run"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VersionVerdict:
+class VersionSupport:
     """What is known about one vLLM version."""
 
     version: str
@@ -25,11 +25,11 @@ class VersionVerdict:
     """Whether this adapter's tests ran on it."""
 
 
-def judge(version: str) -> VersionVerdict:
+def judge(version: str) -> VersionSupport:
     """What this adapter knows about vLLM `version`."""
     match = re.match(r"(\d+\.\d+)", version)
     minor = match.group(1) if match else version
-    return VersionVerdict(
+    return VersionSupport(
         version=version,
         minor=minor,
         supported=minor in SUPPORTED,
@@ -37,7 +37,7 @@ def judge(version: str) -> VersionVerdict:
     )
 
 
-def installed() -> VersionVerdict:
+def installed() -> VersionSupport:
     """The verdict on the installed vLLM."""
     import vllm
 

@@ -11,7 +11,7 @@ from semblend.integration.vllm import rotary
 from semblend.integration.vllm.nested_pass import NestedPass
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.paged_access import PagedAccess
-from semblend.integration.vllm.ranks import TensorParallelRanks
+from semblend.integration.vllm.rank_agreement import TensorParallelRanks
 from semblend.integration.vllm.support import layer_refusals
 from semblend.integration.worker.donors import DonorRoom
 from semblend.integration.worker.port import KvAccess

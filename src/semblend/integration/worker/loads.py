@@ -18,11 +18,11 @@ from semblend.core.faults import FaultPoint, reach
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.integration.scheduler.orders import LoadCommand, LoadFailure, WorkerReport
-from semblend.integration.worker.loading import DonorLostError, SpanLoader
-from semblend.integration.worker.loads_in_flight import InFlight, LoadsInFlight, wait_for
+from semblend.integration.worker.loads_in_flight import LoadInFlight, LoadsInFlight, wait_for
+from semblend.integration.worker.policy_probe import LoadProbe
 from semblend.integration.worker.port import KvAccess, Passes, Ranks
-from semblend.integration.worker.probing import LoadProbe
 from semblend.integration.worker.sequences import VirtualSequence, sequences_of
+from semblend.integration.worker.span_loader import DonorLostError, SpanLoader
 
 logger = logging.getLogger("semblend.adapter")
 
@@ -36,7 +36,7 @@ its share of the step's tokens: the decoding requests wait for it."""
 class _Load:
     """One load, from the order to the answer."""
 
-    copy: InFlight
+    copy: LoadInFlight
     command: LoadCommand
     """What was ordered; after a policy has chosen, what is left to do."""
     computed: bool = False

@@ -31,7 +31,7 @@ Copy = Callable[[LoadCommand, Callable[[], None]], None]
 
 
 @dataclass(slots=True, eq=False)
-class InFlight:
+class LoadInFlight:
     """One load whose spans are being copied."""
 
     command: LoadCommand
@@ -75,9 +75,9 @@ class LoadsInFlight:
             else None
         )
 
-    def begin(self, command: LoadCommand) -> InFlight:
+    def begin(self, command: LoadCommand) -> LoadInFlight:
         """Start a copy. Never raises: errors are reported when it has ended."""
-        load = InFlight(command=command)
+        load = LoadInFlight(command=command)
         if self._executor is None:
             self._make(load)
         else:
@@ -94,7 +94,7 @@ class LoadsInFlight:
         if self._executor is not None:
             self._executor.shutdown()
 
-    def _make_behind(self, load: InFlight, launched: Any) -> None:
+    def _make_behind(self, load: LoadInFlight, launched: Any) -> None:
         if launched is None:
             self._make(load)
             return
@@ -103,7 +103,7 @@ class LoadsInFlight:
             stream.wait_event(launched)
             self._make(load)
 
-    def _make(self, load: InFlight) -> None:
+    def _make(self, load: LoadInFlight) -> None:
         started = time.perf_counter()
         failure: BaseException | None = None
         try:
@@ -125,7 +125,7 @@ class LoadsInFlight:
             load.ended.set_exception(RuntimeError(repr(failure)))
         self._changed.set()
 
-    def _placed(self, load: InFlight) -> None:
+    def _placed(self, load: LoadInFlight) -> None:
         load.placed = self._launched()
         self._changed.set()
 
@@ -146,6 +146,6 @@ class LoadsInFlight:
             )
 
 
-def wait_for(loads: list[InFlight]) -> None:
+def wait_for(loads: list[LoadInFlight]) -> None:
     """Wait until these copies have ended."""
     wait([load.ended for load in loads])

@@ -31,7 +31,7 @@ _OLD = 4.0
 """What stands in slots that are to be computed: larger than the K/V of any model."""
 
 
-class Trial(Protocol):
+class PassTrial(Protocol):
     """A prompt of three runs in the engine, of which the outer two are holes."""
 
     def compute(self, *holes: Hole) -> None:
@@ -100,7 +100,7 @@ class SlotTrial:
         return torch.cat([self._slots[hole.start : hole.end] for hole in holes])
 
 
-def holes_share_a_pass(trial: Trial) -> bool:
+def holes_share_a_pass(trial: PassTrial) -> bool:
     """Whether one pass over two holes leaves what two passes leave."""
     size = _HOLE_TOKENS
     first, second = Hole(0, size), Hole(2 * size, 3 * size)

@@ -15,14 +15,14 @@ from semblend.core.errors import DonorError, UnsupportedModelError
 from semblend.core.faults import plant
 from semblend.core.tokens import TokenArray
 from semblend.integration.scheduler.orders import CaptureCommand, StepOrders, WorkerReport
-from semblend.integration.worker.captures import CaptureThread
+from semblend.integration.worker.capture_copies import CaptureThread
+from semblend.integration.worker.donor_exchange import DonorExchange
 from semblend.integration.worker.donors import DonorRoom, WorkerDonors, make_tiers
-from semblend.integration.worker.exchange import DonorExchange
-from semblend.integration.worker.loading import SpanLoader
 from semblend.integration.worker.loads import WorkerLoads
 from semblend.integration.worker.port import KvAccess, Passes, Ranks
 from semblend.integration.worker.self_test import prove_rotation
 from semblend.integration.worker.shadow_passes import ShadowPasses
+from semblend.integration.worker.span_loader import SpanLoader
 from semblend.integration.worker.weights import WeightWatch
 from semblend.kv.rotary_table import RotaryTable
 

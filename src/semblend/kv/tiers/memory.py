@@ -12,7 +12,7 @@ from semblend.core.faults import FaultPoint, fault_point
 from semblend.kv.pinned_arena import ArenaFullError, PinnedArena
 from semblend.kv.segments import Segment, SegmentKey, kv_checksum, require_exact
 from semblend.kv.tiers.base import Lease, TierCounters, TierStats
-from semblend.kv.tiers.blocks import HostBlocks
+from semblend.kv.tiers.host_blocks import HostBlocks
 from semblend.kv.tiers.leased_lru import Entry, LeasedLru
 
 

@@ -20,7 +20,7 @@ from semblend.planning.policies.base import (
     reusable_tokens,
     share,
 )
-from semblend.planning.policies.blocks import best_blocks
+from semblend.planning.policies.block_scores import best_blocks
 
 PROBED_LAYERS = 3
 ATTENTION_BLOCK = 16

@@ -17,7 +17,7 @@ from semblend.planning.policies.base import (
     reusable_tokens,
     share,
 )
-from semblend.planning.policies.blocks import best_blocks
+from semblend.planning.policies.block_scores import best_blocks
 
 
 @register_policy("kv_deviation")

@@ -18,7 +18,7 @@ from semblend.planning.policies.base import (
     reusable_tokens,
     share,
 )
-from semblend.planning.policies.blocks import best_blocks
+from semblend.planning.policies.block_scores import best_blocks
 
 NEAR_TOKENS = 256
 """A shift small enough to come from a different instruction before a document."""

@@ -12,7 +12,7 @@ from semblend.quality.lab import Lab
 from semblend.quality.processes import lab_of_process, run_processes
 from semblend.quality.redteam.attempts import Attempt, add_attempts, read_attempts
 from semblend.quality.redteam.engines import LabEngine
-from semblend.quality.redteam.findings import Findings, findings_of
+from semblend.quality.redteam.finds import Findings, findings_of
 from semblend.quality.redteam.regressions import regressions
 from semblend.quality.redteam.search import Search
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from semblend.quality import prose
+from semblend.quality.texts import prose
 
 FIRST = ("Carlos", "John", "Maria", "Peter", "Anna", "David", "Laura", "Thomas", "Helen", "Mark")
 LAST = ("Rossi", "Richardson", "Brown", "Garcia", "Miller", "Novak", "Jensen", "Baker", "Dubois")

@@ -8,14 +8,14 @@ from typing import Any, Protocol
 
 from semblend.core.outcomes import Outcome
 from semblend.core.tokens import TokenArray
-from semblend.quality.seam import EngineFacts
+from semblend.quality.seam import MeasuredFacts
 
 TOP = 20
 """Log-probabilities asked for at every position; the most that engines give by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Question:
+class ServedRequest:
     """One request."""
 
     tokens: TokenArray
@@ -35,7 +35,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class ServedReply:
     """What came back."""
 
     tokens: tuple[str, ...]
@@ -57,7 +57,7 @@ class Asker(Protocol):
     """A running engine with the connector, in a mode that takes policies by request."""
 
     @property
-    def facts(self) -> EngineFacts:
+    def facts(self) -> MeasuredFacts:
         """What it is."""
         ...
 
@@ -76,7 +76,7 @@ class Asker(Protocol):
         """Items to ask about at once."""
         ...
 
-    def ask(self, questions: Sequence[Question]) -> list[Reply]:
+    def ask(self, questions: Sequence[ServedRequest]) -> list[ServedReply]:
         """Answer all of them greedily, together."""
         ...
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 
 from semblend.quality.scores import Divergence
-from semblend.quality.served.asking import TOP, Reply
+from semblend.quality.served.asking import TOP, ServedReply
 
 METHOD = (
     "greedy answers up to the first token that differs, of which the n-th counts 1/n; KL from the "
@@ -50,7 +50,7 @@ def least_kl(cold: Mapping[str, float], warm: Mapping[str, float]) -> float:
     return max(0.0, kl)
 
 
-def compared(cold: Reply, warm: Reply) -> Divergence:
+def compared(cold: ServedReply, warm: ServedReply) -> Divergence:
     """One answer against cold's; one that differs from its n-th token on agrees to 1 - 1/n."""
     together = min(len(cold.top), len(warm.top))
     agreed = 0
@@ -69,7 +69,7 @@ def compared(cold: Reply, warm: Reply) -> Divergence:
     )
 
 
-def margin(cold: Reply) -> float:
+def margin(cold: ServedReply) -> float:
     """By how much cold prefers its answer to the next best, where it is least sure, nats."""
     gaps: list[float] = []
     for top in cold.top:

@@ -6,12 +6,12 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from semblend.quality.items import Case, Item
 from semblend.quality.measure import Record, states
 from semblend.quality.scores import rouge_l, token_f1
-from semblend.quality.seam import EngineFacts, Work
-from semblend.quality.served.asking import Asker, Question, Reply
+from semblend.quality.seam import MeasuredFacts, Work
+from semblend.quality.served.asking import Asker, ServedReply, ServedRequest
 from semblend.quality.served.comparing import compared, margin
+from semblend.quality.texts.items import Case, Item
 
 ANSWER_TOKENS = 24
 NAIVE = "none"
@@ -20,7 +20,7 @@ REASONED = "</think>"
 """What thinking models end their reasoning with; the answer stands behind it."""
 
 
-class ServedEngine:
+class MeasuredServer:
     """An engine that serves, behind the seam."""
 
     def __init__(self, asker: Asker, *, answer_tokens: int = ANSWER_TOKENS) -> None:
@@ -31,7 +31,7 @@ class ServedEngine:
         """Keeps the donors of a run that was stopped, in a server that goes on, apart."""
 
     @property
-    def facts(self) -> EngineFacts:
+    def facts(self) -> MeasuredFacts:
         """What it is."""
         return self._asker.facts
 
@@ -50,7 +50,7 @@ class ServedEngine:
         self._turn += 1
         items = [item for item, _ in work]
         colds = self._asker.ask([self._cold(item, "cold") for item in items])
-        warm: dict[str, dict[int, Reply]] = {}
+        warm: dict[str, dict[int, ServedReply]] = {}
         specs = dict.fromkeys((NAIVE, *(spec for _, wanted in work for spec in wanted)))
         if self._asker.forgets_prefixes:
             self._donate(items, "")
@@ -73,20 +73,20 @@ class ServedEngine:
     def _salt(self, case: Case, what: str) -> str:
         return f"certify/{self._run}/{self._turn}/{case.case_id}/{what}"
 
-    def _cold(self, item: Item, what: str) -> Question:
-        return Question(tokens=item.tokens, salt=self._salt(item.case, what), most=self._most)
+    def _cold(self, item: Item, what: str) -> ServedRequest:
+        return ServedRequest(tokens=item.tokens, salt=self._salt(item.case, what), most=self._most)
 
     def _donate(self, items: Sequence[Item], what: str) -> None:
         self._asker.ask(
             [
-                Question(tokens=tokens, salt=self._salt(item.case, what), most=1, capture=True)
+                ServedRequest(tokens=tokens, salt=self._salt(item.case, what), most=1, capture=True)
                 for item in items
                 for tokens in item.donors
             ]
         )
         self._asker.settle()
 
-    def _warm(self, items: Sequence[Item], spec: str) -> list[Reply]:
+    def _warm(self, items: Sequence[Item], spec: str) -> list[ServedReply]:
         what = ""
         if self._asker.forgets_prefixes:
             # A policy that declines an item leaves its whole prompt in the prefix cache.
@@ -96,7 +96,7 @@ class ServedEngine:
             self._donate(items, what)
         return self._asker.ask(
             [
-                Question(
+                ServedRequest(
                     tokens=item.tokens,
                     salt=self._salt(item.case, what),
                     most=self._most,
@@ -109,7 +109,7 @@ class ServedEngine:
 
 
 def _records(
-    item: Item, specs: Sequence[str], cold: Reply, replies: dict[str, Reply]
+    item: Item, specs: Sequence[str], cold: ServedReply, replies: dict[str, ServedReply]
 ) -> list[Record]:
     reusable = replies[NAIVE].reused_tokens(NAIVE)
     if not reusable:
@@ -117,7 +117,7 @@ def _records(
     return [_record(item, spec, cold, replies[spec], reusable) for spec in specs]
 
 
-def _record(item: Item, spec: str, cold: Reply, warm: Reply, reusable: int) -> Record:
+def _record(item: Item, spec: str, cold: ServedReply, warm: ServedReply, reusable: int) -> Record:
     case = item.case
     answer, cold_answer = _answer(warm), _answer(cold)
     same = warm.tokens == cold.tokens
@@ -155,7 +155,7 @@ def _record(item: Item, spec: str, cold: Reply, warm: Reply, reusable: int) -> R
     )
 
 
-def _answer(reply: Reply) -> str:
+def _answer(reply: ServedReply) -> str:
     """What is said behind any reasoning."""
     return reply.text.rpartition(REASONED)[2].strip()
 

@@ -14,8 +14,8 @@ from importlib import import_module
 from typing import Any
 
 from semblend.core.errors import MissingExtraError, ServerError
-from semblend.quality.seam import EngineFacts
-from semblend.quality.served.asking import TOP, Question, Reply
+from semblend.quality.seam import MeasuredFacts
+from semblend.quality.served.asking import TOP, ServedReply, ServedRequest
 from semblend.quality.served.comparing import METHOD
 
 BATCH = 4
@@ -71,7 +71,7 @@ class HttpServer:
             raise ServerError(f"{self._url}: no model is served there")
         self._model = str(served[0]["id"])
         self.most_tokens = int(served[0].get("max_model_len") or 0)
-        self.facts = EngineFacts(
+        self.facts = MeasuredFacts(
             engine="server",
             version=str(self._get("/version", needed=False).get("version", NOT_TOLD)),
             model=model,
@@ -84,7 +84,7 @@ class HttpServer:
             left_out=LEFT_OUT,
         )
 
-    def ask(self, questions: Sequence[Question]) -> list[Reply]:
+    def ask(self, questions: Sequence[ServedRequest]) -> list[ServedReply]:
         """Several at a time."""
         return list(self._pool.map(self._ask, questions))
 
@@ -100,7 +100,7 @@ class HttpServer:
         self._pool.shutdown()
         self._client.close()
 
-    def _ask(self, question: Question) -> Reply:
+    def _ask(self, question: ServedRequest) -> ServedReply:
         body = {
             "model": self._model,
             "prompt": question.tokens.tolist(),
@@ -135,7 +135,7 @@ class HttpServer:
         return said
 
 
-def reply_of(body: Mapping[str, Any]) -> Reply:
+def reply_of(body: Mapping[str, Any]) -> ServedReply:
     """What a completion says.
 
     Raises
@@ -146,7 +146,7 @@ def reply_of(body: Mapping[str, Any]) -> Reply:
     try:
         (choice,) = body["choices"]
         given = choice.get("logprobs") or {}
-        return Reply(
+        return ServedReply(
             tokens=tuple(str(t).removeprefix(_ID) for t in given.get("tokens") or ()),
             text=str(choice["text"]),
             top=tuple(

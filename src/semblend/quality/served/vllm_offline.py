@@ -14,8 +14,8 @@ import torch
 from semblend import __version__
 from semblend.core.errors import MissingExtraError
 from semblend.core.tokens import TokenArray
-from semblend.quality.seam import EngineFacts
-from semblend.quality.served.asking import TOP, Question, Reply
+from semblend.quality.seam import MeasuredFacts
+from semblend.quality.served.asking import TOP, ServedReply, ServedRequest
 from semblend.quality.served.comparing import METHOD
 
 ENVIRONMENT = {
@@ -99,7 +99,7 @@ class VllmOffline:
         self.most_tokens = int(self._llm.llm_engine.vllm_config.model_config.max_model_len)
         self.facts = _facts(self._llm.llm_engine.vllm_config, model, identify(), vllm.__version__)
 
-    def ask(self, questions: Sequence[Question]) -> list[Reply]:
+    def ask(self, questions: Sequence[ServedRequest]) -> list[ServedReply]:
         """All in one call: vLLM batches them as it does those of users."""
         prompts = [
             {"prompt_token_ids": question.tokens.tolist(), "cache_salt": question.salt}
@@ -148,9 +148,9 @@ class VllmOffline:
         gc.collect()
 
 
-def _reply(output: Any) -> Reply:
+def _reply(output: Any) -> ServedReply:
     (answer,) = output.outputs
-    return Reply(
+    return ServedReply(
         tokens=tuple(str(token) for token in answer.token_ids),
         text=str(answer.text),
         top=tuple(
@@ -161,11 +161,11 @@ def _reply(output: Any) -> Reply:
     )
 
 
-def _facts(config: Any, model: str, fingerprint: str, version: str) -> EngineFacts:
+def _facts(config: Any, model: str, fingerprint: str, version: str) -> MeasuredFacts:
     dtype = str(config.model_config.dtype).removeprefix("torch.")
     kv_format = str(config.cache_config.cache_dtype)
     device = str(config.device_config.device_type)
-    return EngineFacts(
+    return MeasuredFacts(
         engine="vllm",
         version=version,
         model=model,

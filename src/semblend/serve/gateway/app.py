@@ -19,16 +19,16 @@ from semblend.fleet.directory.directory import Directory
 from semblend.fleet.keys import fleet_secret
 from semblend.fleet.residency.caches import FollowedCaches
 from semblend.integration.dynamo.pinning import RouterAffinity
+from semblend.serve.api_errors import ApiError
 from semblend.serve.auth import Authenticator, Caller, require_admin, require_tenant
-from semblend.serve.errors import ApiError
-from semblend.serve.gate import Gate
+from semblend.serve.edge_checks import EdgeChecks
 from semblend.serve.gateway.forwarding import Forwarder
-from semblend.serve.gateway.metrics import GatewayMetrics
+from semblend.serve.gateway.gateway_metrics import GatewayMetrics
 from semblend.serve.gateway.options import GatewayOptions
 from semblend.serve.gateway.placing import Placer
-from semblend.serve.gateway.pool import WorkerPool
-from semblend.serve.logs import log
-from semblend.serve.prompts import PromptEncoder
+from semblend.serve.gateway.worker_pool import WorkerPool
+from semblend.serve.openai.prompts import PromptEncoder
+from semblend.serve.watch.json_logs import log
 
 
 def create_gateway(
@@ -154,7 +154,7 @@ def create_gateway(
             raise error
         return error.response()
 
-    app.add_middleware(Gate, options=options, authenticator=authenticator, metrics=metrics)
+    app.add_middleware(EdgeChecks, options=options, authenticator=authenticator, metrics=metrics)
     return app
 
 

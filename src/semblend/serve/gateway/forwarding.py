@@ -16,10 +16,10 @@ from fastapi.responses import StreamingResponse
 from semblend.fleet.placement.chooser import Choice, Placement
 from semblend.integration.dynamo.pinning import RouterAffinity
 from semblend.integration.worker_header import HEADER
-from semblend.serve.errors import ApiError
-from semblend.serve.gateway.metrics import GatewayMetrics
+from semblend.serve.api_errors import ApiError
+from semblend.serve.gateway.gateway_metrics import GatewayMetrics
 from semblend.serve.gateway.placing import Placed
-from semblend.serve.gateway.pool import PooledWorker, WorkerPool
+from semblend.serve.gateway.worker_pool import PooledWorker, WorkerPool
 
 _HOP_BY_HOP = frozenset(
     [

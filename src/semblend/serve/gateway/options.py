@@ -8,8 +8,8 @@ from typing import Annotated
 
 from semblend.core.errors import SettingsError
 from semblend.core.flags import Flag
-from semblend.fleet.placement.cost import FleetCost
-from semblend.fleet.residency.follower import CacheFeed
+from semblend.fleet.placement.expected_time import FleetCost
+from semblend.fleet.residency.cache_follower import CacheFeed
 from semblend.serve.options import accepted_hosts
 
 

@@ -21,11 +21,11 @@ from semblend.fleet.residency.live_donors import LiveDonors
 from semblend.fleet.sketch import sketch
 from semblend.integration.isolation import by_extra_key, by_salt
 from semblend.integration.vllm import namespaces as vllm_namespaces
-from semblend.serve.chat_messages import Message, Tool
 from semblend.serve.gateway.options import GatewayOptions
-from semblend.serve.gateway.pool import WorkerPool
-from semblend.serve.logs import log
-from semblend.serve.prompts import PromptEncoder
+from semblend.serve.gateway.worker_pool import WorkerPool
+from semblend.serve.openai.chat_messages import Message, Tool
+from semblend.serve.openai.prompts import PromptEncoder
+from semblend.serve.watch.json_logs import log
 
 _MAX_NAMESPACES = 4
 """Maximum number of distinct models or caches a prompt is sketched for."""

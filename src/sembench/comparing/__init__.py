@@ -1,0 +1,1 @@
+"""What results say beside one another: pairs, merges, noise and savings."""

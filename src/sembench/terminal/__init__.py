@@ -1,0 +1,1 @@
+"""What SemBench's commands share: options, and runs over live engines."""

@@ -1,0 +1,1 @@
+"""What `semblend bench` and `benchmarks/` measure with, and how they print it."""

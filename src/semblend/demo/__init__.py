@@ -1,0 +1,1 @@
+"""The scenarios and the page of `semblend demo`."""

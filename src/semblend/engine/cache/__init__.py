@@ -1,0 +1,1 @@
+"""K/V the engine holds: pages, exact prefixes, chains and donors."""

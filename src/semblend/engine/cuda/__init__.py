@@ -1,0 +1,1 @@
+"""Passes on a GPU: the models, kernels and graphs of our own."""

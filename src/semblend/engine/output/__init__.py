@@ -1,0 +1,1 @@
+"""From logits to text: sampling, grammars and the events of an answer."""

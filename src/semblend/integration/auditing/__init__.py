@@ -1,0 +1,1 @@
+"""Audit streams: how adapters write them, and what they say."""

@@ -1,0 +1,1 @@
+"""What adapters read from the model an engine has loaded."""

@@ -1,0 +1,217 @@
+"""Orders captures and follows them: the life of a donor in the scheduler."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from semblend.core.tokens import TokenArray
+from semblend.integration.auditing.audit_stream import AuditStream
+from semblend.integration.loaded_model import model_identity
+from semblend.integration.scheduler.capture_choice import QUEUE_FULL, skip_reason
+from semblend.integration.scheduler.engine_planner import EnginePlanner, Offer
+from semblend.integration.scheduler.orders import CaptureCommand, WorkerReport
+from semblend.integration.scheduler.rank_room import RankRoom
+from semblend.integration.scheduler.request import Request
+from semblend.integration.scheduler.setup import SchedulerSetup
+from semblend.integration.stats import Stats
+
+logger = logging.getLogger("semblend.adapter")
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A capture in progress: whose blocks it reads, and on how many ranks."""
+
+    request_id: str
+    ranks_left: int
+
+
+class Captures:
+    """Orders the capture of each prompt once, in the step that finishes its prefill."""
+
+    def __init__(
+        self,
+        *,
+        setup: SchedulerSetup,
+        planner: EnginePlanner,
+        audit: AuditStream,
+        stats: Stats,
+        blocks_of: Callable[[str], tuple[int, ...]],
+        register: Callable[[Offer], bool],
+        share: Callable[[str, TokenArray, bytes], int | None],
+        room: RankRoom,
+    ) -> None:
+        """Start with nothing pending.
+
+        Parameters
+        ----------
+        blocks_of
+            The blocks that hold a live request's K/V.
+        register
+            Makes a donor that every rank has stored available for lookup.
+        share
+            The fleet-wide name of a donor being captured, if it is shared.
+        room
+            Whether the ranks have room for a donor.
+        """
+        self._setup = setup
+        self._planner = planner
+        self._audit = audit
+        self._stats = stats
+        self._blocks_of = blocks_of
+        self._register = register
+        self._share = share
+        self._room = room
+        self._serials = itertools.count(1)
+        self._pending: dict[str, _Pending] = {}
+        self._stopped: str | None = None
+        self.finished: list[tuple[str, int]] = []
+        """Prompts that the step being built finishes: request and tokens."""
+
+    def stop(self, why: str) -> None:
+        """Stop keeping prompts."""
+        self._stopped = why
+
+    def is_pending(self, request_id: str) -> bool:
+        """Whether some rank still reads a request's blocks."""
+        return any(pending.request_id == request_id for pending in self._pending.values())
+
+    def orders(
+        self, computes: Iterable[tuple[str, int]], requests: Mapping[str, Request[Any]]
+    ) -> list[CaptureCommand]:
+        """Captures of the prompts that this step finishes computing.
+
+        `computes` are requests and how many of their tokens have K/V once the step is done.
+        """
+        orders: list[CaptureCommand] = []
+        self.finished = []
+        for request_id, computed in computes:
+            request = requests.get(request_id)
+            if request is None or computed < len(request.tokens) or not request.decide_capture():
+                continue
+            self.finished.append((request_id, len(request.tokens)))
+            try:
+                order = self._order(request)
+            except Exception as error:
+                # Losing a donor is harmless; this step's loads must still reach the workers.
+                logger.warning("SemBlend did not keep %s: %s", request_id, error)
+                self._audit.event("donor_registration_failed", request_id, reason=repr(error))
+                continue
+            if order is not None:
+                orders.append(order)
+        return orders
+
+    def settle(self, report: WorkerReport) -> None:
+        """Register what every rank has stored; drop what any rank has not stored, or has lost."""
+        for donor_id, ranks in report.captured.items():
+            offer = self._planner.stored(donor_id, ranks)
+            if offer is not None and self._registered(offer):
+                self._audit_cost(offer, report)
+        for donor_id, why in report.rejected.items():
+            self._planner.drop(donor_id)
+            pending = self._pending.get(donor_id)
+            request_id = None if pending is None else pending.request_id
+            self._audit.event("donor_registration_failed", request_id, reason=why)
+        for donor_id in report.lost:
+            self._planner.drop(donor_id)
+            self._audit.event("donor_lost", donor_id=donor_id)
+        for donor_id, ranks in report.answered.items():
+            pending = self._pending.get(donor_id)
+            if pending is not None:
+                pending.ranks_left -= ranks
+                if pending.ranks_left <= 0:
+                    del self._pending[donor_id]
+                    self._room.copied(donor_id)
+
+    def _order(self, request: Request[Any]) -> CaptureCommand | None:
+        skip = self._stopped or skip_reason(
+            request, self._setup.capture, pending=self._planner.pending
+        )
+        blocks = -(-len(request.tokens) // self._setup.block_size)
+        offer = Offer(
+            donor_id=f"{request.request_id}.{next(self._serials)}",
+            request_id=request.request_id,
+            tokens=request.tokens,
+            namespace=request.namespace,
+            blocks=blocks,
+        )
+        if skip is None and not self._planner.offer(offer):
+            skip = "already_held"
+        if skip is not None:
+            if skip == QUEUE_FULL:
+                self._stats.count("captures_skipped")
+            self._skipped(request, skip)
+            return None
+        if not self._may_load:
+            # Discovery needs only its tokens; its K/V is not kept.
+            if self._planner.stored(offer.donor_id, self._setup.ranks) is not None:
+                self._registered(offer)
+            return None
+        try:
+            command = self._command(offer)
+        except Exception:
+            self._planner.drop(offer.donor_id)
+            raise
+        if command is None:
+            self._planner.drop(offer.donor_id)
+            self._skipped(request, "no_capacity")
+            return None
+        self._pending[offer.donor_id] = _Pending(request.request_id, self._setup.ranks)
+        return command
+
+    def _skipped(self, request: Request[Any], reason: str) -> None:
+        self._audit.event("donor_registration_skipped", request.request_id, reason=reason)
+
+    def _command(self, offer: Offer) -> CaptureCommand | None:
+        """The order to keep a prompt; None if the ranks have no room for it."""
+        share_key = self._planner.pipeline.share_key(offer.namespace)
+        block_ids = self._blocks_of(offer.request_id)[: offer.blocks]
+        kept, evicted = self._room.admit(offer, share_key)
+        for donor_id in evicted:
+            self._planner.drop(donor_id)
+        if not kept:
+            return None
+        return CaptureCommand(
+            request_id=offer.request_id,
+            donor_id=offer.donor_id,
+            block_ids=block_ids,
+            tokens=offer.tokens,
+            share_key=share_key,
+            shared_as=self._share(offer.donor_id, offer.tokens, share_key),
+        )
+
+    @property
+    def _may_load(self) -> bool:
+        """Whether kept K/V may be loaded; a certificate may expire while the engine runs."""
+        return self._setup.may_load and self._planner.allows_loads
+
+    def _registered(self, offer: Offer) -> bool:
+        if not self._register(offer):
+            return False
+        self._stats.count("donors_registered")
+        self._audit.donor_registered(
+            offer.request_id,
+            donor_id=offer.donor_id,
+            namespace=model_identity.shown(self._setup.engine, offer.namespace),
+            tokens=len(offer.tokens),
+            blocks=offer.blocks,
+        )
+        return True
+
+    def _audit_cost(self, offer: Offer, report: WorkerReport) -> None:
+        elapsed_ms = report.capture_ms.get(offer.donor_id, 0.0)
+        copied = report.capture_bytes.get(offer.donor_id, 0)
+        self._stats.time("capture", elapsed_ms / 1e3)
+        self._stats.count("capture_bytes", copied)
+        self._audit.event(
+            "donor_capture_cost",
+            offer.request_id,
+            capture_ms=elapsed_ms,
+            copy_bytes=copied,
+            layers=report.layers,
+            store_tier="host",
+        )

@@ -1,0 +1,1 @@
+"""Figures for people: charts, tables and a certificate's report."""

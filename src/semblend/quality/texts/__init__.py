@@ -1,0 +1,1 @@
+"""Texts with known answers: documents, edits, questions, workloads."""

@@ -1,0 +1,1 @@
+"""OpenAI's API: bodies, chat templates, prompts, answers and routes."""

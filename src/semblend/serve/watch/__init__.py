@@ -1,0 +1,1 @@
+"""For those who watch: logs, metrics, the audit stream and the pages."""

@@ -1,0 +1,1 @@
+"""What commands share: flags, tables, progress, and errors as sentences."""
