@@ -33,9 +33,9 @@ from benchmarks.vllm_answers import (
     report_policy,
 )
 from semblend.bench.benchmark_report import BenchmarkReport
+from semblend.quality.items import Item, to_item
 from semblend.quality.measure import states
 from semblend.quality.suite import Cell
-from semblend.quality.texts.items import Item, to_item
 
 REFERENCE = Path(__file__).parents[1] / "models" / "semblend-reference-27m"
 MOVED = ("instruction", "reordered", "composed", "gathered")

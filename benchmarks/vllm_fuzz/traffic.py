@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from semblend.core.tokens import TokenArray
+from semblend.quality.items import Item, to_item
 from semblend.quality.suite import Cell
-from semblend.quality.texts.items import Item, to_item
 
 WORKLOADS = ("composed", "edited_exchanged", "reordered", "instruction", "edited_numbers")
 SALTS: tuple[str | None, ...] = (None, "acme", "acme ", "globex", " ")

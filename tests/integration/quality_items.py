@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from semblend.quality.items import Item, to_item
 from semblend.quality.suite import Cell
-from semblend.quality.texts.items import Item, to_item
 
 
 def items_of(cells: Sequence[Cell], seed: int, tokenizer: Any) -> Iterator[Item]:

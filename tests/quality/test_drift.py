@@ -12,11 +12,11 @@ from semblend.core.errors import PlanError
 from semblend.engine.model import load_model
 from semblend.quality.curves import curves
 from semblend.quality.drift import bring_drift, edges_up_to, measure_drift
+from semblend.quality.items import to_item
 from semblend.quality.lab import Lab
 from semblend.quality.measure import measure
 from semblend.quality.shards import MeasurementJob
 from semblend.quality.suite import Cell
-from semblend.quality.texts.items import to_item
 from semblend.quality.texts.workloads import WORKLOADS
 
 MODEL = Path(__file__).parents[2] / "models" / "semblend-reference-27m"

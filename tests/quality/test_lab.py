@@ -23,6 +23,7 @@ from semblend.quality.certifying import grid as whole_grid
 from semblend.quality.curves import curves
 from semblend.quality.drift import measure_drift
 from semblend.quality.issuing import issue, part_of, read_curves
+from semblend.quality.items import data_fingerprint, to_item
 from semblend.quality.lab import Lab, Loaded
 from semblend.quality.measure import measure
 from semblend.quality.redteam.attempts import Attempt
@@ -31,7 +32,6 @@ from semblend.quality.redteam.grammar import Structure
 from semblend.quality.reports.figure_tables import policies_markdown
 from semblend.quality.shards import MeasurementJob, measure_here, measure_in_processes, record_files
 from semblend.quality.suite import Cell, Records, read_records, run_cells
-from semblend.quality.texts.items import data_fingerprint, to_item
 from semblend.quality.texts.workloads import WORKLOADS
 from tests.quality.test_figures import GOOD, WRONG, rows
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from semblend.core.errors import SerialisationError
+from semblend.quality.items import data_fingerprint, encode
 from semblend.quality.measured_prompts import prompt_cases, read_prompts, real_cases
-from semblend.quality.texts.items import data_fingerprint, encode
 
 DOCUMENT = " ".join(f"word{number}" for number in range(80))
 ASKED = ("What is it?", "Say it shortly.", "Who wrote it?")

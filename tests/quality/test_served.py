@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semblend.core.errors import ServerError
+from semblend.quality.items import Ask, Case, Item
 from semblend.quality.served.asking import ServedReply
 from semblend.quality.served.comparing import compared, least_kl, margin
 from semblend.quality.served.measuring import MeasuredServer
 from semblend.quality.served.over_http import reply_of
-from semblend.quality.texts.items import Ask, Case, Item
 
 
 def logs(values, top):

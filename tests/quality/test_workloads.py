@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from semblend.quality.items import Ask, data_fingerprint
 from semblend.quality.suite import KINDS_OF_CONTROLS, KINDS_OF_EDITS
-from semblend.quality.texts.items import Ask, data_fingerprint
 from semblend.quality.texts.workloads import WORKLOADS
 
 NUMBERS = range(6)

@@ -16,11 +16,11 @@ from semblend.quality.certifying import CURVED, DRAWN, choice_cells, confirmatio
 from semblend.quality.curves import Curve
 from semblend.quality.figures import cell_of
 from semblend.quality.issuing import CertificatePart, Issue, issue, part_of, read_curves
+from semblend.quality.items import data_fingerprint
 from semblend.quality.redteam.finds import Findings
 from semblend.quality.redteam.jobs import RedTeamJob
 from semblend.quality.shards import MeasurementJob, drift_of, folder_of, record_files
 from semblend.quality.suite import Cell, read_records
-from semblend.quality.texts.items import data_fingerprint
 
 Measure = Callable[[MeasurementJob], None]
 Attack = Callable[[RedTeamJob], None]

@@ -10,8 +10,8 @@ import torch
 
 from semblend.engine.cache.pages import PageIds
 from semblend.planning.policies.base import policy_from_spec
+from semblend.quality.items import Item
 from semblend.quality.lab import Lab, Loaded, Trial
-from semblend.quality.texts.items import Item
 
 DISTANCES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 """Lower edges of the distance buckets, in tokens from the start of the span."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
+from semblend.quality.items import Ask, Case
 from semblend.quality.texts.documents import Document, Fact
-from semblend.quality.texts.items import Ask, Case
 from semblend.quality.texts.prose import names
 from semblend.quality.texts.workloads import document_of, instructions, workload, writer_for
 

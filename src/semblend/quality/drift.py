@@ -12,9 +12,9 @@ from semblend.core.tokens import TokenArray
 from semblend.engine.batch import ComputeRun
 from semblend.engine.cache.pages import PageTable
 from semblend.kv.depth_drift import DepthDrift, read_table
+from semblend.quality.items import to_item
 from semblend.quality.lab import Lab
 from semblend.quality.shards import MeasurementJob
-from semblend.quality.texts.items import to_item
 from semblend.quality.texts.workloads import LENGTHS, WORKLOADS
 
 LONG_TEXTS = 8

@@ -32,7 +32,7 @@ from semblend.pipeline import SemBlendPipeline
 from semblend.planning.depth import drift_for
 from semblend.planning.policies.base import RecomputePolicy
 from semblend.planning.recompute import probed, with_policy
-from semblend.quality.texts.items import Item
+from semblend.quality.items import Item
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

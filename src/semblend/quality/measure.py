@@ -13,9 +13,9 @@ from semblend.core.plan import Plan, SpanKind
 from semblend.core.tokens import TokenArray
 from semblend.engine.cache.pages import PageIds
 from semblend.planning.policies.base import policy_from_spec
+from semblend.quality.items import Item
 from semblend.quality.lab import Lab, Loaded, Trial
 from semblend.quality.scores import divergence, rouge_l, token_f1
-from semblend.quality.texts.items import Item
 
 ANSWER_TOKENS = 12
 ROWS_A_PASS = 16_384

@@ -19,7 +19,7 @@ from typing import Any
 
 from semblend.core.errors import SerialisationError
 from semblend.core.json_text import parse_json
-from semblend.quality.texts.items import Ask, Case
+from semblend.quality.items import Ask, Case
 from semblend.quality.texts.reading import HUB, reading_cases
 
 AUDIT = "audit:"

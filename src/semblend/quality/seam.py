@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from semblend.quality.items import Item
 from semblend.quality.measure import Record
-from semblend.quality.texts.items import Item
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from semblend.planning.policies.base import policy_from_spec
 from semblend.quality.curves import curves
+from semblend.quality.items import to_item
 from semblend.quality.lab import Lab
 from semblend.quality.processes import lab_of_process, run_processes
 from semblend.quality.suite import Cell, Progress, Records, read_records, run_cells
-from semblend.quality.texts.items import to_item
 
 CURVE_ITEMS = 24
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from semblend.core.errors import SerialisationError
 from semblend.quality import dialogue
+from semblend.quality.items import Case, to_item
 from semblend.quality.lab import Lab
 from semblend.quality.measure import Record, measure
 from semblend.quality.measured_prompts import real_cases
 from semblend.quality.texts import controls, edited, workloads
-from semblend.quality.texts.items import Case, to_item
 
 Progress = Callable[[str, int, int], None]
 """(workload, items done, items in total)"""

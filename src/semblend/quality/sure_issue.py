@@ -13,12 +13,12 @@ from semblend import __version__
 from semblend.planning.certificates import MEASUREMENT_VERSION, Certificate, plugin_entries
 from semblend.quality.figures import figures_of
 from semblend.quality.issuing import VALID_DAYS
+from semblend.quality.items import data_fingerprint
 from semblend.quality.limits import Limits, LimitWatch
 from semblend.quality.redteam.summaries import NOT_COVERED
 from semblend.quality.reports import figure_tables
 from semblend.quality.reports.certificate_report import STYLE
 from semblend.quality.seam import MeasuredFacts
-from semblend.quality.texts.items import data_fingerprint
 from semblend.quality.until_sure import UntilSureResult
 
 HEADINGS = (

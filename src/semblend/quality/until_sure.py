@@ -14,11 +14,11 @@ from pathlib import Path
 
 from semblend.quality.doubt import LimitAnswer
 from semblend.quality.figures import noise_floor
+from semblend.quality.items import Case, to_item
 from semblend.quality.limits import PILOT, Limits, LimitWatch
 from semblend.quality.measure import Record
 from semblend.quality.seam import MeasuredEngine, Work
 from semblend.quality.suite import Cell, Records, read_records
-from semblend.quality.texts.items import Case, to_item
 
 NAIVE = "none"
 COLD = "cold"

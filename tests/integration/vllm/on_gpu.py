@@ -111,8 +111,8 @@ class Harness:
 
     def item(self, number: int, length: int = 1024) -> Any:
         """An item of the quality workloads."""
+        from semblend.quality.items import to_item
         from semblend.quality.suite import Cell
-        from semblend.quality.texts.items import to_item
 
         workload = WORKLOADS[number % len(WORKLOADS)]
         cell = Cell(workload=workload, items=1, specs=(), lengths=(length,), first=number)

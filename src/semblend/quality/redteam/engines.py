@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+from semblend.quality.items import Case, to_item
 from semblend.quality.lab import Lab
 from semblend.quality.measure import Record, measure, states
-from semblend.quality.texts.items import Case, to_item
 
 FIRM_MARGIN = 0.5
 """Nats by which cold must prefer its answer for an item to count. Below that, the odds are under

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from semblend.quality.items import Case
 from semblend.quality.redteam.attempts import Attempt
 from semblend.quality.redteam.grammar import Structure
 from semblend.quality.redteam.writing import write
-from semblend.quality.texts.items import Case
 
 SHIPPED = Path(__file__).with_name("regressions.jsonl")
 

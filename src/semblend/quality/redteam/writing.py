@@ -10,12 +10,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from semblend.quality.items import Ask, Case
 from semblend.quality.redteam.fillers import filler
 from semblend.quality.redteam.forms import FORMS, Form, values_of
 from semblend.quality.redteam.grammar import Structure
 from semblend.quality.redteam.names import subjects
 from semblend.quality.texts.documents import INSTRUCTIONS
-from semblend.quality.texts.items import Ask, Case
 from semblend.quality.texts.prose import sentence
 
 WORKLOAD = "redteam"

@@ -6,12 +6,12 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from semblend.quality.items import Case, Item
 from semblend.quality.measure import Record, states
 from semblend.quality.scores import rouge_l, token_f1
 from semblend.quality.seam import MeasuredFacts, Work
 from semblend.quality.served.asking import Asker, ServedReply, ServedRequest
 from semblend.quality.served.comparing import compared, margin
-from semblend.quality.texts.items import Case, Item
 
 ANSWER_TOKENS = 24
 NAIVE = "none"

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from semblend.quality.items import Ask, Case
 from semblend.quality.texts.documents import Document, Fact
 from semblend.quality.texts.edited import edited_case
-from semblend.quality.texts.items import Ask, Case
 from semblend.quality.texts.prose import sentence
 from semblend.quality.texts.workloads import (
     Workload,

@@ -11,8 +11,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from semblend.quality.items import Ask, Case, other_values
 from semblend.quality.texts.documents import Document, Fact
-from semblend.quality.texts.items import Ask, Case, other_values
 from semblend.quality.texts.workloads import document_of, instructions, workload, writer_for
 
 DEPTHS = ("head", "middle", "deep")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from semblend.core.errors import MissingExtraError, SerialisationError
-from semblend.quality.texts.items import Ask, Case
+from semblend.quality.items import Ask, Case
 from semblend.quality.texts.workloads import instructions
 
 MOST_CHARACTERS = 24_000

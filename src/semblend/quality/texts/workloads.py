@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from semblend.quality.items import Ask, Case
 from semblend.quality.texts.documents import INSTRUCTIONS, Document, DocumentWriter, Fact
-from semblend.quality.texts.items import Ask, Case
 from semblend.quality.texts.prose import paragraph
 
 SENTENCES = 8
