@@ -283,7 +283,6 @@ def test_a_file_name_stands_for_one_job():
 COMMANDS_IMPORTED = {
     "sembench.cli.main",
     "sembench.cli.summarize_engine_events",
-    "semblend.cli.certify",
     "semblend.cli.certify_until_sure",
     "semblend.cli.doctor_sglang",
     "semblend.cli.doctor_trtllm",

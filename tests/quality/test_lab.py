@@ -30,7 +30,7 @@ from semblend.quality.redteam.attempts import Attempt
 from semblend.quality.redteam.finds import findings_of
 from semblend.quality.redteam.grammar import Structure
 from semblend.quality.reports.figure_tables import policies_markdown
-from semblend.quality.shards import MeasurementJob, measure_here, measure_in_processes, record_files
+from semblend.quality.shards import MeasurementJob, measure_job, record_files
 from semblend.quality.suite import Cell, Records, read_records, run_cells
 from semblend.quality.texts.workloads import WORKLOADS
 from tests.quality.test_figures import GOOD, WRONG, rows
@@ -195,11 +195,14 @@ def test_processes_measure_what_one_process_measures(lab, tmp_path):
         model=str(MODEL), device="cpu", dtype="float32", cells=cells, seed=2,
         folder=tmp_path / "one", curves=(("instruction", ("none",)),),
     )  # fmt: skip
-    measure_here(lab, job, lambda *_: None)
-    told = []
+    told: list[int] = []
+    measure_job(lab, job, told.append)
+    assert told[-1] == 4
+    assert told == sorted(told)
     several = replace(job, folder=tmp_path / "two", processes=2)
-    measure_in_processes(several, lambda *args: told.append(args))
-    assert told[-1] == (4, 4)
+    told.clear()
+    measure_job(lab, several, told.append)
+    assert told[-1] == 4
     one, two = (
         {r.case_id: (r.answer, r.recomputed_tokens) for r in read_records(record_files(f))}
         for f in (job.folder, several.folder)
@@ -209,7 +212,7 @@ def test_processes_measure_what_one_process_measures(lab, tmp_path):
     curves_found = [read_curves(sorted(f.glob("curves*"))) for f in (job.folder, several.folder)]
     assert {c.case_id for c in curves_found[0]} == {c.case_id for c in curves_found[1]}
     with pytest.raises(StorageError, match="failed"):
-        measure_in_processes(replace(several, model=str(tmp_path)), lambda *args: None)
+        measure_job(lab, replace(several, model=str(tmp_path)), told.append)
 
 
 def figures(choice_right, fresh_right, *, bound):

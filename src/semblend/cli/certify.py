@@ -22,7 +22,6 @@ from semblend.terminal.tables import table
 if TYPE_CHECKING:
     from semblend.quality.campaign import Campaign
     from semblend.quality.issuing import Issue
-    from semblend.quality.lab import Lab
     from semblend.quality.shards import MeasurementJob
 
 
@@ -265,36 +264,46 @@ def _run(
     from semblend.quality.redteam.jobs import RedTeamJob, attack, attack_in_processes
     from semblend.quality.reports import sections
     from semblend.quality.reports.certificate_report import report
+    from semblend.quality.shards import measure_job
 
-    def carry_out(job: MeasurementJob) -> None:
-        if not measure:
-            return
-        lab = Lab(campaign.model)
-        try:
-            with console.status("measuring depth drift"):
-                bring_drift(lab, job)
-            if job.processes > 1:
-                measure_in_shards(job, console)
-            else:
-                measure_cells(lab, job, console)
-        finally:
-            lab.close()
+    with one_total("certify", campaign.amount, console) as tell:
+        finished = 0
 
-    def send_out(job: RedTeamJob) -> None:
-        if not measure:
-            return
-        with console.status("red team") as status:
+        def carry_out(job: MeasurementJob) -> None:
+            nonlocal finished
+            if not measure:
+                return
+            lab = Lab(campaign.model)
+            try:
+                bring_drift(lab, job, say=console.print)
+                measure_job(lab, job, lambda done: tell(finished + done))
+            finally:
+                lab.close()
+            finished += job.records
+
+        def send_out(job: RedTeamJob) -> None:
+            if not measure:
+                return
+            attempts = 0
+
+            def attacked(job: RedTeamJob) -> None:
+                nonlocal attempts
+                attempts += 1
+                # Findings are read from files, so not after every attempt.
+                if job.processes > 1 or not attempts % 10:
+                    tell(finished + min(job.items or 0, job.findings.items))
+
             if job.processes > 1:
-                attack_in_processes(job, lambda job: status.update(job.findings.sentence))
+                attack_in_processes(job, attacked)
                 return
             shifts = policy_from_spec(job.policy).shifts_depth
             lab = Lab(campaign.model, drift=read_table(campaign.drift) if shifts else None)
             try:
-                attack(lab, job)
+                attack(lab, job, attacked)
             finally:
                 lab.close()
 
-    found, curves = campaign.run(carry_out, send_out)
+        found, curves = campaign.run(carry_out, send_out)
     name = Path(campaign.path).name
     stem = f"{name}-{campaign.model.fingerprint}"
     output.mkdir(parents=True, exist_ok=True)
@@ -329,30 +338,6 @@ def _run(
     console.print(_table(found))
     console.print(f"report: [bold]{output / stem}.html[/]")
     return found
-
-
-def measure_in_shards(job: MeasurementJob, console: Console) -> None:
-    """Measure in several processes, with one bar for all records."""
-    from semblend.quality.shards import measure_in_processes
-
-    what = f"seed {job.seed}, {job.processes} processes"
-    with one_total(what, job.records, console) as tell:
-        measure_in_processes(job, lambda done, total: tell(done))
-
-
-def measure_cells(lab: Lab, job: MeasurementJob, console: Console) -> None:
-    """Measure in this process, with one bar for all items."""
-    from semblend.quality.shards import measure_here
-
-    items = {cell.workload: cell.items for cell in job.cells}
-    finished: dict[str, int] = {}
-    with one_total(f"seed {job.seed}", sum(items.values()), console) as tell:
-
-        def progress(workload: str, done: int, total: int) -> None:
-            finished[workload] = done
-            tell(sum(finished.values()))
-
-        measure_here(lab, job, progress)
 
 
 def _table(found: Issue) -> Table:

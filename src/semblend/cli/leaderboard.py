@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from semblend.terminal.progress import one_total
+
 if TYPE_CHECKING:
     from semblend.quality.figures import Figures
     from semblend.quality.measure import Record
@@ -125,12 +127,11 @@ def _measure(
     dtype: str,
     processes: int,
 ) -> None:
-    from semblend.cli.certify import measure_cells, measure_in_shards
     from semblend.engine.model import load_model
     from semblend.planning.certificates import find_depth_table
     from semblend.quality.drift import bring_drift
     from semblend.quality.lab import Lab
-    from semblend.quality.shards import MeasurementJob, drift_of
+    from semblend.quality.shards import MeasurementJob, drift_of, measure_job
 
     with console.status(escape(f"loading {model}")):
         loaded = load_model(model, device=device, dtype=dtype)
@@ -149,12 +150,9 @@ def _measure(
         processes=processes,
     )
     try:
-        with console.status("measuring depth drift"):
-            bring_drift(lab, job)
-        if processes > 1:
-            measure_in_shards(job, console)
-        else:
-            measure_cells(lab, job, console)
+        bring_drift(lab, job, say=console.print)
+        with one_total("leaderboard", job.records, console) as tell:
+            measure_job(lab, job, tell)
     finally:
         lab.close()
 

@@ -66,20 +66,31 @@ class Campaign:
         """The depth-drift table that all measurements use."""
         return drift_of(self.folder, self.number_format)
 
-    def run(self, measure: Measure, attack: Attack) -> tuple[Issue, list[Curve]]:
-        """Run everything. `measure` and `attack` execute jobs, or do nothing if records exist."""
-        options: dict[str, Any] = {
+    @property
+    def amount(self) -> int:
+        """Records and red-team items of a run that reaches its end."""
+        parts = (choice_cells, confirmation_cells)
+        cells = [cell for part in parts for cell in part(self.items, **self._options)]
+        records = sum(cell.items * len(cell.specs) for cell in cells)
+        return records + self.bound.redteam_items
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {
             "data": self.data,
             "lengths": self.lengths or None,
             "policies": self.policies,
             "more": self.workloads,
         }
-        cells = choice_cells(self.items, **options)
+
+    def run(self, measure: Measure, attack: Attack) -> tuple[Issue, list[Curve]]:
+        """Run everything. `measure` and `attack` execute jobs, or do nothing if records exist."""
+        cells = choice_cells(self.items, **self._options)
         choice = self._part(cells, self.seed, measure)
         confirmation, others, curves, redteam = None, [], [], None
         chosen = choose(choice.judged_policies)
         if chosen is not None:
-            others = confirmation_cells(self.items, **options)
+            others = confirmation_cells(self.items, **self._options)
             confirmation = self._part(others, self.confirm_seed, measure, curved=CURVED)
             folder = folder_of(self.folder, self.confirm_seed, self.number_format)
             curves = read_curves(sorted(folder.glob("curves*.jsonl")))

@@ -147,15 +147,19 @@ def _depth_effect(
     return effect
 
 
-def bring_drift(lab: Lab, job: MeasurementJob) -> None:
+def bring_drift(
+    lab: Lab, job: MeasurementJob, *, say: Callable[[str], None] = lambda line: None
+) -> None:
     """Give the lab the job's table if a policy needs one, and measure it if it does not exist.
 
     It is written before other processes start, because all of them must use the same table.
+    `say` hears of a measurement before it begins.
     """
     if job.drift is None or not job.shifts_depth:
         return
     if not job.drift.exists():
         job.drift.parent.mkdir(parents=True, exist_ok=True)
         length = max(length for cell in job.cells for length in cell.lengths)
+        say(f"measuring depth drift up to {length:,} tokens, once per model and number format")
         job.drift.write_bytes(measure_drift(lab, length=length).to_bytes())
     lab.use_drift(read_table(job.drift))

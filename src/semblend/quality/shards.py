@@ -65,29 +65,32 @@ def record_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("records*.jsonl"))
 
 
-def measure_here(lab: Lab, job: MeasurementJob, progress: Progress) -> None:
-    """Measure with an existing lab."""
-    _measure(lab, job, shard=0, progress=progress)
-
-
-def measure_in_processes(job: MeasurementJob, progress: Callable[[int, int], None]) -> None:
-    """Start the processes and wait. `progress` receives the records done and the total.
+def measure_job(lab: Lab, job: MeasurementJob, tell: Callable[[int], None]) -> None:
+    """Measure as the job says, in this process or several. `tell` receives the records done.
 
     Raises
     ------
     StorageError
         If a process failed. The results of the others are kept.
     """
-    job.folder.mkdir(parents=True, exist_ok=True)
-    run_processes(
-        _shard,
-        job,
-        processes=job.processes,
-        kept=job.folder,
-        waiting=lambda: progress(
-            sum(_lines(path) for path in record_files(job.folder)), job.records
-        ),
-    )
+    if job.processes > 1:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        run_processes(
+            _shard,
+            job,
+            processes=job.processes,
+            kept=job.folder,
+            waiting=lambda: tell(sum(_lines(path) for path in record_files(job.folder))),
+        )
+        return
+    specs = {cell.workload: len(cell.specs) for cell in job.cells}
+    records: dict[str, int] = {}
+
+    def progress(workload: str, done: int, total: int) -> None:
+        records[workload] = done * specs[workload]
+        tell(sum(records.values()))
+
+    _measure(lab, job, shard=0, progress=progress)
 
 
 def _shard(job: MeasurementJob, shard: int) -> None:
