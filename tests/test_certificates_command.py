@@ -108,7 +108,7 @@ def test_add_copies_nothing_that_would_not_hold(tmp_path, told):
     shutil.copyfile(shipped, lonely)
     refused = run("add", lonely)
     assert refused.exit_code == 1
-    assert "depth drift" in refused.output
+    assert "depth-drift" in refused.output
     altered = tmp_path / "altered.json"
     altered.write_text(lonely.read_text().replace("0.15", "0.99"))
     assert "altered" in run("add", altered).output

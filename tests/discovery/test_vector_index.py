@@ -308,6 +308,6 @@ def test_impossible_arguments_are_refused_by_name():
     index = VectorIndex(DIMENSION, max_bytes=1000)
     with pytest.raises(NamespaceError, match="namespace"):
         index.add("a", np.ones(DIMENSION), namespace=b"")
-    with pytest.raises(CapacityError, match="may take 1000"):
+    with pytest.raises(CapacityError, match="the limit is 1000"):
         index.add("a", np.ones((10, DIMENSION)), namespace=b"n")
     assert index.search(np.ones(DIMENSION), 0, namespace=b"n") == []

@@ -220,7 +220,7 @@ def test_a_key_is_asked_for_and_shows_its_own_tenant(
             page.find_element("css selector", "#key-form .primary").click()
 
         offer("sk-wrong-0123456789")
-        until(lambda: "does not know" in text(page, "#key-note"), "the refusal")
+        until(lambda: "Unknown key" in text(page, "#key-note"), "the refusal")
         until(lambda: script(page, dialog), "the dialog again")
         offer("sk-alice-0123456789")
         until(lambda: len(rows(page)) == 1, "the tenant's one request")
