@@ -76,9 +76,7 @@ def test_importing_an_older_name_needs_no_engine(name):
 
 def test_a_name_without_a_successor_is_an_error_that_says_where_to_look():
     module, _ = imported(f"{CONNECTOR}.types")
-    with pytest.raises(
-        AttributeError, match=r"types\.Gone no longer exists .*docs/switching"
-    ):
+    with pytest.raises(AttributeError, match=r"types\.Gone no longer exists .*docs/switching"):
         _ = module.Gone
 
 
