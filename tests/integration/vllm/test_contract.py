@@ -59,7 +59,12 @@ def test_nothing_public_of_the_base_class_is_overridden_by_accident():
     added = {
         name for name in vars(SemBlendConnectorV1) if not name.startswith("_") and name not in known
     }
-    told_by_our_worker = {"bind_model_runner", "weights_changed", "before_unmapping"}
+    told_by_our_worker = {
+        "bind_model_runner",
+        "weights_changed",
+        "before_unmapping",
+        "kv_of_donor",
+    }
     for_experiments = {"rewrite_plan"}
     expected = told_by_our_worker | for_experiments
     assert added - {"get_external_cache_hit_sources"} == expected  # since 0.32

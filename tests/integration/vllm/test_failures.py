@@ -22,7 +22,7 @@ PACKAGE = "semblend.integration"
 # Where something is made to raise, and what the response then says.
 SCHEDULER_STEPS = {
     "taking note of the request": f"{PACKAGE}.scheduler.side.SchedulerSide._arrived",
-    "shaping the plan": f"{PACKAGE}.scheduler.planner.Planner._cut_to",
+    "shaping the plan": f"{PACKAGE}.scheduler.engine_planner.EnginePlanner._cut_to",
     "claiming": f"{PACKAGE}.scheduler.claims.Claims._claimed",
     "making hashes private": f"{PACKAGE}.vllm.scheduler_port.PrivateChain",
     "ordering the load": f"{PACKAGE}.scheduler.side.LoadCommand",
@@ -58,7 +58,7 @@ def test_a_failure_in_the_scheduler_is_a_cold_prefill(engine, step):
 
 def test_a_load_goes_out_whatever_else_of_the_step_fails(engine):
     """The engine waits for its answer."""
-    with patch(f"{PACKAGE}.scheduler.captures.Captures.orders", side_effect=InjectedError):
+    with patch(f"{PACKAGE}.scheduler.capture_orders.Captures.orders", side_effect=InjectedError):
         answer = engine.run(TARGET)
     assert answer.semblend["outcome"] == "materialised"
     with patch(f"{PACKAGE}.worker.side.WorkerSide._housekeeping", side_effect=InjectedError):

@@ -195,7 +195,7 @@ def test_rotary_modules_that_k_cannot_follow_are_refused_by_name():
         table_from_model(torch.nn.ModuleList())
     with pytest.raises(UnsupportedRotaryError, match="several rotary modules that differ"):
         table_from_model(torch.nn.ModuleList([Rotary(0.5), Rotary(0.25)]))
-    with pytest.raises(UnsupportedRotaryError, match="rotary module Rotary: known to be movable"):
+    with pytest.raises(UnsupportedRotaryError, match="Rotary: K can be moved only for"):
         table_from_model(torch.nn.ModuleList([Rotary(0.5), Rotary(0.5)]))
 
 
