@@ -29,7 +29,10 @@ FLAGS = {
     "data parallelism": {"dp_size": 2},
     "speculative decoding": {"speculative_algorithm": "NGRAM"},
     "prefill/decode disaggregation": {"disaggregation_mode": "prefill"},
-    "hierarchical cache": {"enable_hierarchical_cache": True},
+    "hierarchical cache with a storage backend": {
+        "enable_hierarchical_cache": True,
+        "hicache_storage_backend": "file",
+    },
     "LMCache": {"enable_lmcache": True},
     "streaming sessions": {"enable_streaming_session": True},
     "mixed chunked prefill": {"enable_mixed_chunk": True},
