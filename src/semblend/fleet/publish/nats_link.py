@@ -148,6 +148,7 @@ class NatsLink:
             info = await jetstream.stream_info(options.stream)
             if options.subject in (info.config.subjects or ()):  # made by an earlier version
                 await jetstream.update_stream(info.config.evolve(subjects=subjects))
+                await jetstream.purge_stream(options.stream, subject=options.subject)
         except NotFoundError:
             await jetstream.add_stream(
                 StreamConfig(
