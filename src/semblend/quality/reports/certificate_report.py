@@ -16,15 +16,23 @@ from semblend.quality.reports.sections import Section, sections
 from semblend.quality.reports.svg import draw
 
 STYLE = """
+:root { color-scheme: light dark; --ink: #1d2126; --paper: #fbfbfa; --sheet: #fff; --line: #e6e6e3;
+  --code: #f0f0ec; --yes: #1f7a4d; --no: #b3362f; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e3e5e8; --paper: #15181b; --sheet: #1c2024;
+  --line: #32373c; --code: #2a2f34; --yes: #5cc492; --no: #f0857d; } }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem;
-  color: #1d2126; background: #fbfbfa; }
+  color: var(--ink); background: var(--paper); }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-table { border-collapse: collapse; font-size: 13px; width: 100%; background: #fff; }
-th, td { padding: .3rem .5rem; border-bottom: 1px solid #e6e6e3; text-align: right; }
-th:first-child, td:first-child { text-align: left; } .short { white-space: nowrap; }
-code { background: #f0f0ec; padding: .1rem .3rem; border-radius: 3px; }
-.yes { color: #1f7a4d; } .no { color: #b3362f; } .scroll { overflow-x: auto; }
-svg { max-width: 46rem; height: auto; display: block; margin: 1rem 0; border: 1px solid #e6e6e3; }
+table { border-collapse: collapse; font-size: 13px; width: 100%; background: var(--sheet); }
+th, td { padding: .3rem .5rem; border-bottom: 1px solid var(--line); text-align: right;
+  vertical-align: top; }
+th:first-child, td:first-child, td:not(.short), tr > :nth-child(2):last-child { text-align: left; }
+td:not(.short) { min-width: 14rem; overflow-wrap: anywhere; } .short { white-space: nowrap; }
+tr > :nth-child(2):last-child { white-space: normal; overflow-wrap: anywhere; min-width: 0; }
+code { background: var(--code); padding: .1rem .3rem; border-radius: 3px; overflow-wrap: anywhere; }
+.yes { color: var(--yes); } .no { color: var(--no); } .scroll { overflow-x: auto; }
+svg { max-width: min(46rem, 100%); height: auto; display: block; margin: 1rem 0;
+  border: 1px solid var(--line); }
 """
 
 
@@ -46,10 +54,9 @@ def report(
     parts = [
         f"<h1>Quality of reuse: {escape(model)}</h1>",
         judged,
-        "<p>Every item is answered cold and warm by the same engine; a warm figure stands beside "
-        "cold's own. A policy is chosen on the documents of one seed and confirmed on those of "
-        "another. A reader should distrust cells whose interval is wide, and text unlike what was "
-        f"measured. {NOT_COVERED}</p>",
+        "<p>The same engine answers each item twice: cold, and with reuse. The policy was chosen "
+        "on the documents of one seed and confirmed on those of another. Distrust cells with a "
+        f"wide interval. {NOT_COVERED}</p>",
         _table(("fact", "value"), [(k, str(v)) for k, v in facts.items()]),
         "<h2>The bound</h2>",
         _table(("limit", "value"), [(k, str(v)) for k, v in bound.to_dict().items()]),
