@@ -74,7 +74,7 @@ class Issue:
         if self.chosen is None:
             return "no policy keeps the bound"
         if self.confirmed is None:
-            return f"{self.chosen.policy} was not measured on the documents to confirm by"
+            return f"{self.chosen.policy} was not measured on the confirmation documents"
         return "; ".join(self.against)
 
 

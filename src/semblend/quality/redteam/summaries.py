@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 NOT_COVERED = (
-    "Not covered: text unlike the workloads and the red team's grammar, dependence on a change "
-    "further off than the policy recomputes, donors written to do harm, and, where the model "
-    "fails cold, anything at all."
+    "Not covered: text unlike the workloads and the red team's grammar, text that depends on a "
+    "change further away than the policy recomputes, donors written to do harm, and anything the "
+    "model gets wrong when cold."
 )
 """What a certificate does not cover, in a sentence."""
 

@@ -63,8 +63,8 @@ def report(
         f"<p>Noise floor, cold against itself over {noise['items']:.0f} items: mean KL "
         f"{noise['kl_mean']:.2g}, 99th percentile {noise['kl_p99']:.2g}, same answer "
         f"{noise['same']:.1%}.</p>",
-        *_judged_table("Chosen by, cheapest first", found.choice),
-        *_judged_table("Confirmed by, cheapest first", found.confirmation),
+        *_judged_table("Policies on selection documents, cheapest first", found.choice),
+        *_judged_table("Policies on confirmation documents, cheapest first", found.confirmation),
         *(_section(section) for section in sections(found)),
         "<h2>Trade-offs</h2>",
     ]
@@ -77,8 +77,8 @@ def report(
         for policy in dict.fromkeys(curve.policy for curve in curves):
             parts.append(draw(charts.by_layer(curves, policy)))
             parts.append(draw(charts.by_position(curves, policy)))
-    parts += _every_cell("Every cell, documents to confirm by", found.confirmation)
-    parts += _every_cell("Every cell, documents to choose by", found.choice)
+    parts += _every_cell("Every cell, confirmation documents", found.confirmation)
+    parts += _every_cell("Every cell, selection documents", found.choice)
     body = "\n".join(part for part in parts if part)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

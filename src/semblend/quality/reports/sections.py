@@ -30,15 +30,15 @@ def sections(found: Issue) -> list[Section]:
     """All sections, on the confirmation documents if they were measured."""
     part = found.confirmation or found.choice
     chosen = found.chosen.policy if found.chosen is not None else None
-    where = "the documents to confirm by" if found.confirmation else "those to choose by"
+    where = "the confirmation documents" if found.confirmation else "the selection documents"
     result = [_side_by_side(part, where)]
     if found.confirmation is not None:
-        result.append(_side_by_side(found.choice, "the documents to choose by"))
+        result.append(_side_by_side(found.choice, "the selection documents"))
     if chosen is not None:
         result += [
             Section(
-                title=f"The chosen policy on every workload, on {where}",
-                text=f"{chosen}. Shares in per cent. Of prose, the best next token is compared.",
+                title=f"The chosen policy, workload by workload, on {where}",
+                text=f"{chosen}. Shares in per cent; for prose, of the likeliest next token.",
                 table=breakdown.by_workload(part.figures, chosen),
             ),
             Section(
@@ -48,8 +48,8 @@ def sections(found: Issue) -> list[Section]:
             ),
             Section(
                 title="Near-duplicates",
-                text="All kinds of edits together, beside naive reuse, which has to fail for "
-                "the check to mean anything.",
+                text="All kinds of edits together, next to naive reuse. If that did not fail, the "
+                "check would prove nothing.",
                 table=breakdown.near_duplicates(part.records, chosen),
             ),
         ]
@@ -74,10 +74,10 @@ def monotone_section(found: Sequence[PolicyStep]) -> Section:
     falls = [step for step in found if step.falls]
     worst = sorted(found, key=lambda step: step.p_value)[: max(MOST_STEPS, len(falls))]
     return Section(
-        title="More recompute, no less quality",
-        text=f"{len(found)} steps from one policy to the next dearer of its family, on the same "
-        f"items; {len(falls)} fall by more than chance (one-sided sign test of agreement with "
-        "cold, corrected for the number of steps). The unlikeliest:",
+        title="More recompute never lowers quality",
+        text=f"{len(found)} steps from one policy to the next more expensive one of its family, on "
+        f"the same items. {len(falls)} lower quality by more than chance (one-sided sign test of "
+        "agreement with cold, corrected for the number of steps). The least likely steps:",
         table=Table(
             headings=("workload", "from", "to", "lost", "won", "p"),
             rows=tuple(
@@ -114,8 +114,8 @@ def _side_by_side(part: CertificatePart, where: str) -> Section:
     named = {chr(ord("A") + at): spec for at, spec in enumerate(dear[:26])}
     legend = "; ".join(f"{letter}: {spec}" for letter, spec in named.items())
     return Section(
-        title=f"The candidates, on {where}",
-        text="In per cent: cold's right answers that are kept, greedy answers the same as cold's "
-        f"token for token (95 %), recomputed. {legend}.",
+        title=f"Candidates on {where}",
+        text="In per cent: cold's right answers kept, greedy answers identical to cold's (95 % "
+        f"interval), tokens recomputed. {legend}.",
         table=breakdown.candidates(part.figures, {"none": "none", **named}),
     )
