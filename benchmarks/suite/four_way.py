@@ -12,7 +12,7 @@ was served behind another instruction; *edited*: the served document states othe
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.suite import datasets, engines
@@ -20,8 +20,7 @@ from benchmarks.suite.endpoint import Endpoint, parser, run
 from benchmarks.suite.engines import Arm
 from benchmarks.suite.figures import Figures
 from benchmarks.suite.pairs import Pair, add_reuse, add_speedup, add_time, confirmed
-from benchmarks.suite.quality import Item, edited, moved
-from benchmarks.suite.workloads import prompts_of
+from benchmarks.suite.quality import Item, cases
 from sembench import statistics
 from sembench.errors import SemBenchError
 from sembench.quality import answer_recall, states_value
@@ -45,7 +44,7 @@ async def main(arguments: list[str]) -> int:
                 endpoint = await Endpoint.open(_named(chosen))
                 try:
                     contexts[arm] = endpoint.context(_data(chosen))
-                    for name, items in _cases(chosen, endpoint.fitting(chosen.lengths)):
+                    for name, items in cases(chosen, endpoint.fitting(chosen.lengths), facts=""):
                         pairs = [await _pair(endpoint, item) for item in items]
                         _add(figures, arm, name, items, pairs, baseline)
                 finally:
@@ -79,22 +78,6 @@ def _data(flags: Any) -> str:
     if flags.data is None and flags.hf_revision is None:
         return generated
     return f"{generated}; {datasets.said(flags)}"
-
-
-def _cases(flags: Any, lengths: Sequence[int]) -> Iterator[tuple[str, list[Item]]]:
-    numbers = range(flags.samples)
-    for length in lengths:
-        of = f"{length} tokens"
-        yield f"moved, {of}", [moved(flags.seed + n, length, n) for n in numbers]
-        yield f"edited, {of}", [edited(flags.seed + n, length, n) for n in numbers]
-    if flags.data is None and flags.hf_revision is None:
-        return
-    for name, found in datasets.cases(flags, lengths):
-        items = []
-        for record, document in found:
-            donor, target = prompts_of(record, document)
-            items.append(Item(donor=donor, target=target, answers=record.answers))
-        yield name, items
 
 
 async def _pair(endpoint: Endpoint, item: Item) -> Pair:

@@ -52,19 +52,22 @@ async def main(arguments: list[str]) -> int:
         if chosen.data or chosen.hf_revision:
             data += f"; {datasets.said(chosen)}"
         figures = Figures(benchmark="quality", context=endpoint.context(data))
-        for name, items in _datasets(chosen, endpoint.fitting(chosen.lengths)):
+        for name, items in cases(chosen, endpoint.fitting(chosen.lengths)):
             await _measure(endpoint, figures, name, items, scorer)
     finally:
         await endpoint.close()
     return figures.show(as_json=chosen.json, output=chosen.output)
 
 
-def _datasets(flags: Any, lengths: Sequence[int]) -> Iterator[tuple[str, list[Item]]]:
+def cases(
+    flags: Any, lengths: Sequence[int], *, facts: str = "facts, "
+) -> Iterator[tuple[str, list[Item]]]:
+    """Items by name: documents with facts, then those of a dataset if one was named."""
     for length in lengths:
         numbers = range(flags.samples)
         of = f"{length} tokens"
-        yield f"facts, moved, {of}", [moved(flags.seed + n, length, n) for n in numbers]
-        yield f"facts, edited, {of}", [edited(flags.seed + n, length, n) for n in numbers]
+        yield f"{facts}moved, {of}", [moved(flags.seed + n, length, n) for n in numbers]
+        yield f"{facts}edited, {of}", [edited(flags.seed + n, length, n) for n in numbers]
     if flags.data is None and flags.hf_revision is None:
         return
     for name, found in datasets.cases(flags, lengths):

@@ -7,6 +7,7 @@ off, malformed) becomes the reply's `error`, and the run continues.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -39,7 +40,7 @@ class Reader(Protocol):
         ...
 
 
-class StreamingClient:
+class StreamingClient(ABC):
     """Posts a body, reads its stream and takes the times; protocols subclass it."""
 
     def __init__(
@@ -148,12 +149,13 @@ class StreamingClient:
             await asyncio.sleep(pause)
         raise EndpointError(f"POST {url}: {http_error(response.status_code, response.content)}")
 
+    @abstractmethod
     def reader(self) -> Reader:
-        raise NotImplementedError
+        """A reader for one stream."""
 
+    @abstractmethod
     def body(self, prompt: Prompt) -> tuple[str, dict[str, Any]]:
         """The path and body of the request for `prompt`."""
-        raise NotImplementedError
 
 
 def _misshapen(problem: Exception) -> str:
