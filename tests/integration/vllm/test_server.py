@@ -17,8 +17,10 @@ import pytest
 from sembench.engine_events.connector_audit import audited_requests
 from sembench.engine_events.vllm import VllmParser
 from semblend.integration.vllm.ladder_client import LadderClient
+from semblend.quality.served.asking import ServedRequest
+from semblend.quality.served.over_http import HttpServer
 from tests.deployed_metrics import missing, named
-from tests.integration.models import REFERENCE
+from tests.integration.models import REFERENCE, random_tokens
 from tests.integration.vllm.engines import WORKER
 from tests.integration.vllm.servers import EXAMPLES, example_server, vllm_server
 
@@ -227,3 +229,19 @@ def test_the_ladder_client_climbs_over_http(tmp_path, client_of):
         assert answer["usage"]["prompt_tokens"] == len(tokens)
         assert answer["choices"][0]["text"]
         assert "reused_tokens" in run_example("ladder.py", url, tmp_path)
+
+
+def test_certify_measures_a_server_over_its_url(server):
+    """Items' names have slashes, which vLLM's server takes in no salt."""
+    url, _ = server
+    tokens = random_tokens(600, seed=41)
+    served = HttpServer(url, model="m", fingerprint="f", dtype="float32", tokenizer=None)
+    try:
+        asked = {"tokens": tokens, "salt": "composed/three@home/0 cold" * 9, "most": 3}
+        cold, again = served.ask([ServedRequest(**asked), ServedRequest(**asked, capture=True)])
+        (apart,) = served.ask([ServedRequest(**asked | {"salt": "another"}, reuse=True)])
+    finally:
+        served.close()
+    assert cold.tokens == again.tokens == apart.tokens
+    assert len(cold.tokens) == len(cold.top) == 3
+    assert apart.said["reused_tokens"] == 0, "a salt keeps donors apart"

@@ -7,6 +7,7 @@ stands in the certificate as not told.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -108,7 +109,7 @@ class HttpServer:
             "temperature": 0.0,
             "logprobs": TOP,
             "return_tokens_as_token_ids": True,
-            "cache_salt": question.salt,
+            "cache_salt": _salt_of(question.salt),
             "kv_transfer_params": {"semblend": question.hints},
         }
         return reply_of(self._said("POST", "/v1/completions", json=body))
@@ -133,6 +134,11 @@ class HttpServer:
         if not isinstance(said, dict):
             raise ServerError(f"{self._url}{path}: an object expected")
         return said
+
+
+def _salt_of(name: str) -> str:
+    """A salt as vLLM's server takes it: short, and without slashes."""
+    return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
 
 
 def reply_of(body: Mapping[str, Any]) -> ServedReply:
