@@ -11,9 +11,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 # A file's tests share an engine, so a file stays in one process. tests/conftest.py says which start first.
-TWO := -n 2 --dist loadfile --no-loadscope-reorder
+TWO := -n 2 --dist loadfile --no-loadscope-reorder --durations 15
+# A test may wait for several engines to start, and a busy machine is no hanging test.
+PATIENT := $(TWO) --timeout 600
 
-.PHONY: install wheel demo test check lint types unit test-pythons soak soak-short reliability sbom fuzz attack audit docs reference test-fleet test-vllm test-sglang clean
+.PHONY: install wheel demo test check lint types unit test-pythons soak soak-short reliability sbom fuzz attack audit docs reference test-fleet test-vllm test-sglang env-fleet env-vllm env-sglang clean
 
 install: $(VENV)/.dev
 
@@ -45,8 +47,11 @@ $(VENV)/.dev: $(VENV)/.engine
 demo: $(VENV)/.engine
 	@$(BIN)/semblend demo
 
-# Everything, with real engines on the CPU: about half an hour on two cores the first time.
-test: lint types unit test-pythons soak-short test-vllm test-sglang test-fleet
+# Everything, with real engines on the CPU: about three quarters of an hour on two cores the first
+# time. What keeps one core busy (installing, types) goes side by side, and first.
+test:
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target lint env-vllm env-sglang types env-fleet
+	@$(MAKE) --no-print-directory unit test-pythons soak-short test-vllm test-sglang test-fleet
 
 # What needs no other engine; run it before you send a change.
 check: lint types unit
@@ -67,33 +72,40 @@ test-pythons: $(VENV)/.dev
 
 # A real nats-server, real engines (vLLM and SGLang if their environments exist), Dynamo and
 # Mooncake. Dynamo brings pytest plugins that ignore every file with an engine in its name.
-test-fleet: $(VENV)/.dev
-	@bash scripts/fleet_env.sh
-	$(TEST_ENV) FLEET_TESTS=required .venv-fleet/bin/python -m pytest $(TWO) \
+test-fleet: env-fleet
+	$(TEST_ENV) FLEET_TESTS=required .venv-fleet/bin/python -m pytest $(PATIENT) \
 	    -p no:vllm_tests -p no:sglang_tests -p no:trtllm_tests -p no:triton_tests tests/fleet
 
-# Real engines on the CPU, each in its own environment.
-test-vllm:
+# Nothing is done where an environment is as it should be.
+env-fleet: $(VENV)/.dev
+	@bash scripts/fleet_env.sh
+
+env-vllm:
 	@echo "the vLLM environment (a few minutes when new)"
 	@bash scripts/vllm_env.sh $(PYTHON)
+
+env-sglang:
+	@echo "the SGLang environment (a few minutes when new)"
+	@bash scripts/sglang_env.sh $(PYTHON)
+
+# Real engines on the CPU, each in its own environment.
+test-vllm: env-vllm
 	$(VLLM_TEST) tests/integration/vllm tests/planning/test_signatures.py
 	TEST_VLLM_RUNNER=v2 TEST_VLLM_SCHEDULING=async $(VLLM_TEST) $(VLLM_STEPS)
 	TEST_VLLM_RUNNER=v1 TEST_VLLM_SCHEDULING=async $(VLLM_TEST) $(VLLM_STEPS)
 	TEST_VLLM_RUNNER=v2 TEST_VLLM_SCHEDULING=sync $(VLLM_TEST) $(VLLM_FAILING)
 
 # An engine a process, a thread an engine: twice as fast as one engine with two threads.
-VLLM_TEST := OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest $(TWO)
+VLLM_TEST := OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest $(PATIENT)
 
 # The V2 runner and asynchronous scheduling are vLLM's defaults on GPUs. Loads in steps
 # are tested under all four combinations, on a CPU: V2's kernels run in Triton's interpreter.
 VLLM_FAILING := $(addprefix tests/integration/vllm/,test_failures.py test_fault_points.py)
 VLLM_STEPS := $(VLLM_FAILING) $(addprefix tests/integration/vllm/,\
-    test_scheduling.py test_segmented.py test_prefix_cache.py)
+    test_scheduling.py test_segmented.py test_prefix_cache.py test_chains.py)
 
-test-sglang:
-	@echo "the SGLang environment (a few minutes when new)"
-	@bash scripts/sglang_env.sh $(PYTHON)
-	OMP_NUM_THREADS=1 .venv-sglang/bin/python -m pytest $(TWO) tests/integration/sglang
+test-sglang: env-sglang
+	OMP_NUM_THREADS=1 .venv-sglang/bin/python -m pytest $(PATIENT) tests/integration/sglang
 
 # The real server under mixed tenants, hang-ups and faults; answers must match cold.
 MINUTES ?= 20

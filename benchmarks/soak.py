@@ -264,6 +264,15 @@ class Server:
         line = next(line for line in text.splitlines() if line.startswith(f"semblend:{name} "))
         return float(line.split()[-1])
 
+    def left_behind(self) -> float:
+        """Requests still inside a minute after the last client has left."""
+        deadline = time.monotonic() + 60
+        while True:
+            left = self.gauge("running_requests") + self.gauge("queued_requests")
+            if not left or time.monotonic() > deadline:
+                return left
+            time.sleep(0.5)
+
     def stop(self) -> int:
         """Ask it to stop; return its exit status."""
         self.process.send_signal(signal.SIGTERM)
@@ -362,7 +371,7 @@ def main() -> int:
                 sample=options.sample,
                 seed=options.seed,
             )
-            left = server.gauge("running_requests") + server.gauge("queued_requests")
+            left = server.left_behind()
             status = server.stop()
         finally:
             if server.process.poll() is None:

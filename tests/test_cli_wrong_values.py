@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import socket
 from pathlib import Path
 
 import pytest
@@ -146,12 +146,21 @@ def test_names_are_not_cut_in_a_narrow_terminal(monkeypatch):
 
 
 def test_fleet_says_within_two_seconds_that_nobody_answers(monkeypatch):
+    """Each address may take as long to be reached as to speak; the machine may be busy beside."""
     pytest.importorskip("nats")
+    connect, patience = socket.create_connection, []
+
+    def noted(place, timeout):
+        patience.append(timeout)
+        return connect(place, timeout=timeout)
+
+    monkeypatch.setattr(socket, "create_connection", noted)
     for url in ("nats://127.0.0.1:1", "nats://127.0.0.1:1,nats://127.0.0.1:2", "nats://192.0.2.1"):
         monkeypatch.setenv("SEMBLEND_NATS_URL", url)
-        started = time.monotonic()
+        patience.clear()
         result = run("fleet")
-        assert time.monotonic() - started < 2.5
+        assert len(patience) == len(url.split(","))
+        assert 2 * sum(patience) <= 2.0
         assert result.exit_code == 2
         assert "nothing answers there" in result.output
 

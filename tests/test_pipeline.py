@@ -3,6 +3,7 @@
 import doctest
 import threading
 from datetime import UTC, datetime, timedelta
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -253,3 +254,20 @@ def test_threads_register_plan_and_evict_without_harm():
         thread.join()
     assert not faults
     assert pipeline.stats().index_bytes <= 2**18
+
+
+def test_nothing_is_looked_up_for_a_prompt_that_is_in_place():
+    """The next turn of a conversation: its few new tokens hold no run."""
+    pipeline = SemBlendPipeline(QUIET)
+    pipeline.register_donor("d", DOCUMENT, NAMESPACE)
+    prompt = np.concatenate((DOCUMENT[100:600], DOCUMENT[:31]))
+
+    def looked(**placed):
+        with patch.object(pipeline._store, "lookup", wraps=pipeline._store.lookup) as lookup:
+            plan = pipeline.plan(prompt, NAMESPACE, **placed)
+        return lookup.called, plan.reason
+
+    assert looked(exact_tokens=500) == (False, DeclineReason.NO_MATCH)
+    assert looked(exact_tokens=16, continued_tokens=484) == (False, DeclineReason.NO_MATCH)
+    assert looked(exact_tokens=498)[0], "33 tokens hold one, with the one that stays"
+    assert looked() == (True, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -56,3 +57,17 @@ def install_wheel(wheel: Path, folder: Path) -> InstalledWheel:
     borrowed = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     (site / "borrowed.pth").write_text("\n".join(borrowed) + "\n", encoding="utf-8")
     return installed
+
+
+def shared_wheel(folder: Path) -> InstalledWheel:
+    """Built and installed by the process that comes first; the others wait for it."""
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made, environment = folder / "made", folder / "environment"
+        if made.exists():
+            (wheel,) = folder.glob("semblend-*.whl")
+            return InstalledWheel(wheel=wheel, folder=environment)
+        installed = install_wheel(build_wheel(folder), environment)
+        made.touch()
+        return installed

@@ -17,8 +17,8 @@ from semblend.engine.batch import ComputeRun
 from semblend.engine.cache.pages import PageTable
 from semblend.engine.cache.pool import PagedPool
 from semblend.engine.model import LoadedModel, wrap_model
-from semblend.engine.segmented import plan_runs
 from semblend.kv.donor_pieces import DonorKv, DonorPiece
+from semblend.planning.recompute import plan_runs
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 152064,

@@ -158,6 +158,7 @@ class Vllm:
 
     def __init__(self, model: str, policy: str | None) -> None:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("SEMBLEND_MEASURE_SPEED", "0")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         import vllm
         from vllm.config import KVTransferConfig

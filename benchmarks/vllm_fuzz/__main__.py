@@ -53,6 +53,7 @@ def _environment(options: argparse.Namespace) -> None:
         HF_HUB_OFFLINE="1",
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_NO_USAGE_STATS="1",
+        SEMBLEND_MEASURE_SPEED="0",
         VLLM_USE_FLASHINFER_SAMPLER="0",
         SEMBLEND_SHADOW_RATE=str(options.shadow_rate),
     )
@@ -60,7 +61,6 @@ def _environment(options: argparse.Namespace) -> None:
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_WAIT_POLICY": "passive",
-        "SEMBLEND_CERTIFICATE_DIR": str(ROOT / "certificates"),
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)

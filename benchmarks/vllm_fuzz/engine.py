@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import itertools
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-from benchmarks.vllm_fuzz.comparing import Answer
-from benchmarks.vllm_fuzz.traffic import MOST_TOKENS, Asked
+from benchmarks.engine_fuzz.comparing import Answer
+from benchmarks.engine_fuzz.engine import Load, Record
+from benchmarks.engine_fuzz.traffic import MOST_TOKENS, OFF, Asked
+from benchmarks.vllm_fuzz.answers import answer_of
 from benchmarks.vllm_runners import Scheduling, engine_options, on_gpu
+from semblend.core import faults
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
 
@@ -57,30 +61,8 @@ class EngineOptions:
         return int(config["num_hidden_layers"] * 2 * heads * width * size)
 
 
-@dataclass(slots=True)
-class Record:
-    """What happened to one request."""
-
-    asked: Asked
-    arrived: int
-    """The step it arrived in."""
-    answer: tuple[int, ...] = ()
-    finished: bool = False
-    aborted: bool = False
-    said: dict[str, Any] = field(default_factory=dict)
-    """What the connector reported about it."""
-    plan: Plan | None = None
-    tainted: bool = False
-    preemptions: int = 0
-
-    @property
-    def reused(self) -> bool:
-        """Whether the connector reported reuse."""
-        return self.said.get("outcome") == "materialised"
-
-
-class FuzzEngine:
-    """One LLM. Requests go in one by one and come out of `step`; references run alone."""
+class VllmFuzzEngine:
+    """One LLM."""
 
     def __init__(self, options: EngineOptions) -> None:
         extra: dict[str, Any] = {
@@ -133,6 +115,7 @@ class FuzzEngine:
         self._records: dict[str, Record] = {}
         self._salts = itertools.count()
         self._watch()
+        self._free = self._free_blocks()
 
     # -- traffic -------------------------------------------------------------------------
 
@@ -200,7 +183,18 @@ class FuzzEngine:
         outputs = self._llm.generate(inputs, plans, use_tqdm=False)
         if not self.drain():
             raise RuntimeError("a reference run never ends")
-        return [Answer.of(output) for output in outputs]
+        return [answer_of(output) for output in outputs]
+
+    def rewrite_plans(self, rewrite: Callable[[Plan, TokenArray], Plan] | None) -> None:
+        """What every plan passes through from now on."""
+        self.connector.rewriting = rewrite
+
+    def planted(self, spec: str, *, seed: int) -> AbstractContextManager[faults.Planted]:
+        """Plant faults; the engine runs in this process."""
+        return faults.planted(spec, seed=seed)
+
+    def make_room(self) -> None:
+        """Donors lie in memory of their own."""
 
     def push_to_disk(self, tokens: TokenArray) -> None:
         """Store so many others that the donor memory holds nothing else."""
@@ -214,24 +208,30 @@ class FuzzEngine:
 
     # -- access --------------------------------------------------------------------------
 
-    def free_blocks(self) -> int:
-        """Free blocks of the pool."""
+    def _free_blocks(self) -> int:
         return int(self.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
     def left_behind(self) -> dict[str, int]:
-        """What must be empty once every request has ended."""
+        """What must be empty once every request has ended; workers learn of it a step later."""
+        self.run_all([np.arange(10, 40, dtype=np.int32)], [self.fresh_salt()], OFF, 1)
+        in_use = 0 if self.forget_prefixes() else 1
         side, worker = self.side, self.worker
         tiers = [] if worker.donors is None else worker.donors.tiers.stats()
         captures = worker.captures
-        known = side.planner.pipeline.stats().donors
+        pipeline = side.planner.pipeline
+        held = [] if worker.donors is None else worker.donors.ids()
+        in_both = sum(pipeline.holds(donor_id) for donor_id in held)
         return {
+            "blocks": abs(self._free - self._free_blocks()),
+            "blocks in use, says vLLM": in_use,
             "requests the connector still knows": len(side.requests),
             "loads under way": 0 if worker.loads is None else len(worker.loads),
             "requests whose blocks are held": int(bool(side._held)),
             "captures under way": 0 if captures is None else len(+captures._pending),
             "leases": sum(tier.leased for tier in tiers),
-            "requests open in the ledger": side.planner.pipeline.ledger.totals().open_requests,
-            "donors one side does not know": abs(known - len(worker.donors or ())),
+            "requests open in the ledger": pipeline.ledger.totals().open_requests,
+            "donors that only the scheduler knows": pipeline.stats().donors - in_both,
+            "donors that only the worker holds": len(held) - in_both,
         }
 
     def spoil(self, record: Record) -> bool:
@@ -274,7 +274,8 @@ class FuzzEngine:
                 record.preemptions = int(request.num_preemptions)
                 record.said = (answer[1] or {}).get("semblend", {})
                 if state is not None:
-                    record.plan, record.tainted = state.plan, state.tainted
+                    record.tainted = state.tainted
+                    record.loads = [] if state.plan is None else [Load(plan=state.plan)]
             return answer
 
         return finished

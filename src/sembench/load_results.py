@@ -35,6 +35,9 @@ class LoadRow:
     """Due to first token."""
     tpot_ms: float | None = None
     """Time per output token after the first."""
+    gaps_ms: tuple[float, ...] = ()
+    """Times between neighbouring tokens, as they arrived."""
+    prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
     reused_tokens: int | None = None
@@ -48,7 +51,8 @@ class LoadRow:
         return self.due_s + self.latency_ms / 1000.0
 
     def to_dict(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        data = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**data, "gaps_ms": list(self.gaps_ms)}
 
     @classmethod
     def from_dict(cls, data: Any, *, where: str = "requests") -> Self:
@@ -63,8 +67,11 @@ class LoadRow:
             raise ResultError(f"{where}: expected an object")
         known: dict[str, Any] = {}
         for field in fields(cls):
-            kinds, optional = _KINDS[str(field.type)]
             value = data.get(field.name)
+            if field.name == "gaps_ms":
+                known[field.name] = _gaps(value, where=where)
+                continue
+            kinds, optional = _KINDS[str(field.type)]
             if value is None and (optional or field.name == "session_s"):
                 continue
             if isinstance(value, bool) or not isinstance(value, kinds):
@@ -81,6 +88,17 @@ _KINDS: dict[str, tuple[tuple[type, ...], bool]] = {
     "str | None": ((str,), True),
     "float | None": ((int, float), True),
 }
+
+
+def _gaps(value: Any, *, where: str) -> tuple[float, ...]:
+    """Gaps as a file holds them; files written before there were any have none."""
+    if value is None:
+        return ()
+    if not isinstance(value, list) or any(
+        isinstance(gap, bool) or not isinstance(gap, int | float) for gap in value
+    ):
+        raise ResultError(f"{where}.gaps_ms: expected a list of numbers, got {value!r}")
+    return tuple(float(gap) for gap in value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +229,7 @@ def summarise_load(
         "slo": objective.to_dict(),
         "ttft_ms": _shape([row.ttft_ms for row in done]),
         "tpot_ms": _shape([row.tpot_ms for row in done]),
+        "gap_ms": _shape([gap for row in done for gap in row.gaps_ms]),
         "latency_ms": _shape([row.latency_ms for row in done]),
         "lag_ms": _shape([row.lag_ms for row in counted]),
     }

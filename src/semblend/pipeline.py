@@ -28,7 +28,7 @@ from semblend.core.ledger import Ledger, LedgerTotals
 from semblend.core.namespace import Namespace
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Evidence, Plan
-from semblend.core.settings import Settings
+from semblend.core.settings import DonorSharing, Settings
 from semblend.core.tokens import TokenArray, TokenIds, as_token_array
 from semblend.discovery.donor_store import DonorStore, Lookup, StoreFollower
 from semblend.discovery.meaning import MeaningIndex, Similar
@@ -125,6 +125,15 @@ class SemBlendPipeline:
             uncertified=uncertified,
         )
 
+    @property
+    def cost(self) -> CostModel:
+        """What plans are estimated with."""
+        return self._planner.cost
+
+    @cost.setter
+    def cost(self, cost: CostModel) -> None:
+        self._planner = replace(self._planner, cost=cost)
+
     # -- donors ------------------------------------------------------------------
 
     def register_donor(
@@ -140,7 +149,7 @@ class SemBlendPipeline:
         Returns whether it is held. With `text` it can also be found by meaning; embedding happens
         on another thread.
         """
-        if not self.settings.enabled or namespace is None or not namespace.is_complete:
+        if not self.settings.enabled or namespace is None or self._unfit(namespace):
             return False
         try:
             array = as_token_array(tokens)
@@ -295,12 +304,8 @@ class SemBlendPipeline:
             return _refused(size, DeclineReason.DISABLED, "SEMBLEND_ENABLED is 0")
         if namespace is None:
             return _refused(size, DeclineReason.NO_NAMESPACE, "the request has no namespace")
-        if not namespace.is_complete:
-            return _refused(
-                size,
-                DeclineReason.INCOMPLETE_NAMESPACE,
-                f"unknown parts: {', '.join(namespace.unknown_parts)}",
-            )
+        if detail := self._unfit(namespace):
+            return _refused(size, DeclineReason.INCOMPLETE_NAMESPACE, detail)
         if size < self.settings.min_prompt_tokens:
             return _refused(
                 size, DeclineReason.SHORT_PROMPT, f"below {self.settings.min_prompt_tokens} tokens"
@@ -308,6 +313,9 @@ class SemBlendPipeline:
         try:
             chosen = self._policy if terms.policy is None else policy_from_spec(terms.policy)
             key = self.share_key(namespace)
+            if extra is _no_runs and not self._has_room(size, terms):
+                # The next turn of a conversation: there is nothing to look for.
+                return self._planned(array, key, Lookup(), (), chosen, terms, started)
             lookup = self._store.lookup(array, key)
             runs = (*lookup.runs, *extra(array, key, lookup))
             plan = self._planned(array, key, lookup, runs, chosen, terms, started)
@@ -318,6 +326,19 @@ class SemBlendPipeline:
         except Exception as error:
             logger.warning("planning failed; the request is computed cold", exc_info=True)
             return _refused(size, DeclineReason.INTERNAL_ERROR, type(error).__name__)
+
+    def _has_room(self, size: int, terms: _Terms) -> bool:
+        """Whether the shortest run fits into what is not in place yet."""
+        left = size - 1 - terms.exact_tokens - terms.continued_tokens
+        return left >= self._planner.shortest_run
+
+    def _unfit(self, namespace: Namespace) -> str:
+        """Why requests of a namespace neither reuse nor donate; empty if they may."""
+        if not namespace.is_complete:
+            return f"unknown parts: {', '.join(namespace.unknown_parts)}"
+        if self.settings.share_donors is DonorSharing.NAMED and not namespace.names_principal:
+            return "the request names no principal (SEMBLEND_SHARE_DONORS is named)"
+        return ""
 
     def _planned(
         self,

@@ -36,6 +36,8 @@ _SHAPE: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+_FUSED_KINDS = ("Llama", "Mistral", "Qwen2", "Qwen3")
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-gqa": ("Llama", {}),
     "llama-mha": ("Llama", {"num_key_value_heads": 6, "tie_word_embeddings": True}),
@@ -43,7 +45,40 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {}),
     "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral-window": ("Mistral", {"sliding_window": 7}),
+    "qwen2-window": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1},
+    ),
+    "qwen3-window": (
+        "Qwen3",
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2},
+    ),
+    "qwen2-moe": ("Qwen2Moe", {**_EXPERTS, "shared_expert_intermediate_size": 32}),
+    "qwen3-moe": ("Qwen3Moe", {**_EXPERTS, "norm_topk_prob": True}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "glm4-moe": (
+        "Glm4Moe",
+        {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": True,
+        },
+    ),
+    "minimax-m2": (
+        "MiniMaxM2",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 4},
+    ),
 }
+FUSED = [
+    name
+    for name, (kind, changes) in ARCHITECTURES.items()
+    if kind in _FUSED_KINDS and not changes.get("sliding_window")
+]
+"""Those with GPU passes of their own; experts and windows are left to transformers."""
 
 
 ROPE_KINDS: dict[str, dict[str, Any]] = {
@@ -111,7 +146,8 @@ def plain_rows(model: Any, tokens: TokenArray, rows: int) -> torch.Tensor:
 def plain_kv(model: Any, tokens: TokenArray) -> torch.Tensor:
     """K/V of an ordinary prefill, [layers, 2, tokens, kv_heads, head_dim]."""
     ids = torch.from_numpy(tokens.astype(np.int64))[None]
-    layers = model(ids, use_cache=True).past_key_values.layers
+    # Made without a configuration, it keeps what lies beyond windows too.
+    layers = model(ids, past_key_values=transformers.DynamicCache()).past_key_values.layers
     return torch.stack(
         [torch.stack((layer.keys[0], layer.values[0])).transpose(1, 2) for layer in layers]
     )

@@ -46,7 +46,7 @@ def assert_shared_kv_is_cold(engine: EmbeddedEngine) -> int:
             for piece in donor.pieces:
                 end = piece.start + piece.kv.shape[2]
                 torch.testing.assert_close(
-                    piece.kv, cold[:, :, piece.start : end], atol=TOLERANCE, rtol=0
+                    piece.kv.to(cold.device), cold[:, :, piece.start : end], atol=TOLERANCE, rtol=0
                 )
         compared += 1
     return compared

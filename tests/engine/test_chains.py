@@ -215,6 +215,60 @@ def test_chains_stay_within_their_cap_and_the_oldest_goes_first(make_engine: Eng
     assert held == [False, True, True]
 
 
+def test_a_conversation_larger_than_the_cap_is_not_kept(make_engine: EngineMaker) -> None:
+    driver = make_engine(promotion_tokens=0, chain_share=100 / 2048)
+    driver.run(behind(1))
+    prompt, answer = first_turn(driver)
+    stats = driver.engine.stats()
+    assert (stats.chains, stats.chain_bytes) == (0, 0)
+    again = driver.run(followed(prompt, answer, seed=7), donate=False)
+    assert again.report.outcome is Outcome.MATERIALISED
+    assert again.report.continued_tokens == 0
+
+
+def test_at_the_cap_a_conversation_that_forks_holds_what_it_shares_once(
+    make_engine: EngineMaker,
+) -> None:
+    driver = make_engine(promotion_tokens=0, chain_share=400 / 2048)
+    driver.run(behind(1))
+    prompt, answer = first_turn(driver)
+    for seed in range(20, 32):
+        branch = followed(prompt, answer, seed=seed)
+        report = driver.run(branch, max_tokens=8).report
+        assert report.continued_tokens > 0, "every branch uses the trunk, so that it stays"
+        assert driver.engine.stats().chain_bytes <= 400 * TOKEN_BYTES
+    assert_shared_kv_is_cold(driver.engine)
+
+
+def test_two_conversations_that_begin_alike_continue_each_its_own(talking: Driver) -> None:
+    """One prompt, two answers: neither finds the other's K/V behind what both have."""
+    prompt, answer = first_turn(talking, max_tokens=40)
+    other = np.asarray(answer.token_ids, dtype=np.int32)
+    other[12] = (other[12] + 1 - 3) % 90 + 3
+    forged = np.concatenate((prompt, other, random_tokens(12, 7)))
+    stranger = talking.run(forged, max_tokens=40)
+    held = stranger.report.exact_tokens + stranger.report.continued_tokens
+    assert 0 < held <= len(prompt) + 12
+    for before, said in ((forged, stranger), (prompt, answer)):
+        report = talking.run(followed(before, said, seed=9), donate=False).report
+        assert report.exact_tokens + report.continued_tokens > len(before) + 40 - 2 * PAGE
+    assert_shared_kv_is_cold(talking.engine)
+
+
+def test_a_turn_that_is_aborted_at_once_leaves_the_conversation_as_it_was(talking: Driver) -> None:
+    prompt, answer = first_turn(talking)
+    second = followed(prompt, answer, seed=7)
+    before = talking.run(second, donate=False, max_tokens=8)
+    for _ in range(3):
+        handle = talking.submit(second, max_tokens=8)
+        handle.cancel()
+        handle.result()
+    after = talking.run(second, donate=False, max_tokens=8)
+    assert after.report.continued_tokens == before.report.continued_tokens > 0
+    assert after.token_ids == before.token_ids
+    assert_shared_kv_is_cold(talking.engine)
+
+
 def test_eviction_between_turns_computes_the_conversation_anew(talking: Driver) -> None:
     prompt, answer = first_turn(talking)
     second = followed(prompt, answer, seed=7)
@@ -347,7 +401,7 @@ def test_a_failed_continuation_that_is_cancelled_while_it_waits_is_settled(
 @pytest.mark.parametrize("fault", ["nested_pass", "plan", "index_read", "pool"])
 def test_a_fault_at_any_boundary_is_a_cold_answer(talking: Driver, fault: str) -> None:
     prompt, answer = first_turn(talking)
-    second = followed(prompt, answer, seed=7)
+    second = followed(prompt, answer, seed=7, new=40)  # long enough to look for donors of it
     with planted(f"{fault}:1:1") as faults:
         result = talking.run(second, donate=False)
     assert sum(faults.fired.values()) == 1
@@ -377,9 +431,12 @@ def test_a_conversation_that_is_used_again_becomes_exact(make_engine: EngineMake
     time.sleep(0.05)
     assert driver.engine.stats().promoted_tokens == 0  # used once: not worth it yet
     second = followed(prompt, answer, seed=7)
+    assert driver.engine.promotion is not None
+    driver.engine.promotion._step_tokens = 0  # not before its donors are counted
     answer = driver.run(second, max_tokens=8)
     assert answer.report.outcome is Outcome.CONTINUED
     donors = len(driver.engine.donors)
+    driver.engine.promotion._step_tokens = 32
     promoted(driver, len(second) + 7 - 16)
     assert driver.engine.stats().chains == 0
     assert len(driver.engine.donors) == donors + 1

@@ -260,16 +260,18 @@ def test_a_full_capture_queue_drops_donors_and_no_pages(
     make_engine: EngineMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = make_engine(capture_queue=1)
-    gate = threading.Event()
+    begun, gate = threading.Event(), threading.Event()
     store = driver.engine.donors._store
 
     def slow(capture: Any) -> None:
-        gate.wait(30)
+        begun.set()
+        assert gate.wait(60)
         store(capture)
 
     monkeypatch.setattr(driver.engine.donors, "_store", slow)
     for n in range(4):
         driver.submit(random_tokens(40, n)).result()
+        assert begun.wait(60), "one is being stored, one waits, two find no place"
     gate.set()
     driver.engine.donors.wait()
     assert driver.engine.donors.skipped == 2

@@ -23,6 +23,7 @@ from semblend.engine.cuda.graphs import MOST_ROWS, decode_size, padded_rows
 from semblend.kv.rotary_spec import Pairing
 from tests.engine.gpu_interpreter import COMPARED
 from tests.engine.models import ARCHITECTURES, plain_model, tiny
+from tests.engine.models import FUSED as DENSE
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,9 +83,9 @@ def test_the_table_holds_what_is_compared_with_transformers_and_nothing_else() -
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture_of_the_matrix_gets_passes_of_its_own(architecture) -> None:
+def test_a_dense_architecture_gets_passes_of_its_own_and_experts_none(architecture) -> None:
     loaded, plain = tiny(architecture)
-    assert fits(plain, loaded.rotary)
+    assert fits(plain, loaded.rotary) is (architecture in DENSE)
 
 
 class Louder(transformers.LlamaForCausalLM):

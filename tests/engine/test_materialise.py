@@ -24,10 +24,9 @@ from tests.engine.models import (
     random_tokens,
     tiny,
 )
-from tests.oracles.attention import lent_to, segmented_forward
+from tests.oracles.attention import lent_to, rotating, segmented_forward
 
 FIRST, SECOND = random_tokens(60, 11), random_tokens(50, 12)
-THETA = 10_000.0
 
 
 def shelf_for(model: LoadedModel, piece_tokens: int = 16) -> DonorShelf:
@@ -71,17 +70,20 @@ def test_spans_are_the_rotated_donor(architecture: str, scatter: int | None) -> 
     tokens, plan = target_and_plan()
     _, pool, table = run_plan(model, shelf_for(model), tokens, plan, scatter)
     cos, sin = plain.model.rotary_emb(torch.zeros(1, 1), torch.arange(512)[None])
-    half = model.kv_shape.head_dim // 2
+    width = cos.shape[-1]
+    half = width // 2
     turn = torch.complex(cos[0, :, :half].double(), sin[0, :, :half].double())
     for span in plan.spans:
         donor = cold_kv(model, FIRST if span.donor_id == "first" else SECOND)
         donor = donor[:, :, span.donor_start : span.donor_end]
         placed = pool.read(table, span.target_start, span.target_end)
         assert torch.equal(placed[:, 1], donor[:, 1])
-        keys = torch.complex(donor[:, 0, :, :, :half].double(), donor[:, 0, :, :, half:].double())
+        keys = torch.complex(
+            donor[:, 0, :, :, :half].double(), donor[:, 0, :, :, half:width].double()
+        )
         step = turn[span.target_start : span.target_end] / turn[span.donor_start : span.donor_end]
         moved = keys * step[:, None]
-        expected = torch.cat((moved.real, moved.imag), dim=-1)
+        expected = torch.cat((moved.real, moved.imag, donor[:, 0, :, :, width:]), dim=-1)
         assert (placed[:, 0] - expected).abs().max() <= 1e-6 * expected.abs().max()
 
 
@@ -98,7 +100,8 @@ def test_holes_over_spans_are_the_float64_reference(
     logits, pool, table = run_plan(model, shelf_for(model), tokens, plan)
     donors = {"first": segmented_forward(plain, FIRST), "second": segmented_forward(plain, SECOND)}
     lent = {name: torch.stack((cold.keys, cold.values), dim=1) for name, cold in donors.items()}
-    expected = segmented_forward(plain, tokens, lent_to(plan.copies, lent, THETA))
+    theta, width = plain.config.rope_parameters["rope_theta"], rotating(plain.config)
+    expected = segmented_forward(plain, tokens, lent_to(plan.copies, lent, theta, width))
     assert (logits - expected.logits[-1]).abs().max() <= 1e-4
     kv = pool.read(table, 0, len(tokens))
     assert (kv[:, 0] - expected.keys).abs().max() <= 1e-4

@@ -18,7 +18,7 @@ from semblend.engine.streams import SideStream
 from semblend.kv.layerwise import LayerwiseLoad
 from semblend.kv.span_batch import SpanCopy
 from tests.engine.donors import DonorShelf, cold_kv, hand_plan, make_pool, make_table
-from tests.engine.models import ARCHITECTURES, plain_model, random_tokens
+from tests.engine.models import FUSED, plain_model, random_tokens
 
 pytestmark = [
     pytest.mark.gpu,
@@ -44,7 +44,7 @@ def error_of(logits: torch.Tensor, want: torch.Tensor) -> float:
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 4e-2), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("scatter", [None, 3])
 @pytest.mark.parametrize("cuts", [[], [7, 20, 33, 34, 60, 77], list(range(1, 90))])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", FUSED)
 def test_holes_on_the_gpu_are_a_plain_prefill(architecture, cuts, scatter, dtype, bound) -> None:
     model, plain = on_gpu(architecture, dtype)
     assert model.passes is not None

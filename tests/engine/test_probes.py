@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+import semblend.engine.scheduler as scheduler_module
 from semblend.core.outcomes import DeclineReason, Outcome
-from semblend.core.plan import Hole, Span
+from semblend.core.plan import Hole, Plan, Span
+from semblend.engine.batch import ComputeRun
 from semblend.engine.cache.pages import PageTable
 from semblend.engine.cache.pool import PagedPool
 from semblend.engine.materialise import load_spans
 from semblend.engine.probes import PoolProbe
+from semblend.engine.segmented import compute
 from semblend.engine.vocabulary_boundaries import boundaries_of
 from semblend.kv.attention_weights import attention_weights
 from tests.engine.conftest import EngineMaker, same
 from tests.engine.donors import DonorShelf, cold_kv, hand_plan
 from tests.engine.models import random_tokens, tiny
+from tests.engine.shared_kv import assert_shared_kv_is_cold
 from tests.oracles.deviation import token_deviation
 
 DONOR = random_tokens(90, 1)
@@ -90,6 +96,11 @@ def test_weights_are_causal_and_sum_to_one() -> None:
     assert weights.shape == (6, 3, 10)
     assert torch.allclose(weights.sum(-1), torch.ones(6, 3))
     assert float(weights[:, 0, 6:].sum()) == 0.0
+    # A window of four, itself included: position 5 sees 2 to 5.
+    windowed = attention_weights(query, keys, first=5, window=4)
+    assert torch.allclose(windowed.sum(-1), torch.ones(6, 3))
+    assert float(windowed[:, 0, :2].sum()) == 0.0
+    assert (windowed[:, 0, 2:6] > 0.0).all()
 
 
 @pytest.mark.parametrize(
@@ -115,15 +126,77 @@ def test_the_engine_carries_dynamic_policies_out(make_engine: EngineMaker, polic
     assert not report.certified
 
 
-def test_recomputing_everything_the_question_looks_at_is_cold(make_engine: EngineMaker) -> None:
+def as_it_is(plan: Plan, *args: Any, **options: Any) -> Plan:
+    """Foresees nothing."""
+    return plan
+
+
+def test_recomputing_everything_the_question_looks_at_is_cold(
+    make_engine: EngineMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver = make_engine()
     passage = random_tokens(120, 11)
     driver.run(np.concatenate((random_tokens(20, 12), passage)))
     prompt = np.concatenate((random_tokens(9, 13), passage, random_tokens(6, 14)))
+    foreseen = driver.run(prompt, policy="query_attention(1.0, 8)", donate=False)
+    assert foreseen.report.reason is DeclineReason.NOT_WORTH_IT  # and no probe has run
+    driver.engine.flush_prefix_cache()
+    monkeypatch.setattr("semblend.planning.planner.with_probe_cost", as_it_is)
     warm = driver.run(prompt, policy="query_attention(1.0, 8)")
     assert warm.report.reused_tokens == 0
     assert warm.report.reason is DeclineReason.POLICY_DECLINED
     assert same(warm, driver.cold(prompt), tolerance=1e-4)
+    assert_shared_kv_is_cold(driver.engine)
+
+
+@pytest.mark.parametrize(
+    ("policy", "most"),
+    [
+        # A block is larger than the budget: nothing is added, and only the next token is wanted.
+        ("query_attention(0.1, 64)", 1),
+        # One block of two spans, the tail, and the hole between them if it lies behind the block.
+        ("query_attention(0.04, 8)", 8 + 30 + 6),
+    ],
+)
+def test_what_a_probe_computed_is_not_computed_again(
+    make_engine: EngineMaker, monkeypatch: pytest.MonkeyPatch, policy: str, most: int
+) -> None:
+    driver = make_engine()
+    passages = [random_tokens(120, seed) for seed in (7, 17)]
+    for number, passage in enumerate(passages):
+        driver.run(np.concatenate((random_tokens(20, 8 + 10 * number), passage)))
+    prompt = np.concatenate(
+        (
+            random_tokens(50, 9),
+            passages[0],
+            random_tokens(30, 19),
+            passages[1],
+            random_tokens(6, 10),
+        )
+    )
+    passes: list[int] = []
+
+    def counting(model: Any, pool: Any, runs: list[ComputeRun], **options: Any) -> torch.Tensor:
+        passes.append(sum(len(run.tokens) for run in runs))
+        return compute(model, pool, runs, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scheduler_module, "compute", counting)
+        warm = driver.run(prompt, policy=policy, donate=False)
+    assert warm.report.outcome is Outcome.MATERIALISED
+    assert passes[0] <= most
+    # The same choice, with everything computed after the probe.
+    monkeypatch.setattr(PoolProbe, "tail_attention", _unfilled(PoolProbe.tail_attention))
+    assert same(warm, driver.run(prompt, policy=policy, donate=False), tolerance=1e-4)
+
+
+def _unfilled(look: Any) -> Any:
+    def tail_attention(self: PoolProbe) -> Any:
+        scores = look(self)
+        self.filled = False
+        return scores
+
+    return tail_attention
 
 
 def test_a_model_without_a_tokenizer_knows_no_boundaries() -> None:

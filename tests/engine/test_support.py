@@ -16,11 +16,8 @@ from semblend.engine.support import SUPPORTED_TYPES, check_supported
 from tests.engine.models import ARCHITECTURES, REFERENCE, plain_model, tiny
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "mistral with a window": (transformers.MistralConfig(sliding_window=4096), "sliding-window"),
-    "qwen2 with a window": (
-        transformers.Qwen2Config(use_sliding_window=True, max_window_layers=1, num_hidden_layers=4),
-        "sliding-window",
-    ),
+    "mixtral with a window": (transformers.MixtralConfig(sliding_window=4096), "sliding-window"),
+    "gpt-oss": (transformers.GptOssConfig(), "sliding-window"),
     "gemma2": (transformers.Gemma2Config(), "sliding-window|soft-capping"),
     "deepseek": (transformers.DeepseekV3Config(), "latent attention"),
     "encoder-decoder": (transformers.T5Config(), "encoder-decoder"),

@@ -31,7 +31,7 @@ from semblend.integration.dynamo.pinning import PIN_HEADER
 from semblend.serve.gateway.app import create_gateway
 from semblend.serve.gateway.options import GatewayOptions
 from tests.fleet.conftest import NatsServer
-from tests.fleet.engines import FAST, SLOW_PREFILL, serving, settings
+from tests.fleet.engines import FAST, SLOW_PREFILL, on_a_port, settings
 from tests.fleet.support import Shelf, until
 
 FRONTEND = "http://127.0.0.1:8123"
@@ -121,19 +121,19 @@ def explore(
         ending.callback(announcer.publisher.abandon)
     held = Directory(SketchIndex(max_donors=1024, max_postings=100_000), lease_s=30.0)
     ending.callback(LogFollower(held, log, idle_s=0.1).close)
-    gateway = type("Gateway", (), {})()
-    gateway.follower = type("Nothing", (), {"close": lambda self: None})()
-    gateway.app = create_gateway(
+    app = create_gateway(
         held,
         AutoTokenizer.from_pretrained(model),
         GatewayOptions(
             workers=tuple((str(instance), FRONTEND) for instance in instances),
             pin_header=PIN_HEADER,
             cost=SLOW_PREFILL,
+            # A busy machine is no sick worker.
+            health_timeout_s=60.0,
         ),
         shared,
     )
-    url = ending.enter_context(serving(gateway))
+    url = ending.enter_context(on_a_port(app))
     random = np.random.default_rng(5)
     documents = {instance: random.integers(300, 4000, 800) for instance in instances}
     for instance, document in documents.items():

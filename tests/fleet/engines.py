@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ class Gateway:
             workers=tuple((worker.name, through or worker.server.url) for worker in workers),
             trust_tenant_header=changes.pop("tenants", True),
             cost=SLOW_PREFILL,
-            health_interval_s=changes.pop("health_interval_s", 60.0),
+            health_interval_s=changes.pop("health_interval_s", 600.0),
             # A busy machine is no sick worker.
             health_timeout_s=60.0,
             **changes,
@@ -130,10 +130,27 @@ class Gateway:
         self.app = create_gateway(
             self.directory, workers[0].engine.tokenizer, options, workers[0].settings
         )
+        self.checked = first_checks(self.app)
 
     def knows(self, *workers: Worker) -> None:
         expected = {(worker.name, 0): worker.truth() for worker in workers}
         until(lambda: self.directory.donor_keys() == expected, "the directory to equal the workers")
+
+
+def first_checks(app: Any) -> Callable[[], bool]:
+    """Whether the gateway has asked every worker for its health once, as it does when it starts.
+
+    A worker that a test kills before that is known to be gone without a request.
+    """
+    pool, asked = app.state.pool, set()
+    check = pool._check
+
+    async def noted(worker: Any) -> None:
+        await check(worker)
+        asked.add(worker.worker_id)
+
+    pool._check = noted
+    return lambda: asked == set(pool.workers)
 
 
 @contextmanager
@@ -162,6 +179,7 @@ def on_a_port(app: Any) -> Iterator[str]:
 def serving(gateway: Gateway) -> Iterator[str]:
     with on_a_port(gateway.app) as url:
         try:
+            until(gateway.checked, "the gateway to have looked at its workers")
             yield url
         finally:
             gateway.follower.close()

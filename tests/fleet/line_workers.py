@@ -37,10 +37,15 @@ class LineWorker:
         self._process.stdin.flush()
         return self.heard()
 
-    def leave(self) -> None:
+    def leave(self, timeout: float = 180.0) -> None:
         """An orderly end."""
         self._process.stdin.close()
-        assert self._process.wait(timeout=60) == 0, self._log.read_text()[-3000:]
+        assert self._process.wait(timeout=timeout) == 0, self._log.read_text()[-3000:]
+
+    def kill(self) -> None:
+        """An end that asks nobody."""
+        self._process.kill()
+        self._process.wait()
 
     def heard(self) -> dict[str, Any]:
         for line in self._process.stdout:

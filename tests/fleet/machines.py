@@ -31,7 +31,7 @@ exec chroot "$root" "$@"
 """
 
 
-def inside(module: str, *arguments: str, timeout_s: float = 300.0) -> str:
+def inside(module: str, *arguments: str, timeout_s: float = 540.0) -> str:
     """Run `python -m module arguments…` where machines can be made; its output."""
     done = subprocess.run(
         [

@@ -73,8 +73,8 @@ def test_an_engine_that_starts_again_begins_with_nothing(followed, quiet):
     for number in range(3):
         followed.relay.send(stored(number))
     until(lambda: followed.told == ["started", 0, 1, 2], "the first life")
-    followed.relay.restart()
     followed.told.clear()
+    followed.relay.restart()
     # Whether it says something we hear, or is only asked.
     followed.relay.send(stored(10), lost=True)
     followed.relay.send(stored(11), lost=quiet)

@@ -1,6 +1,7 @@
 """Donors of real vLLM workers through NIXL: read from the memory of the worker that has them."""
 
 import importlib.util
+import subprocess
 import time
 from contextlib import suppress
 
@@ -58,10 +59,11 @@ def test_a_donor_is_read_from_its_owner_and_computed_once_the_owner_has_left(nat
         assert theirs["semblend"]["reused_tokens"] == mine["semblend"]["reused_tokens"] > 600
         assert theirs["tokens"] == mine["tokens"]
 
-        # NIXL's libraries may crash in their own finalisers, behind Python's end: libnl is
-        # there twice. What is asked here is what becomes of the others.
-        with suppress(AssertionError):
-            owner.leave()
+        # NIXL's libraries may crash or hang in their own finalisers, behind Python's end: libnl
+        # is there twice. What is asked here is what becomes of the others.
+        with suppress(AssertionError, subprocess.TimeoutExpired):
+            owner.leave(timeout=60.0)
+        owner.kill()
         lost = [*text(80, 64), *staying, 7, 8]
         gone = ask(other, lost, {"capture": False})
         assert gone["semblend"]["reused_tokens"] == 0

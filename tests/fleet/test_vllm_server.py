@@ -90,6 +90,7 @@ def serving_vllm(folder, nats_url, url):
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "SEMBLEND_MEASURE_SPEED": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
         "VLLM_SERVER_DEV_MODE": "1",
@@ -160,22 +161,23 @@ def test_a_real_vllm_server_signs_its_answers(fleet):
 
 
 def test_requests_reach_the_prefix_vllm_holds_and_the_donor_it_keeps_when_it_does_not(fleet):
-    document, question = text(2, 700), text(3, 40)
+    # Whole blocks: a donor that covers more than vLLM's blocks of this prompt would be chosen
+    # instead of them, as soon as the gateway hears of it.
+    document, question = text(2, 704), text(3, 40)
     hints = {"kv_transfer_params": {"semblend": {"capture": True}}}
     assert fleet.ask(fleet.vllm, document + text(4, 10), **hints).status_code == 200
 
     # An exact prefix, by vLLM's own events: placed there, and cached there by its own count.
-    target = document + question
+    target, moved = document + question, text(5, 64) + document + question
+    until(lambda: fleet.chosen(moved) == ("donor", "vllm-b"), "the donor")
     until(lambda: fleet.chosen(target) == ("exact_prefix", "vllm-b"), "vLLM's blocks")
     assert fleet.chosen(target, cache_salt="another's")[0] == "router"
     reply = fleet.ask(fleet.gateway, target)
     assert reply.headers["x-semantic-route"] == "exact_prefix"
     assert reply.headers["x-semblend-worker"] == "vllm-b"
-    assert reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"] >= 672
+    assert reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"] >= 704
 
     # The same document elsewhere in a prompt: its donor, and the reuse is confirmed there.
-    moved = text(5, 64) + document + question
-    until(lambda: fleet.chosen(moved) == ("donor", "vllm-b"), "the donor")
     reply = fleet.ask(fleet.gateway, moved)
     assert reply.headers["x-semantic-route"] == "semantic_placement"
     assert reply.headers["x-semblend-worker"] == "vllm-b"

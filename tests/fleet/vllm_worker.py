@@ -20,6 +20,7 @@ os.environ.update(
         "HF_HUB_OFFLINE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
+        "SEMBLEND_MEASURE_SPEED": "0",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
@@ -33,6 +34,9 @@ def main() -> None:
     from vllm.config import KVEventsConfig, KVTransferConfig
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
+    from semblend.integration.scheduler import fleet_donors
+
+    fleet_donors._LEAST_WAIT_S = 20.0  # A busy machine is no slow store.
     config = KVTransferConfig(
         kv_connector="SemBlendVllmConnector",
         kv_connector_module_path="semblend_vllm_connector.connector",

@@ -32,10 +32,12 @@ def quantise(source: Path, folder: Path, method: str) -> None:
             tensors |= {f"{stem}.{part}": value.contiguous() for part, value in made.items()}
         else:
             tensors[name] = tensor.bfloat16()
+    config: dict[str, Any] = json.loads((source / "config.json").read_text())
+    if scheme := stated.get("kv_cache_scheme"):
+        tensors |= _kv_scales(config, scheme["strategy"])
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config: dict[str, Any] = json.loads((source / "config.json").read_text())
     config |= {"quantization_config": stated, "dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(config))
     for file in source.iterdir():
@@ -90,6 +92,18 @@ def _fp8(weight: torch.Tensor) -> Tensors:
     }
 
 
+def _kv_scales(config: dict[str, Any], strategy: str) -> Tensors:
+    """Scales under which K of a tiny model fills fp8, and some of it is clipped."""
+    count = config["num_key_value_heads"] if strategy == "attn_head" else 1
+    shape = (count, 1, 1) if strategy == "attn_head" else (1,)
+    steps = torch.linspace(1.0, 0.6, count).view(shape)
+    return {
+        f"model.layers.{layer}.self_attn.{part}_scale": 0.012 * steps * (1 + layer / 8)
+        for layer in range(config["num_hidden_layers"])
+        for part in "kv"
+    }
+
+
 def _packed(values: torch.Tensor, order: Any) -> torch.Tensor:
     """Eight neighbouring four-bit values of a row in one word, the lowest bits first."""
     grouped = values.to(torch.int64).reshape(values.shape[0], -1, 8)[:, :, list(order)]
@@ -114,6 +128,12 @@ def _compressed(kind: str) -> dict[str, Any]:
     }
 
 
+def _with_kv(strategy: str) -> dict[str, Any]:
+    numbers = {"num_bits": 8, "type": "float", "symmetric": True}
+    scheme = {**numbers, "strategy": strategy, "dynamic": False}
+    return {**_compressed("float"), "kv_cache_scheme": scheme}
+
+
 METHODS: dict[str, tuple[Callable[[torch.Tensor], Tensors], dict[str, Any]]] = {
     "awq": (
         _awq,
@@ -132,5 +152,7 @@ METHODS: dict[str, tuple[Callable[[torch.Tensor], Tensors], dict[str, Any]]] = {
     ),
     "int8": (_int8, _compressed("int")),
     "fp8": (_fp8, _compressed("float")),
+    "fp8kv": (_fp8, _with_kv("tensor")),
+    "fp8heads": (_fp8, _with_kv("attn_head")),
 }
 """How a matrix is written, and what `config.json` says of it."""

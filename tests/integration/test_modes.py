@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semblend.core.errors import SettingsError
-from semblend.integration.modes import ReuseMode
+from semblend.integration.modes import Mode
 from semblend.integration.options import AdapterOptions
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.trtllm.options import ConnectorOptions as TrtllmOptions
@@ -24,9 +24,7 @@ ENGINES = {"vllm": VllmOptions, "sglang": BackendOptions, "trtllm": TrtllmOption
 
 @pytest.mark.parametrize("kind", ENGINES.values(), ids=ENGINES)
 def test_words_mean_the_same_and_become_the_same_settings(kind: type[AdapterOptions]):
-    modes = kind.model_fields["mode"].annotation
-    assert issubclass(modes, ReuseMode)
-    for mode in modes:
+    for mode in kind.MODES:
         assert (mode.loads, mode.segmented, mode.uncertified) == MEANING[mode.value]
         options = kind.from_mapping({"mode": mode.value, "min_span_tokens": 48, "tenant": "acme"})
         settings = options.settings({"SEMBLEND_MIN_SPAN_TOKENS": "99"})
@@ -38,6 +36,13 @@ def test_words_mean_the_same_and_become_the_same_settings(kind: type[AdapterOpti
             "min_span_tokens": 48,
             "tenant": "acme",
         }
+
+
+@pytest.mark.parametrize("kind", ENGINES.values(), ids=ENGINES)
+def test_a_mode_the_engine_does_not_have_is_refused_with_those_it_has(kind):
+    for mode in set(Mode) - set(kind.MODES):
+        with pytest.raises(SettingsError, match=f"one of {', '.join(kind.MODES)} expected"):
+            kind.from_mapping({"mode": mode.value})
 
 
 @pytest.mark.parametrize("kind", ENGINES.values(), ids=ENGINES)

@@ -11,6 +11,7 @@ import pytest
 from semblend.core.settings import Settings
 from semblend.integration.modes import Mode
 from semblend.integration.running_mode import RunningMode
+from semblend.integration.vllm.options import ConnectorOptions
 from semblend.planning.certificates import Certificate, Standing
 
 SETTINGS = Settings()
@@ -34,7 +35,8 @@ MISSING = Standing(detail="this model has no quality certificate")
 
 def running(mode: Mode, *, given: bool = True, **values) -> RunningMode:
     values = {"settings": SETTINGS, "standing": MISSING, "model": "org/model", **values}
-    return RunningMode.of(mode, given=given, **values)
+    options = ConnectorOptions.from_mapping({"mode": mode.value} if given else {})
+    return RunningMode.of(options, **values)
 
 
 def test_the_default_mode_says_that_it_only_finds_and_what_to_do_next():

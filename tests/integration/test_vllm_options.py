@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from semblend.core.architectures import EngineName, models_table
 from semblend.core.errors import SettingsError
 from semblend.core.settings import EmbedderKind
 from semblend.integration.modes import Mode
 from semblend.integration.option_values import options_table
 from semblend.integration.vllm.options import ConnectorOptions
-from semblend.integration.vllm.versions import judge
+from semblend.integration.vllm.versions import VERSIONS
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples" / "vllm").glob("*.json"))
@@ -24,6 +25,12 @@ def test_every_key_is_documented_as_it_is():
     assert options_table(ConnectorOptions) in (ROOT / "docs" / "vllm.md").read_text(
         encoding="utf-8"
     )
+
+
+def test_the_table_of_models_is_the_one_that_decides():
+    table = models_table(EngineName.VLLM)
+    documented = (ROOT / "docs" / "vllm.md").read_text(encoding="utf-8")
+    assert table in documented, f"docs/vllm.md, Models:\n{table}"
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -53,7 +60,7 @@ def test_the_image_starts_in_discovery_on_a_vllm_that_was_run():
     assert options["kv_connector_extra_config"]["mode"] == "discovery_only"
     minor = re.search(r"vllm-openai:v(\d+\.\d+)", text)
     assert minor is not None
-    assert judge(minor[1]).verified
+    assert VERSIONS.judge(minor[1]).verified
 
 
 def test_the_default_loads_nothing():
@@ -105,7 +112,7 @@ def test_what_cannot_be_taken_is_named(config, message):
 
 
 def test_only_known_versions_are_supported():
-    assert judge("0.32.0").verified
-    assert judge("0.30.1").supported
-    assert not judge("0.33.0").supported
-    assert not judge("garbage").supported
+    assert VERSIONS.judge("0.32.0").verified
+    assert VERSIONS.judge("0.30.1").supported
+    assert not VERSIONS.judge("0.33.0").supported
+    assert not VERSIONS.judge("garbage").supported

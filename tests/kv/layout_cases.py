@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from semblend.kv.depth_drift import DepthDrift
+from semblend.kv.layer_rotary import LayerRotary, Rotary
 from semblend.kv.paged_kv import PagedKv
 from semblend.kv.rotary_spec import Pairing, RotarySpec
 from semblend.kv.rotary_table import RotaryTable
@@ -18,6 +19,9 @@ from tests.oracles.rotary_float64 import copy_token_by_token, shift_token_by_tok
 ROWS = 1024
 SHAPES = ((16, 16, 2), (20, 12, 3), (10, 2, 1), (24, 24, 1), (12, 6, 2))
 """(head_dim, rotary_dim, kv_heads): whole and partial rotary, powers of two and not."""
+
+LATENT_SHAPES = ((20, 4, 1), (24, 8, 1), (40, 8, 1))
+"""The same of rows whose last numbers rotate."""
 
 Make = Callable[..., torch.Tensor]
 
@@ -76,6 +80,22 @@ def ours(make: Make, layers: int, blocks: int, size: int, heads: int, dim: int) 
     return PagedKv.of_tensor(make(layers, 2, blocks, size, heads, dim))
 
 
+def latent_rows(make: Make, layers: int, blocks: int, size: int, heads: int, dim: int) -> PagedKv:
+    """vLLM's MLA: [blocks, block_size, latent and k_pe] a layer, and no V."""
+    assert heads == 1
+    return PagedKv(keys=tuple(make(blocks, size, dim)[:, :, None] for _ in range(layers)))
+
+
+def latent_slots(make: Make, layers: int, blocks: int, size: int, heads: int, dim: int) -> PagedKv:
+    """SGLang's MLA: [slots, 1, latent and k_pe] a layer."""
+    return PagedKv.of_slots([make(blocks * size, heads, dim) for _ in range(layers)], [])
+
+
+def our_latents(make: Make, layers: int, blocks: int, size: int, heads: int, dim: int) -> PagedKv:
+    """Our own with one part."""
+    return PagedKv.of_tensor(make(layers, 1, blocks, size, heads, dim))
+
+
 LAYOUTS = (
     blocks_then_kv,
     kv_then_blocks,
@@ -85,6 +105,7 @@ LAYOUTS = (
     layers_inside,
     ours,
 )
+LATENT_LAYOUTS = (latent_rows, latent_slots, our_latents)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,7 +115,7 @@ class LayoutCase:
     make: Callable[[], PagedKv]
     """The pool as it is before, new memory each time."""
     batch: CopyBatch
-    table: RotaryTable
+    table: Rotary
     drift: DepthDrift | None
     dtype: torch.dtype
 
@@ -104,9 +125,14 @@ class LayoutCase:
         return batch.target_slots[batch.source_positions == batch.target_positions]
 
     def expected(self) -> torch.Tensor:
-        """[layers, 2, slots, heads, dim] in float64, token by token."""
-        batch, before = self.batch, contents(self.make())
-        interleaved = self.table.pairing is Pairing.INTERLEAVED
+        """[layers, parts, slots, heads, dim] in float64, token by token."""
+        layers = range(len(self.make().keys))
+        return torch.cat([self._expected(*run) for run in self.table.runs(layers)])
+
+    def _expected(self, layers: range, table: RotaryTable) -> torch.Tensor:
+        some = slice(layers.start, layers.stop)
+        batch, before = self.batch, contents(self.make())[some]
+        interleaved = table.pairing is Pairing.INTERLEAVED
         moves = [
             list(map(int, move))
             for move in zip(
@@ -123,45 +149,66 @@ class LayoutCase:
         for number, source in enumerate(batch.sources):
             rows = contents(source) if isinstance(source, PagedKv) else source
             here = [tuple(move[1:5]) for move in moves if move[0] == number]
-            cos, sin = self.table.cos, self.table.sin
-            result = copy_token_by_token(result, rows, here, cos, sin, interleaved=interleaved)
+            result = copy_token_by_token(
+                result,
+                rows[some],
+                here,
+                table.cos,
+                table.sin,
+                interleaved=interleaved,
+                offset=table.offset,
+            )
         if self.drift is None:
             return result
         return shift_token_by_token(
             result,
             [(move[5], move[2], move[3], move[4]) for move in moves],
             self.drift.depths.tolist(),
-            self.drift.means,
-            self.table.cos,
-            self.table.sin,
+            self.drift.means[some],
+            table.cos,
+            table.sin,
             interleaved=interleaved,
+            first_number=table.offset,
         )
 
 
+def by_places(batch: CopyBatch, device: str = "cpu") -> tuple[CopyBatch, torch.Tensor]:
+    """The same copies with slots that only a device knows: places in its list of them."""
+    listed = np.concatenate((batch.target_slots, batch.source_slots))
+    own, theirs = np.arange(len(batch)), np.arange(len(batch), 2 * len(batch))
+    batch = replace(batch, target_slots=own, source_slots=theirs)
+    return batch, torch.from_numpy(listed).to(device)
+
+
 def contents(kv: PagedKv) -> torch.Tensor:
-    """A pool by slot, [layers, 2, slots, heads, dim], copied."""
-    parts = [torch.stack(views) for views in (kv.keys, kv.values)]
+    """A pool by slot, [layers, parts, slots, heads, dim], copied."""
+    parts = [torch.stack(views) for views in (kv.keys, kv.values) if views]
     return torch.stack(parts, dim=1).flatten(2, 3)
 
 
 def layout_case(
     seed: int, device: str = "cpu", donors: Callable[[torch.Tensor], torch.Tensor] | None = None
 ) -> LayoutCase:
-    """One case, everything about it drawn from a seed; `donors` puts segments elsewhere."""
+    """One case, everything about it drawn from a seed; `donors` puts segments elsewhere.
+
+    One in four has rows of latents, and one in four has layers that rotate differently.
+    """
     rng = np.random.default_rng(seed)
+    latent, mixed = seed % 4 == 1, seed % 4 == 2
+    shapes, layouts = (LATENT_SHAPES, LATENT_LAYOUTS) if latent else (SHAPES, LAYOUTS)
     dtype = (torch.float32, torch.float16, torch.bfloat16)[int(rng.integers(3))]
-    dim, rotary_dim, heads = SHAPES[int(rng.integers(len(SHAPES)))]
+    dim, rotary_dim, heads = shapes[int(rng.integers(len(shapes)))]
     pairing = list(Pairing)[int(rng.integers(2))]
     layers, size = int(rng.integers(1, 5)), int(rng.choice([1, 3, 16]))
     lengths = rng.integers(1, 40, int(rng.integers(1, 5))).tolist()
     blocks = -(-sum(lengths) // size) + 2
-    layout = LAYOUTS[int(rng.integers(len(LAYOUTS)))]
+    layout = layouts[int(rng.integers(len(layouts)))]
     spec = RotarySpec(
         head_dim=dim, rotary_dim=rotary_dim, theta=1e3, max_positions=ROWS, pairing=pairing
     )
     paged_source = bool(rng.integers(2))
-    held = 64
-    source_layout = LAYOUTS[int(rng.integers(len(LAYOUTS)))]
+    held, parts = 64, 1 if latent else 2
+    source_layout = layouts[int(rng.integers(len(layouts)))]
 
     def filler(start: int) -> Make:
         generator = torch.Generator().manual_seed(start)
@@ -177,7 +224,7 @@ def layout_case(
     sources = (
         [source_layout(make, layers, held // 8, 8, heads, dim)]
         if paged_source
-        else [make(layers, 2, held, heads, dim) for _ in range(3)]
+        else [make(layers, parts, held, heads, dim) for _ in range(3)]
     )
     if donors is not None and not paged_source:
         sources = [donors(source) for source in sources]
@@ -205,12 +252,21 @@ def layout_case(
         slots = np.sort(slots)
     drift = None
     if rng.integers(2):
-        means = torch.randn((layers, 2, 4, heads, dim), generator=torch.Generator().manual_seed(3))
+        shape = (layers, parts, 4, heads, dim)
+        means = torch.randn(shape, generator=torch.Generator().manual_seed(3))
         drift = DepthDrift(depths=torch.tensor([5.0, 90.0, 400.0, 900.0]), means=means).to(device)
+    table: Rotary = RotaryTable.from_spec(spec, device=device)
+    if latent:
+        table = replace(table, offset=dim - rotary_dim)
+    elif mixed and layers > 1:
+        local = RotaryTable.from_spec(replace(spec, theta=50.0), device=device)
+        table = LayerRotary(
+            tables=(local, table), of_layer=(*(n % 3 // 2 for n in range(layers - 1)), 1)
+        )
     return LayoutCase(
         make=lambda: layout(filler(seed + 2), layers, blocks, size, heads, dim),
         batch=runs.batch(slots[: sum(lengths)].astype(np.int64)),
-        table=RotaryTable.from_spec(spec, device=device),
+        table=table,
         drift=drift,
         dtype=dtype,
     )

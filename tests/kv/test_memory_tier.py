@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 import torch
 
 from semblend.core.errors import CapacityError, CorruptSegmentError, DonorError, StorageError
+from semblend.kv.segments import Segment
 from semblend.kv.tiers import MemoryTier
 from tests.kv.segments import SEGMENT_BYTES, key_of, same_kv, segment_of
 
@@ -99,3 +101,18 @@ def test_victims_are_demoted_while_they_are_still_held() -> None:
     tier.put(segment_of(2), demote=lambda segment: seen.append((segment, segment.key in tier)))
     assert same_kv(seen[0][0], segment_of(1))
     assert seen[0][1]
+
+
+def test_resident_memory_stays_within_the_cap_however_much_is_put() -> None:
+    """Evicted K/V goes back to the system: eight times the cap passes through."""
+    cap, tokens, mib = 64 << 20, 2048, 1 << 20
+    process = psutil.Process()
+    tier = MemoryTier.on_host(capacity_bytes=cap, pinned=False)
+    before = process.memory_info().rss
+    for number in range(128):
+        kv = torch.full((1, 2, tokens, 4, 64), float(number))  # 4 MiB
+        tier.put(Segment(key=key_of(number, tokens), kv=kv))
+        del kv
+        assert tier.used_bytes <= cap
+        assert process.memory_info().rss - before <= cap + 48 * mib
+    assert tier.used_bytes == cap

@@ -161,3 +161,27 @@ def test_a_spec_that_rotates_nothing_sensible_cannot_exist(changes) -> None:
     values = {"head_dim": 16, "rotary_dim": 16, "theta": 1e4, "max_positions": 96}
     with pytest.raises(UnsupportedRotaryError):
         RotarySpec(**{**values, **changes})
+
+
+def test_each_kind_of_layer_has_its_spec() -> None:
+    config = AutoConfig.for_model("gemma3_text")
+    specs = RotarySpec.by_layer_type(config)
+    assert {name: spec.theta for name, spec in specs.items()} == {
+        "full_attention": 1e6,
+        "sliding_attention": 1e4,
+    }
+    assert RotarySpec.by_layer_type({**BASE, "rope_theta": 1e4}) == {
+        "": RotarySpec.from_config({**BASE, "rope_theta": 1e4})
+    }
+    broken = {"rope_parameters": {"full_attention": {"rope_theta": 1e4}, "factor": 2.0}}
+    with pytest.raises(UnsupportedRotaryError, match="factor beside those of full_attention"):
+        RotarySpec.by_layer_type({**BASE, **broken})
+
+
+def test_of_a_row_of_latents_the_declared_part_rotates() -> None:
+    config = AutoConfig.for_model("deepseek_v3")
+    (spec,) = RotarySpec.by_layer_type(config).values()
+    assert spec.rotary_dim == spec.head_dim == config.qk_rope_head_dim == 64
+    assert spec.pairing is Pairing.INTERLEAVED
+    with pytest.raises(UnsupportedRotaryError, match="qk_rope_head_dim"):
+        RotarySpec.by_layer_type({**BASE, "rope_theta": 1e4, "kv_lora_rank": 512})

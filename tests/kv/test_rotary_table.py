@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from semblend.core.errors import PlanError, UnsupportedRotaryError
+from semblend.kv.layer_rotary import LayerRotary
 from semblend.kv.rotary_spec import Pairing, RotarySpec
 from semblend.kv.rotary_table import RotaryTable
 from tests.oracles.rotary_float64 import place
@@ -158,3 +161,33 @@ def test_a_module_whose_rows_are_not_doubled_is_refused() -> None:
 
     with pytest.raises(UnsupportedRotaryError, match="doubled neither"):
         RotaryTable.from_model_rotary(Odd(), 4)
+
+
+def test_rows_of_the_last_numbers_leave_the_others_alone() -> None:
+    spec = RotarySpec(head_dim=8, rotary_dim=8, theta=1e4, max_positions=64)
+    whole = RotaryTable.from_spec(spec)
+    keys = torch.randn(3, 5, 1, 20)
+    at, to = torch.arange(5), torch.arange(5) + 40
+    moved = replace(whole, offset=12).rerotate(keys, at, to)
+    assert torch.equal(moved[..., :12], keys[..., :12])
+    torch.testing.assert_close(moved[..., 12:], whole.rerotate(keys[..., 12:], at, to))
+
+
+def test_rows_that_leave_numbers_on_both_sides_are_refused() -> None:
+    spec = RotarySpec(head_dim=8, rotary_dim=8, theta=1e4, max_positions=64)
+    table = replace(RotaryTable.from_spec(spec), offset=4)
+    for width in (8, 20):
+        with pytest.raises(UnsupportedRotaryError, match=rf"\[4, 12\) rotate, heads have {width}"):
+            table.rerotate(torch.zeros(1, 1, width), torch.tensor([0]), torch.tensor([1]))
+
+
+def test_each_layer_moves_by_its_own_rows() -> None:
+    spec = RotarySpec(head_dim=8, rotary_dim=8, theta=1e4, max_positions=64)
+    tables = tuple(RotaryTable.from_spec(replace(spec, theta=theta)) for theta in (1e4, 1e2))
+    layers = LayerRotary(tables=tables, of_layer=(0, 0, 1, 0))
+    keys = torch.randn(4, 5, 2, 8)
+    at, to = torch.arange(5), torch.arange(5) + 40
+    moved = layers.rerotate(keys, at, to)
+    for layer, kind in enumerate(layers.of_layer):
+        assert torch.equal(moved[layer], tables[kind].rerotate(keys[layer], at, to))
+    assert [run for run, _ in layers.runs(range(1, 4))] == [range(1, 2), range(2, 3), range(3, 4)]

@@ -62,7 +62,7 @@ def test_edges_that_do_not_rise_inside_the_prompt_are_refused(edges) -> None:
 
 
 def test_a_segment_has_the_shape_its_key_says() -> None:
-    with pytest.raises(DonorError, match=r"\[layers, 2, 4, kv_heads, head_dim\]"):
+    with pytest.raises(DonorError, match=r"\[layers, parts, 4, kv_heads, head_dim\]"):
         Segment(key=key_of(1), kv=torch.zeros(2, 2, 5, 1, 4))
     with pytest.raises(DonorError, match="contiguous"):
         Segment(key=key_of(1), kv=torch.zeros(2, 2, 4, 4, 2).transpose(3, 4))

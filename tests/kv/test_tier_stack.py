@@ -355,7 +355,7 @@ def test_two_threads_that_want_one_file_share_one_read(tmp_path) -> None:
     def slow_load(key: SegmentKey, **options: object):
         reads.append(key)
         reading.set()
-        go_on.wait(5)
+        assert go_on.wait(60)
         return load(key, **options)
 
     stack.disk.load = slow_load  # type: ignore[method-assign]
@@ -367,7 +367,7 @@ def test_two_threads_that_want_one_file_share_one_read(tmp_path) -> None:
 
     first = threading.Thread(target=want)
     first.start()
-    assert reading.wait(5)
+    assert reading.wait(60)
     second = threading.Thread(target=want)
     second.start()
     go_on.set()

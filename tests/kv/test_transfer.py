@@ -15,6 +15,7 @@ from semblend.kv.layout import by_slot
 from semblend.kv.rotary_spec import Pairing, RotarySpec
 from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.transfer import PagedLayout, SpanCopy, copy_spans
+from tests.kv import fp8_case
 from tests.kv.span_cases import LIMITS, SpanCase, make_case
 from tests.oracles.rotary_float64 import copy_token_by_token
 
@@ -228,3 +229,7 @@ def test_a_block_table_that_is_too_short_or_wrong_is_refused() -> None:
             layout.token_slots(pages, start, end)
     with pytest.raises(PlanError, match="at least 1"):
         PagedLayout(layers=0, pages=4, page_size=4, kv_heads=1, head_dim=2)
+
+
+def test_fp8_that_stays_keeps_its_bits_and_what_does_not_fit_is_clipped_and_counted() -> None:
+    fp8_case.check(backends=("torch",))

@@ -22,11 +22,11 @@ LIMITS = {"fp32": 1e-6, "fp16": 2e-3, "bf16": 1.6e-2}
 SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
-@pytest.fixture(scope="module")
-def report() -> dict[str, Any]:
+def interpreted(module: str) -> str:
+    """What a module prints under Triton's interpreter; it has to end well."""
     pytest.importorskip("triton", reason="Triton is not installed: its kernel is NOT tested here")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kv.triton_interpreter"],
+        [sys.executable, "-m", module],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -34,7 +34,12 @@ def report() -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
+    return json.loads(interpreted("tests.kv.triton_interpreter"))
 
 
 def test_the_kernel_equals_the_reference_for_every_type_pairing_and_head(report) -> None:
@@ -69,3 +74,11 @@ def test_the_kernel_fills_and_reads_any_engines_pool(report) -> None:
 
 def test_layers_a_few_at_a_time_give_the_same_bits(report) -> None:
     assert all(case["parts_agree"] for case in report["layouts"])
+
+
+def test_slots_that_only_the_device_knows_give_the_same_bits(report) -> None:
+    assert all(case["places_agree"] for case in report["layouts"])
+
+
+def test_fp8_moves_in_the_kernel_as_in_the_reference() -> None:
+    interpreted("tests.kv.fp8_case")

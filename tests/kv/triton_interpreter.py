@@ -23,7 +23,7 @@ from semblend.kv.paged_kv import PagedKv
 from semblend.kv.rotary_spec import Pairing
 from semblend.kv.span_batch import flat_batch
 from semblend.kv.transfer import copy_spans
-from tests.kv.layout_cases import LayoutCase, contents, layout_case
+from tests.kv.layout_cases import LayoutCase, by_places, contents, layout_case
 from tests.kv.span_cases import SpanCase, make_case
 
 LAYOUT_CASES = 40
@@ -86,12 +86,25 @@ def compare_layouts(seed: int) -> dict[str, object]:
     return {
         "dtype": str(case.dtype).removeprefix("torch."),
         "shifted": case.drift is not None and bool(is_shifted(case.batch).any()),
-        "pool": isinstance(case.batch.sources[0], PagedKv),
+        "pool": _is_pool(case),
         "from_torch": float((torch_pool.double() - got.double()).abs().max()),
         "from_float64": float((case.expected() - got.double()).abs().max()),
         "exact": torch.equal(torch_pool[:, :, fixed].view(bits), got[:, :, fixed].view(bits)),
         "parts_agree": all(torch.equal(part, got) for part in in_parts(case)),
+        "places_agree": not _is_pool(case) or torch.equal(from_places(case), got),
     }
+
+
+def _is_pool(case: LayoutCase) -> bool:
+    return isinstance(case.batch.sources[0], PagedKv)
+
+
+def from_places(case: LayoutCase) -> torch.Tensor:
+    """With slots that are looked up beside the kernel."""
+    pool = case.make()
+    batch, lookup = by_places(case.batch)
+    copy_spans(pool, batch, case.table, drift=case.drift, lookup=lookup, backend="triton")
+    return contents(pool)
 
 
 def in_parts(case: LayoutCase) -> Iterator[torch.Tensor]:

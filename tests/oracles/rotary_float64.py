@@ -32,10 +32,12 @@ def copy_token_by_token(
     sin: torch.Tensor,
     *,
     interleaved: bool,
+    offset: int = 0,
 ) -> torch.Tensor:
-    """What `destination` [layers, 2, slots, heads, head_dim] must hold, in float64.
+    """What `destination` [layers, parts, slots, heads, head_dim] must hold, in float64.
 
-    `moves` are (source row, target slot, source position, target position).
+    `moves` are (source row, target slot, source position, target position); numbers of a head
+    rotate from `offset` on.
     """
     result = destination.double().clone()
     pairs = cos.shape[1]
@@ -46,7 +48,7 @@ def copy_token_by_token(
         for pair in range(pairs):
             undo = complex(cos[at, pair], sin[at, pair])
             turn = complex(cos[to, pair], sin[to, pair]) / undo
-            first, second = _members(pair, pairs, interleaved)
+            first, second = _members(pair, pairs, interleaved, offset)
             keys = source[:, 0, row].double().numpy()
             turned = (keys[..., first] + 1j * keys[..., second]) * turn
             result[:, 0, slot, :, first] = torch.from_numpy(np.ascontiguousarray(turned.real))
@@ -54,8 +56,9 @@ def copy_token_by_token(
     return result
 
 
-def _members(pair: int, pairs: int, interleaved: bool) -> tuple[int, int]:
-    return (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + pairs)
+def _members(pair: int, pairs: int, interleaved: bool, offset: int = 0) -> tuple[int, int]:
+    first, second = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + pairs)
+    return offset + first, offset + second
 
 
 def shift_token_by_token(
@@ -67,11 +70,12 @@ def shift_token_by_token(
     sin: torch.Tensor,
     *,
     interleaved: bool,
+    first_number: int = 0,
 ) -> torch.Tensor:
-    """`pool` [layers, 2, slots, heads, head_dim] with what moved far shifted to its depth; float64.
+    """`pool` [layers, parts, slots, heads, head_dim] with what moved far at its depth; float64.
 
     `moves` are (offset in its span, target slot, source position, target position); `means` are
-    [layers, 2, depths, heads, head_dim].
+    [layers, parts, depths, heads, head_dim]; numbers of a head rotate from `first_number` on.
     """
     result = pool.double().clone()
     table = means.double().numpy()
@@ -81,11 +85,11 @@ def shift_token_by_token(
             continue
         middle = 7.5 - offset % 16
         away = _between(depths, table, to + middle) - _between(depths, table, at + middle)
-        result[:, 1, slot] += torch.from_numpy(away[:, 1])
+        result[:, 1:, slot] += torch.from_numpy(away[:, 1:])
         keys = away[:, 0].copy()
         for pair in range(pairs):
             turn = complex(cos[to, pair], sin[to, pair]) / complex(cos[0, pair], sin[0, pair])
-            first, second = _members(pair, pairs, interleaved)
+            first, second = _members(pair, pairs, interleaved, first_number)
             turned = (away[:, 0, :, first] + 1j * away[:, 0, :, second]) * turn
             keys[..., first], keys[..., second] = turned.real, turned.imag
         result[:, 0, slot] += torch.from_numpy(keys)

@@ -88,6 +88,25 @@ def test_an_altered_file_allows_nothing_and_is_said(folder, caplog):
             DeclineReason.NO_CERTIFICATE,
             "measured with quantization fp8:1",
         ),
+        ({}, {"kv_format": "fp8_e4m3"}, DeclineReason.NO_CERTIFICATE, "cache has fp8_e4m3"),
+        (
+            {"data": {"kv_format": "fp8_e4m3"}},
+            {"kv_format": "none"},
+            DeclineReason.NO_CERTIFICATE,
+            "measured with K/V format fp8_e4m3",
+        ),
+        (
+            {"data": {"speculation": "ngram"}},
+            {"speculation": "none"},
+            DeclineReason.NO_CERTIFICATE,
+            "drafts with none",
+        ),
+        (
+            {"data": {"speculation": "eagle:1a"}},
+            {"speculation": "eagle:2b"},
+            DeclineReason.NO_CERTIFICATE,
+            "measured with speculation eagle:1a",
+        ),
         ({}, {"fingerprint": "0" * 32}, DeclineReason.NO_CERTIFICATE, "no quality certificate"),
         (
             {"versions": {"measurement": "0"}},
@@ -121,6 +140,25 @@ def test_weights_quantised_at_start_have_a_certificate_and_a_file_of_their_own(t
     assert standing(tmp_path, quantization="none").policy == GOOD.policy
     assert standing(tmp_path, quantization="fp8_per_tensor:1a").policy == "none"
     assert standing(tmp_path, quantization="fp8_per_tensor:2b").policy is None
+
+
+def test_a_k_v_format_and_a_drafter_have_certificates_and_files_of_their_own(tmp_path):
+    served = ({}, {"kv_format": "fp8_e4m3"}, {"speculation": "eagle:weights:1a"})
+    for data in served:
+        certificate = replace(GOOD, data=data)
+        (tmp_path / file_name(certificate)).write_text(certificate.to_json(), encoding="utf-8")
+    assert len(list(tmp_path.iterdir())) == len(served)
+    for data in served:
+        found = standing(tmp_path, **{"kv_format": "none", "speculation": "none", **data})
+        assert found.certificate is not None
+        assert found.certificate.data == data
+
+
+def test_what_was_measured_without_a_drafter_holds_with_any(tmp_path):
+    """The model verifies every draft, so answers are its own."""
+    (tmp_path / "c.json").write_text(GOOD.to_json(), encoding="utf-8")
+    assert standing(tmp_path, speculation="ngram").policy == GOOD.policy
+    assert standing(tmp_path, speculation="eagle:weights:1a").policy == GOOD.policy
 
 
 @pytest.mark.parametrize("release", ["0.4.0", "0.5.0", "1.12.3", ""])

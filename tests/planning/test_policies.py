@@ -244,6 +244,14 @@ def test_a_budget_declines_until_the_rest_is_cheap_enough(request, ratio):
     assert spent <= ratio * sum(span.length for span in kept)
 
 
+@given(request=requests(), ratio=st.floats(0, 1), most=st.floats(0, 1))
+def test_a_budget_declines_everything_where_most_would_be_computed_anyway(request, ratio, most):
+    some = recomputed(f"budget(edit_dependents(2, 8) + span_head(16), {ratio})", request)
+    done = recomputed(f"budget(edit_dependents(2, 8) + span_head(16), {ratio}, {most})", request)
+    everything = {at for s in request.spans for at in range(s.target_start, s.target_end)}
+    assert done == (everything if len(some) > most * len(everything) else some)
+
+
 @given(
     request=requests(),
     ratio=st.floats(0, 1),

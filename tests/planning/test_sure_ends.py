@@ -58,6 +58,8 @@ def test_ends_that_are_ends_in_every_reading(before, after):
         ("the wrapped", "\nline"),
         ("the wrapped Mr.", "\nBrown"),
         ("（山田。", "）は"),
+        ("cousin of Theod.", " Mann"),
+        ("the Polytechn.", " School"),
     ],
 )
 def test_what_is_doubtful_is_no_end(before, after):
@@ -72,7 +74,7 @@ def test_a_paragraph_ends_behind_a_sentence_and_an_empty_line_only():
 
 WORDS = (
     "<|im_end|>", "<|im_start|>", "user", "\n", "\n\n", ".", " The", " farmer", " lives", " here",
-    " St", " Mary", " Anna", " Peter", "|", " 7",
+    " St", " Mary", " Anna", " Peter", "|", " 7", " (", ")", ' "', '"', " “", "\ufffd", " 1)",
 )  # fmt: skip
 TEXTS = Boundaries.from_texts(WORDS)
 
@@ -111,13 +113,47 @@ def test_an_abbreviation_does_not_end_the_run():
     assert heads(text) == 7 + 5 + 2
 
 
-def test_a_moved_passage_that_opens_a_turn_or_paragraph_costs_the_margin():
+@pytest.mark.parametrize(
+    ("opened", "closed"), [("(", ")"), ('"', '"'), ("“", '"'), ("\ufffd", "\ufffd"), ("( (", ") )")]
+)
+def test_sentences_inside_brackets_and_quotations_do_not_end_the_one_around_them(opened, closed):
+    inner = ("The " + LIVES) * 3
+    text = f"Anna {opened} {inner}{closed} lives here farmer . ~~ The {LIVES}" + "here " * 20
+    whole = len(opened.split()) + 5 * 3 + len(closed.split()) + 4
+    assert heads(text, spec="span_dependents(1, 2, 40, 40)") == whole + 2
+    # They may have been opened before the span.
+    text = f"{opened} Anna {inner}{closed} lives here farmer . ~~ The {LIVES}" + "here " * 20
+    assert heads(text, spec="span_dependents(1, 2, 40, 40)") >= 1 + 5 * 3 + 4 + 2
+
+
+def test_a_bracket_that_closes_nothing_and_one_of_another_paragraph_change_nothing():
+    two = LIVES + "The " + LIVES + ("The " + LIVES) * 6
+    assert heads("Anna 1) " + two) == 1 + 4 + 5 + 2
+    text = "Anna ( lives here farmer . ~~ The " + two
+    assert heads(text, kind=SpanKind.BEHIND_EDIT) == 5 + 6 + 2
+
+
+def test_a_moved_passage_that_opens_a_paragraph_costs_the_margin():
     long = ("The " + LIVES) * 8
-    assert heads("Anna . <|im_end|> ~ <|im_start|> user ~ " + long) == 6 + 2
     assert heads("Anna . ~~ " + long) == 2 + 2
     assert heads("Anna " + long, opens=True) == 2
     # Behind an edit it depends on the line before, whatever stands between them.
     assert heads("Anna . ~~ " + long, kind=SpanKind.BEHIND_EDIT) > 2 + 2
+
+
+def test_what_comes_first_in_a_turn_is_recomputed_for_one_sentence_more():
+    long = ("The " + LIVES) * 8
+    assert heads("Anna . <|im_end|> ~ <|im_start|> user ~ " + long) == 6 + 3 * 5 + 2
+    assert heads("<|im_start|> " + long, opens=True) == 3 * 5 + 2
+    endless = "The lives here farmer " * 40
+    head = heads("<|im_start|> " + endless, opens=True, spec="span_dependents(2, 2, 100, 12, 30)")
+    assert head == 30
+
+
+def test_a_paragraph_behind_a_piece_of_a_sentence_depends_on_that_sentence():
+    """The span starts inside "Anna lives here farmer.", and "He" of the next paragraph is Anna."""
+    long = ("The " + LIVES) * 8
+    assert heads("Anna lives here farmer . ~~ " + long) == 5 + 5 + 2
 
 
 def test_a_heading_ends_nothing():

@@ -113,7 +113,8 @@ def test_quality_does_not_fall_as_the_ratio_rises(lab):
 def test_a_policys_price_is_what_it_computes(lab):
     for record in measure(lab, item(lab, "edited_renamed", 1), ["none", "span_head(8)", SAFE]):
         assert record.reusable_tokens <= record.prompt_tokens
-        assert (record.recomputed_tokens > 0) == (record.policy != "none")
+        computed = record.recomputed_tokens + record.declined_tokens
+        assert (computed > 0) == (record.policy != "none")
         assert record.probe_tokens == 0  # nothing is displaced: nobody asks for attention
     for record in measure(lab, item(lab, "composed", 1, 1024), ["span_head(8)", SAFE]):
         assert (record.probe_tokens > 0) == (record.policy == SAFE)

@@ -1,7 +1,7 @@
 """Measuring by requests alone: what counts, what does not, and that its KL is a lower bound."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semblend.core.errors import ServerError
-from semblend.quality.items import Ask, Case, Item
+from semblend.quality.items import Ask, Case, Item, encode
+from semblend.quality.redteam.engines import AttackedEngine
 from semblend.quality.served.asking import ServedReply
 from semblend.quality.served.comparing import compared, least_kl, margin
 from semblend.quality.served.measuring import MeasuredServer
@@ -76,7 +77,7 @@ class Told:
     forgets_prefixes: bool = True
     asked: list = field(default_factory=list)
     batch = 2
-    tokenizer = None
+    tokenizer: object = None
     facts = None
 
     def ask(self, questions):
@@ -119,6 +120,47 @@ def test_each_item_is_asked_cold_its_donors_are_kept_and_every_policy_starts_wit
     assert all(record.right and record.cold_right for record in records), "answers may talk"
 
 
+def test_items_that_cold_answers_wrongly_cost_cold_alone_if_told_so():
+    other = replace(CASE, number=1, answer="9")
+    wrong = replace(ITEM, case=other)
+    engine = Told(rule)
+    work = [(wrong, ("none",)), (ITEM, ("none",))]
+    nothing, records = MeasuredServer(engine).measure(work, cold_right_only=True)
+    assert nothing == []
+    assert [record.case_id for record in records] == [CASE.case_id]
+    asked = [q for q in engine.asked if not isinstance(q, str)]
+    assert sum(other.case_id in q.salt for q in asked) == 1
+    alone = Told(rule)
+    assert MeasuredServer(alone).measure([(wrong, ("none",))], cold_right_only=True) == [[]]
+    assert len(alone.asked) == 1
+
+
+def test_a_red_team_attacks_whatever_can_be_certified():
+    def leaking(question):
+        if question.policy is None:
+            return reply("4", "8", text="It is 4821, they say.")
+        return reply("4", "8", text="7", policy=question.policy, reused=80)
+
+    served = MeasuredServer(Told(leaking, tokenizer=Words()))
+    attacked = AttackedEngine(engine=served, policy="none")
+    assert attacked.batch == 2
+    (answered,) = attacked.answers([CASE])
+    assert answered.counts, "answers may talk"
+    assert answered.leaked
+    assert answered.lost
+    (nothing,) = attacked.answers([replace(CASE, answer="9")])
+    assert nothing is None, "cold is wrong: it says nothing of the policy"
+
+
+class Words:
+    """A tokenizer: a token a word."""
+
+    eos_token_id = 0
+
+    def __call__(self, text, **_):
+        return {"input_ids": list(range(1, 2 + len(text.split())))}
+
+
 def test_where_prefixes_stay_every_policy_has_donors_of_its_own():
     engine = Told(rule, forgets_prefixes=False)
     MeasuredServer(engine).measure([(ITEM, ("none", "span_head(8)"))])
@@ -155,6 +197,51 @@ def test_a_policy_that_declines_an_item_is_said_to_and_leaks_are_seen():
     assert naive.leaked
     assert not naive.cold_leaked
     assert (declined.declined_tokens, declined.recomputed_tokens) == (80, 0)
+
+
+def test_reasoning_that_took_all_the_tokens_is_no_answer():
+    def cut_short(question):
+        given = {} if question.policy is None else {"policy": question.policy, "reused": 80}
+        return reply("4", text="<think>It says 4821, but before", **given)
+
+    ((record,),) = MeasuredServer(Told(cut_short)).measure([(ITEM, ("none",))])
+    assert (record.answer, record.cold_right, record.leaked) == ("", False, False)
+
+
+class Templated(Words):
+    """A tokenizer with a chat template that can switch thinking off."""
+
+    chat_template = "as below"
+
+    def __init__(self):
+        self.texts = []
+
+    def apply_chat_template(self, messages, *, enable_thinking, **_):
+        said = " ".join(f"[{m['role']}] {m['content']}" for m in messages)
+        return f"{said} [assistant]" + ("" if enable_thinking else " <think></think>")
+
+    def __call__(self, text, **_):
+        self.texts.append(text)
+        return super().__call__(text)
+
+
+def test_questions_are_put_in_the_models_own_template_with_thinking_off():
+    tokenizer = Templated()
+    ask = Ask(instruction="Read.", body="The code is 4821.", question="What is the code?")
+    encode(tokenizer, ask)
+    (text,) = tokenizer.texts
+    assert text.startswith("[")
+    assert "The code is 4821." in text
+    assert text.endswith("[assistant] <think></think>")
+
+
+def test_without_a_template_the_contents_stand_as_they_are():
+    tokenizer = Templated()
+    tokenizer.chat_template = None
+    encode(tokenizer, Ask(instruction="Read.", body="The code is 4821.", question="What is it?"))
+    (text,) = tokenizer.texts
+    assert text.endswith("Answer:")
+    assert "[assistant]" not in text
 
 
 def test_answers_of_thinking_models_stand_behind_their_reasoning():

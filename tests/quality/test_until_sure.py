@@ -167,6 +167,7 @@ class FakeEngine:
             model="m",
             fingerprint="f",
             dtype="float32",
+            architecture="LlamaForCausalLM",
             kv_format="float32",
             hardware="none",
             method="rule",

@@ -93,6 +93,17 @@ def test_a_dialogue_is_short_turns_that_the_donor_read_in_another_order():
         assert case.donors[0].body == f"{second}\n\n{first}"
 
 
+def test_ten_turns_ask_about_a_document_that_only_the_donor_has_read():
+    for case in cases("ten_turns"):
+        (donor,) = case.donors
+        assert len(case.target.turns) == 9
+        assert not donor.turns
+        assert donor.body == case.target.body
+        said = [answer.strip() for _, answer in case.target.turns]
+        assert len({*said, case.answer}) == 10
+        assert donor.question not in [question for question, _ in case.target.turns]
+
+
 def test_a_certificate_rests_on_dialogues_where_they_are_asked_for():
     from semblend.quality.certifying import choice_cells, confirmation_cells
 

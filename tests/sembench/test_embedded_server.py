@@ -100,7 +100,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         )
         try:
             url = f"http://127.0.0.1:{port}"
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 240
             while True:
                 assert process.poll() is None, log.read_text()
                 assert time.monotonic() < deadline, log.read_text()

@@ -48,6 +48,7 @@ class ScriptedHandle:
         reason = FinishReason.LENGTH
         limit = self.request.sampling.max_tokens
         while engine.endless or produced < limit:
+            assert engine.goes_on.wait(60), "the test has forgotten the engine"
             if self.cancelled.wait(engine.pace_s):
                 reason = FinishReason.CANCELLED
                 break
@@ -84,6 +85,9 @@ class ScriptedEngine:
         self.ended: list[str] = []
         self.pace_s = 0.0
         self.endless = False
+        self.goes_on = threading.Event()
+        """Cleared, it makes no token until it is set again."""
+        self.goes_on.set()
         self.break_after: int | None = None
         self.fail_after: int | None = None
         self.submit_error: Exception | None = None
@@ -126,10 +130,11 @@ class ScriptedEngine:
         tenant: str | None = None,
         template: str | None = None,
         cache_salt: str | None = None,
+        principal: str | None = None,
     ) -> Namespace:
         return Namespace.of(
             model="scripted",
             tenant=tenant or "none",
             template=template or "none",
             cache_salt=salt_part(cache_salt),
-        )
+        ).for_principal(principal)

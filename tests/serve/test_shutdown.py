@@ -40,8 +40,8 @@ class Asking(threading.Thread):
 def test_running_requests_finish_and_new_ones_are_told_to_come_back(
     scripted: ScriptedEngine, stream: bool
 ) -> None:
-    scripted.pace_s = 0.15  # twenty tokens: time enough for two late callers on a busy machine
-    with running(scripted, drain_timeout_s=30) as host:
+    scripted.goes_on.clear()
+    with running(scripted, drain_timeout_s=60) as host:
         asking = Asking(host.url, stream=stream)
         until(lambda: scripted.handles, "the request to enter")
         host.server.should_exit = True
@@ -51,6 +51,7 @@ def test_running_requests_finish_and_new_ones_are_told_to_come_back(
         assert late.headers["retry-after"] == "5"
         health = httpx.get(f"{host.url}/health/ready")
         assert (health.status_code, health.json()["status"]) == (503, "draining")
+        scripted.goes_on.set()
         answer = asking.answer()
         assert answer.status_code == 200
         assert "w20" in answer.text
@@ -107,7 +108,7 @@ def test_the_command_serves_logs_json_without_prompts_and_stops_on_a_signal() ->
             except httpx.TransportError:
                 return False
 
-        until(ready, "the server to be ready", 120)
+        until(ready, "the server to be ready", 240)
         body = {**BODY, "prompt": "XYZZY plugh", "stream": True, "ignore_eos": True}
         first = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
         assert first.text.rstrip().endswith("data: [DONE]")

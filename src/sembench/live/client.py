@@ -7,6 +7,7 @@ off, malformed) becomes the reply's `error`, and the run continues.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from types import TracebackType
@@ -79,7 +80,7 @@ class StreamingClient(ABC):
         reader = self.reader()
         path, body = self.body(prompt)
         headers = self._caller.headers(prompt.request_id)
-        first: float | None = None
+        arrived: list[float] = []
         error: str | None = None
         response_headers = httpx.Headers()
         started = self._clock.now()
@@ -91,7 +92,7 @@ class StreamingClient(ABC):
                 if response.status_code != 200:
                     error = http_error(response.status_code, await response.aread())
                 else:
-                    first = await self._read(response, reader)
+                    await self._read(response, reader, arrived)
         except StreamError as problem:
             error = str(problem)
         except (httpx.HTTPError, httpx.InvalidURL) as problem:
@@ -101,29 +102,29 @@ class StreamingClient(ABC):
             reply = reader.reply(prompt.request_id)
         except _MISSHAPEN as problem:
             reply, error = Reply(request_id=prompt.request_id), error or _misshapen(problem)
-        if error is None and first is None:
+        if error is None and not arrived:
             error = "the answer has no content"
         return _with_headers(
             replace(
                 reply,
-                ttft_ms=None if first is None else (first - started) * 1000.0,
+                ttft_ms=(arrived[0] - started) * 1000.0 if arrived else None,
                 latency_ms=latency,
+                gaps_ms=tuple((b - a) * 1000.0 for a, b in itertools.pairwise(arrived)),
                 error=error,
             ),
             response_headers,
         )
 
-    async def _read(self, response: httpx.Response, reader: Reader) -> float | None:
-        first: float | None = None
+    async def _read(self, response: httpx.Response, reader: Reader, arrived: list[float]) -> None:
+        """Read the stream; `arrived` gets the times of events with content."""
         arrival: TimedEvent
         async for arrival in arrivals(response, self._clock):
             try:
                 has_content = reader.take(arrival.data)
             except _MISSHAPEN as problem:
                 raise StreamError(_misshapen(problem)) from problem
-            if has_content and first is None:
-                first = arrival.at
-        return first
+            if has_content:
+                arrived.append(arrival.at)
 
     async def post(self, path: str) -> httpx.Response:
         """Post an empty body to a control path.

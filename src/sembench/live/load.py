@@ -149,6 +149,8 @@ async def _send(
         latency_ms=reply.latency_ms + lag_ms,
         ttft_ms=None if reply.ttft_ms is None else reply.ttft_ms + lag_ms,
         tpot_ms=_tpot_ms(reply),
+        gaps_ms=reply.gaps_ms,
+        prompt_tokens=reply.prompt_tokens,
         output_tokens=reply.output_tokens,
         cached_tokens=reply.cached_tokens,
         reused_tokens=reply.reused_tokens,

@@ -28,6 +28,8 @@ class Reply:
     ttft_ms: float | None = None
     """From sending the request to the first token with content."""
     latency_ms: float = 0.0
+    gaps_ms: tuple[float, ...] = ()
+    """Times between neighbouring events with content."""
     error: str | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None

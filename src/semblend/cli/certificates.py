@@ -224,7 +224,7 @@ def _show(each: Examined, certificate: Certificate) -> None:
     page = each.path.with_suffix(".html")
     for name, value in (
         ("file", each.path),
-        ("model", f"{certificate.model}, {certificate.dtype}"),
+        ("model", _model_said(certificate)),
         ("policy", certificate.policy),
         ("holds", each.detail or f"until {certificate.expires}"),
         ("measured", f"{certificate.created} on {certificate.versions.get('measured_on', '?')}"),
@@ -256,6 +256,11 @@ def _show(each: Examined, certificate: Certificate) -> None:
     )
 
 
+def _model_said(certificate: Certificate) -> str:
+    named = f" ({certificate.architecture})" if certificate.architecture else ""
+    return f"{certificate.model}{named}, {certificate.dtype}"
+
+
 def _engine_said(certificate: Certificate) -> str:
     """The engine it was measured in, and what was left out there."""
     engine = certificate.data.get("engine")
@@ -264,7 +269,8 @@ def _engine_said(certificate: Certificate) -> str:
     left = ", ".join(map(str, engine.get("left_out", ()))) or "nothing"
     return (
         f"{engine.get('name')} {engine.get('version')}, weights {engine.get('quantisation')}, "
-        f"K/V {engine.get('kv_format')}; left out: {left}"
+        f"K/V {engine.get('kv_format')}, speculation {engine.get('speculation', 'none')}; "
+        f"left out: {left}"
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +15,7 @@ from rich.table import Table
 from semblend.core.errors import SettingsError
 from semblend.planning.certificates import depth_table, file_name, users_folder
 from semblend.planning.policies.base import policy_from_spec
+from semblend.terminal.measured_engines import EngineKind
 from semblend.terminal.progress import one_total
 from semblend.terminal.tables import table
 
@@ -26,13 +26,6 @@ if TYPE_CHECKING:
 
 
 USERS_FOLDER = users_folder()
-
-
-class EngineKind(StrEnum):
-    """Engines that can be certified."""
-
-    EMBEDDED = "embedded"
-    VLLM = "vllm"
 
 
 def said(context: typer.Context) -> str:
@@ -65,7 +58,7 @@ def certify(
         str, typer.Option(help="Measure the server at this URL instead; --model names its weights.")
     ] = "",
     engine_args: Annotated[
-        str, typer.Option(help="Arguments of vLLM's LLM, as JSON: what it will be served with.")
+        str, typer.Option(help="Arguments of vLLM's LLM or SGLang's Engine, as JSON.")
     ] = "",
     until_sure: Annotated[
         bool | None,
@@ -104,7 +97,12 @@ def certify(
     ] = None,
     workload: Annotated[
         list[str] | None,
-        typer.Option(help="Also this workload: dialogue (chats of short turns)."),
+        typer.Option(
+            help=(
+                "Also this workload: dialogue (chats of short turns) or ten_turns (the tenth "
+                "question of a chat)."
+            )
+        ),
     ] = None,
     data: Annotated[
         str | None,
@@ -146,7 +144,8 @@ def certify(
         int | None,
         typer.Option(
             min=0,
-            help="Valid red-team items required, none leaking; default: 5000 on a GPU, else 300.",
+            help="Valid red-team items required, none leaking; until sure and on CPUs 300, else "
+            "5000.",
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
@@ -188,13 +187,14 @@ def certify(
         certify_until_sure(
             Wanted(
                 model=model,
-                engine="server" if server else engine.value,
+                engine=engine,
                 server=server,
                 engine_args=engine_args,
                 device=device,
                 dtype=dtype,
                 policies=policies,
                 lengths=tuple(length or ()),
+                workloads=tuple(workload or ()),
                 data=data,
                 seed=seed,
                 confirm_seed=confirm_seed,
@@ -206,6 +206,7 @@ def certify(
                 kl_epsilon=kl_epsilon,
                 recompute=recompute,
                 confidence=confidence,
+                redteam_items=300 if redteam_items is None else redteam_items,
                 answer_tokens=answer_tokens,
                 measured_on=measured_on,
                 command=said(context),
@@ -260,6 +261,7 @@ def _run(
 ) -> Issue:
     from semblend.kv.depth_drift import read_table
     from semblend.quality.drift import bring_drift
+    from semblend.quality.embedded import MeasuredEmbedded
     from semblend.quality.lab import Lab
     from semblend.quality.redteam.jobs import RedTeamJob, attack, attack_in_processes
     from semblend.quality.reports import sections
@@ -299,7 +301,7 @@ def _run(
             shifts = policy_from_spec(job.policy).shifts_depth
             lab = Lab(campaign.model, drift=read_table(campaign.drift) if shifts else None)
             try:
-                attack(lab, job, attacked)
+                attack(MeasuredEmbedded(lab), job, attacked)
             finally:
                 lab.close()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,18 +17,40 @@ from rich.table import Table
 from semblend.core.errors import SettingsError
 from semblend.planning.certificates import find_depth_table, look_up
 from semblend.planning.policies.base import policy_from_spec
+from semblend.terminal.measured_engines import (
+    EngineKind,
+    WantedEngine,
+    fingerprint_of,
+    started,
+)
 from semblend.terminal.progress import one_total
 
 if TYPE_CHECKING:
     from semblend.engine.model import LoadedModel
     from semblend.quality.redteam.finds import Findings
-    from semblend.quality.redteam.jobs import RedTeamJob
+    from semblend.quality.redteam.jobs import RedTeamJob, Tell
+
+LONGEST = 2048
+"""Tokens of the red team's longest prompts, for a table of depth drift that is not there yet."""
 
 
 def redteam(
     model: Annotated[
         str, typer.Option(help="Model folder or hub name.")
     ] = "models/semblend-reference-27m",
+    engine: Annotated[
+        EngineKind, typer.Option(help="The engine to attack: the one that serves.")
+    ] = EngineKind.EMBEDDED,
+    server: Annotated[
+        str, typer.Option(help="Attack the server at this URL instead; --model names its weights.")
+    ] = "",
+    engine_args: Annotated[
+        str, typer.Option(help="Arguments of vLLM's LLM or SGLang's Engine, as JSON.")
+    ] = "",
+    answer_tokens: Annotated[
+        int,
+        typer.Option(min=1, help="Tokens of an answer; models that talk or think need more."),
+    ] = 24,
     minutes: Annotated[float, typer.Option(min=0, help="Minutes to search.")] = 10.0,
     items: Annotated[
         int | None, typer.Option(min=1, help="Stop after this many valid items.")
@@ -49,11 +73,36 @@ def redteam(
     processes: Annotated[
         int, typer.Option(min=1, help="Searching processes; on a GPU, use one per core.")
     ] = 1,
+    unaided: Annotated[
+        bool, typer.Option(help="Start from nothing, not around the shipped regressions.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Search text structures for a leak. Exits with 1 if it finds one."""
     console = Console(stderr=True)
-    job = _attack(console, model, minutes, items, policy, seed, output, device, dtype, processes)
+    if server or engine is not EngineKind.EMBEDDED:
+        if processes > 1:
+            raise SettingsError("--processes: only with the embedded engine; others batch items")
+        spec = _named_or_certified(policy, fingerprint_of(model), dtype)
+        wanted = WantedEngine(
+            model=model,
+            kind=engine,
+            server=server,
+            engine_args=engine_args,
+            device=device,
+            dtype=dtype,
+            policies=(spec,),
+            named=True,
+            longest=LONGEST,
+            records=output,
+            measures_table=False,
+            answer_tokens=answer_tokens,
+        )
+        job = _attack_served(console, wanted, minutes, items, seed, unaided)
+    else:
+        job = _attack(
+            console, model, minutes, items, policy, seed, output, device, dtype, processes, unaided
+        )
     if learn is not None:
         from semblend.quality.redteam.regressions import added, regressions, write_regressions
 
@@ -61,7 +110,7 @@ def redteam(
         write_regressions(learn, added(known, job.attempts, policy=job.policy))
     found = job.findings
     text = json.dumps(found.to_dict(), indent=2)
-    (output / f"{job.stem}.json").write_text(text + "\n", encoding="utf-8")
+    (job.folder / f"{job.stem}.json").write_text(text + "\n", encoding="utf-8")
     if as_json:
         typer.echo(text)
     else:
@@ -81,9 +130,11 @@ def _attack(
     device: str,
     dtype: str,
     processes: int,
+    unaided: bool,
 ) -> RedTeamJob:
     from semblend.engine.model import load_model
     from semblend.kv.depth_drift import read_table
+    from semblend.quality.embedded import MeasuredEmbedded
     from semblend.quality.lab import Lab
     from semblend.quality.redteam.jobs import RedTeamJob, attack, attack_in_processes
 
@@ -102,32 +153,71 @@ def _attack(
         items=items,
         seconds=60 * minutes,
         processes=processes,
+        unaided=unaided,
     )
-    what, total = ("red team, items", items) if items else ("red team, seconds", int(60 * minutes))
-    with one_total(what, total, console) as progress:
-        started, attempts, leaks = time.monotonic(), 0, 0
-
-        def tell(job: RedTeamJob) -> None:
-            nonlocal attempts, leaks
-            attempts += 1
-            # Findings are read from files, so not after every attempt.
-            if attempts % 10 and processes == 1:
-                return
-            found = job.findings
-            progress(min(total, found.items if items else int(time.monotonic() - started)))
-            if found.leaks > leaks:
-                leaks = found.leaks
-                console.print(found.sentence, highlight=False, markup=False, soft_wrap=True)
-
+    with _telling(job, console) as tell:
         if processes > 1:
             attack_in_processes(job, tell)
         else:
             lab = Lab(loaded, drift=None if drift is None else read_table(drift))
             try:
-                attack(lab, job, tell)
+                attack(MeasuredEmbedded(lab), job, tell)
             finally:
                 lab.close()
     return job
+
+
+def _attack_served(
+    console: Console,
+    wanted: WantedEngine,
+    minutes: float,
+    items: int | None,
+    seed: int,
+    unaided: bool,
+) -> RedTeamJob:
+    """Search through an engine that serves, in a folder of its own."""
+    from semblend.quality.redteam.jobs import RedTeamJob, attack
+
+    with started(wanted, console) as running:
+        facts = running.engine.facts
+        job = RedTeamJob(
+            model=wanted.model,
+            device=wanted.device,
+            dtype=facts.dtype,
+            policy=running.policies[0],
+            seed=seed,
+            folder=wanted.records / facts.engine,
+            items=items,
+            seconds=60 * minutes,
+            unaided=unaided,
+        )
+        job.folder.mkdir(parents=True, exist_ok=True)
+        with _telling(job, console) as tell:
+            attack(running.engine, job, tell)
+    return job
+
+
+@contextmanager
+def _telling(job: RedTeamJob, console: Console) -> Iterator[Tell]:
+    """Progress of a search, and every new leak."""
+    items, seconds = job.items, int(job.seconds or 0)
+    what, total = ("red team, items", items) if items else ("red team, seconds", seconds)
+    with one_total(what, total, console) as progress:
+        begun, attempts, leaks = time.monotonic(), 0, 0
+
+        def tell(job: RedTeamJob) -> None:
+            nonlocal attempts, leaks
+            attempts += 1
+            # Findings are read from files, so not after every attempt.
+            if attempts % 10 and job.processes == 1:
+                return
+            found = job.findings
+            progress(min(total, found.items if items else int(time.monotonic() - begun)))
+            if found.leaks > leaks:
+                leaks = found.leaks
+                console.print(found.sentence, highlight=False, markup=False, soft_wrap=True)
+
+        yield tell
 
 
 def _number_format(model: LoadedModel) -> str:
@@ -137,11 +227,7 @@ def _number_format(model: LoadedModel) -> str:
 def _policy(model: LoadedModel, told: str | None) -> tuple[str, Path | None]:
     """The policy to attack, and the depth table it needs."""
     dtype = _number_format(model)
-    standing = look_up(model.fingerprint, dtype=dtype)
-    spec = told or standing.policy
-    if spec is None:
-        raise SettingsError(f"--policy: required, because {standing.detail}")
-    policy = policy_from_spec(spec)
+    policy = policy_from_spec(_named_or_certified(told, model.fingerprint, dtype))
     if not policy.shifts_depth:
         return policy.spec, None
     drift = find_depth_table(model.fingerprint, dtype)
@@ -150,6 +236,14 @@ def _policy(model: LoadedModel, told: str | None) -> tuple[str, Path | None]:
             f"{policy.spec} shifts depths and needs the table that `semblend certify` makes"
         )
     return policy.spec, drift
+
+
+def _named_or_certified(told: str | None, fingerprint: str, dtype: str) -> str:
+    standing = look_up(fingerprint, dtype=None if dtype == "auto" else dtype)
+    spec = told or standing.policy
+    if spec is None:
+        raise SettingsError(f"--policy: required, because {standing.detail}")
+    return spec
 
 
 def _show(found: Findings) -> None:

@@ -185,10 +185,11 @@ class Account:
             "outcome": self.outcome(reuse).value,
             "prompt_tokens": self.prompt_tokens,
             "exact_tokens": self.exact_tokens,
+            "continued_tokens": self.continued_tokens,
             "reused_tokens": said.reused_tokens,
             "hole_tokens": said.hole_tokens,
             "recomputed_tokens": said.recomputed_tokens,
-            "approximate": reuse is not None and approximate,
+            "approximate": approximate and (reuse is not None or self.continued_tokens > 0),
         }
         if reuse is not None:
             body |= {"donor_ids": list(reuse.donor_ids), "policy": reuse.policy}

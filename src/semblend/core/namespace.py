@@ -17,6 +17,9 @@ from semblend.core.errors import NamespaceError
 NONE = "none"
 """States that a part does not apply (no adapter, no quantisation)."""
 
+UNNAMED = "semblend:ns:no-"
+"""How adapters' names begin for requests without a salt."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Namespace:
@@ -111,6 +114,20 @@ class Namespace:
     def with_parts(self, **parts: str | int) -> Namespace:
         """Replace some parts, such as the tenant or the salt."""
         return replace(self, **parts)  # type: ignore[arg-type]
+
+    @property
+    def names_principal(self) -> bool:
+        """Whether an API key or a salt says whose request this is."""
+        said = self.cache_salt
+        return said is not None and said != NONE and not said.startswith(UNNAMED)
+
+    def for_principal(self, principal: str | None) -> Namespace:
+        """The part of this namespace that one principal has to itself; None changes nothing."""
+        if principal is None or self.cache_salt is None:
+            return self
+        # Salts of callers have prefixes of their own, so none passes for another principal's.
+        mark = hashlib.sha256(principal.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        return self.with_parts(cache_salt=f"principal:{mark}:{self.cache_salt}")
 
     def to_dict(self) -> dict[str, str | int | None]:
         """Parts by name."""

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
-from rapidfuzz import process
+from rapidfuzz import fuzz, process
 
 from semblend.core.errors import SettingsError
 from semblend.core.faults import parse_faults
@@ -40,6 +40,17 @@ class EmbedderKind(StrEnum):
     JACCARD = "jaccard"
     ONNX_GPU = "onnx_gpu"
     NONE = "none"
+
+
+class DonorSharing(StrEnum):
+    """Whose donors a request may reuse. Donors never cross a tenant or a cache salt."""
+
+    PRINCIPAL = "principal"
+    """Its principal's: an API key's, or a salt's. Requests that name none count as one."""
+    TENANT = "tenant"
+    """Everybody's in its tenant who has the same salt."""
+    NAMED = "named"
+    """Its principal's. Requests that name none neither reuse nor donate."""
 
 
 class Settings(BaseModel):
@@ -180,8 +191,25 @@ class Settings(BaseModel):
             "much divergence turns reuse off for the namespace. 0 takes no samples."
         ),
     )
+    measure_speed: bool | None = Field(
+        None,
+        description=(
+            "Measure at start what a token, a pass and a copy take in this engine, in less than a "
+            "second, so that reuse that would be slower than computing is declined. vLLM does it; "
+            "0 uses constants, as other engines do. Unset: on GPUs, and not on CPUs, where times "
+            "vary from run to run."
+        ),
+    )
     donor_tenant: str = Field(
         "none", min_length=1, description="Tenant of requests that name none."
+    )
+    share_donors: DonorSharing = Field(
+        DonorSharing.PRINCIPAL,
+        description=(
+            "Whose donors a request may reuse: those of its own principal (API key or cache salt; "
+            "requests without either count as one principal), everybody's in its tenant, or named: "
+            "as principal, and requests without a principal neither reuse nor donate."
+        ),
     )
     donor_template: str = Field(
         "none", min_length=1, description="Prompt template of requests that name none."
@@ -358,7 +386,7 @@ def variable(field: str) -> str:
 
 def nearest(name: str, known: Mapping[str, Any]) -> str:
     """A hint for an unknown name, to append to a message."""
-    match = process.extractOne(name, list(known), score_cutoff=60)
+    match = process.extractOne(name, list(known), scorer=fuzz.ratio, score_cutoff=60)
     return f"; did you mean {match[0]}?" if match else f"; known names: {', '.join(known)}"
 
 

@@ -25,7 +25,6 @@ from semblend.engine.layer_load import start_load
 from semblend.engine.materialise import DonorSource, load_spans
 from semblend.engine.model import LoadedModel
 from semblend.engine.probes import PoolProbe
-from semblend.engine.segmented import plan_runs
 from semblend.engine.sequence import Phase, Sequence
 from semblend.engine.shadow import Shadow
 from semblend.engine.streams import SideStream
@@ -34,7 +33,7 @@ from semblend.pipeline import SemBlendPipeline
 from semblend.planning.boundaries import Boundaries
 from semblend.planning.depth import declined_without_table, drift_for
 from semblend.planning.policies.base import policy_from_spec
-from semblend.planning.recompute import probed
+from semblend.planning.recompute import left_to_compute, plan_runs, probed
 
 logger = logging.getLogger("semblend.engine")
 
@@ -102,11 +101,8 @@ class Admission:
         sequence.phase = Phase.PREFILL
         may_plan = sequence.request.reuse and not sequence.cold
         plan = self._plan(sequence) if may_plan else None
-        if plan is not None and plan.executable and self._load(sequence, plan):
-            sequence.plan = self._refined(sequence, plan)
-        if sequence.plan is not None:
-            sequence.pending = deque(plan_runs(sequence.plan))
-        else:
+        is_loaded = plan is not None and plan.executable and self._load(sequence, plan)
+        if plan is None or not is_loaded or not self._refine(sequence, plan):
             compute_from_tokens(sequence)
         return True
 
@@ -256,15 +252,18 @@ class Admission:
             return False
         return True
 
-    def _refined(self, sequence: Sequence, plan: Plan) -> Plan | None:
-        """The plan plus what a dynamic policy adds now that the spans are in place.
+    def _refine(self, sequence: Sequence, plan: Plan) -> bool:
+        """Set the plan and what is left to compute, now that the spans are in place.
 
-        The probe is one pass over the holes and the tail, through all layers at most, between two
-        steps. None, with the reason noted, if nothing is left to reuse or the probe failed.
+        A dynamic policy adds to the plan. Its probe is one pass over the holes and the tail,
+        through all layers at most, between two steps; what it computed is not computed again up to
+        the first token that the policy adds. False, with the reason noted, if nothing is left to
+        reuse or the probe failed.
         """
         policy = policy_from_spec(plan.policy)
         if not policy.dynamic or sequence.table is None:
-            return plan
+            sequence.plan, sequence.pending = plan, deque(plan_runs(plan))
+            return True
         tokens = sequence.request.tokens
         probe = PoolProbe(
             model=self._model, pool=self._pool, table=sequence.table, tokens=tokens, plan=plan
@@ -279,13 +278,16 @@ class Admission:
                 exc_info=True,
             )
             sequence.account.decline(DeclineReason.MATERIALISATION_FAILED, _describe(error))
-            return None
+            return False
         if not refined.reused_tokens:
             sequence.account.decline(
                 DeclineReason.POLICY_DECLINED, f"{plan.policy} recomputes every reusable token"
             )
-            return None
-        return refined
+            return False
+        left = left_to_compute(plan, refined) if probe.filled else plan_runs(refined)
+        last = Hole(refined.prompt_tokens - 1, refined.prompt_tokens)  # its logits are wanted
+        sequence.plan, sequence.pending = refined, deque(left or (last,))
+        return True
 
 
 def compute_from_tokens(sequence: Sequence) -> None:

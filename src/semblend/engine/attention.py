@@ -9,11 +9,13 @@ earlier ones. Then every segment attends. A segment of queries [s, e) sees keys 
 bottom-right causal mask. Stock kernels only offer a top-left mask, so the work is done in two
 parts: everything before s without a mask, [s, e) with the top-left mask, merged by their
 log-sum-exps. The merge is exact and no mask is ever built. In the first part, query heads that
-share a K/V head are folded into rows, so each key is read once per group.
+share a K/V head are folded into rows, so each key is read once per group. Where a layer's window
+hides some of the keys, `windowed_attention` attends instead.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from torch import nn
 
 from semblend.core.errors import UnsupportedModelError
 from semblend.engine.batch import BatchSequence, SequenceBatch
+from semblend.engine.windowed_attention import windowed
 
 ATTENTION_NAME = "semblend_paged"
 BATCH_ARGUMENT = "semblend_batch"
@@ -80,7 +83,9 @@ def paged_attention(
     write_rows(batch, layer, keys, values)
     if batch.hook is not None:
         batch.hook(layer, queries, keys, values)
-    out = attend(batch, layer, queries, keys, values, scaling or query.shape[-1] ** -0.5)
+    window = kwargs.get("sliding_window")
+    scale = scaling or query.shape[-1] ** -0.5
+    out = attend(batch, layer, queries, keys, values, scale, window=window)
     return out[None], None
 
 
@@ -99,16 +104,23 @@ def attend(
     keys: torch.Tensor,
     values: torch.Tensor,
     scale: float,
+    *,
+    window: int | None = None,
 ) -> torch.Tensor:
-    """Attention of all segments, [rows, query_heads, head_dim]. K/V must already be written."""
+    """Attention of all segments, [rows, query_heads, head_dim]. K/V must already be written.
+
+    A query sees `window` tokens, itself included, or all before it.
+    """
     groups = queries.shape[1] // keys.shape[1]
     if len(batch.sequences) == 1:
-        return _sequence(batch, batch.sequences[0], layer, queries, keys, values, groups, scale)
+        return _sequence(
+            batch, batch.sequences[0], layer, queries, keys, values, groups, scale, window
+        )
     out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
     for sequence in batch.sequences:
         rows = slice(sequence.row, sequence.row + sequence.length)
         out[rows] = _sequence(
-            batch, sequence, layer, queries[rows], keys[rows], values[rows], groups, scale
+            batch, sequence, layer, queries[rows], keys[rows], values[rows], groups, scale, window
         )
     return out
 
@@ -122,9 +134,13 @@ def _sequence(
     values: torch.Tensor,
     groups: int,
     scale: float,
+    window: int | None,
 ) -> torch.Tensor:
     """One virtual sequence, [length, query_heads, head_dim], over its past and itself."""
     length, heads, dim = queries.shape
+    if window is not None and sequence.seen > window:
+        keys, values = _with_past(batch, sequence, layer, keys, values, window)
+        return windowed(queries, keys, values, window=window, scale=scale)
     kv_heads = heads // groups
     # [kv_heads, groups, length, head_dim]: each K/V head is one batch entry for the kernel.
     grouped = queries.view(length, kv_heads, groups, dim).permute(1, 2, 0, 3)
@@ -152,19 +168,50 @@ def _sequence(
     return out.permute(2, 0, 1, 3).reshape(length, heads, dim).to(queries.dtype)
 
 
+def _with_past(
+    batch: SequenceBatch,
+    sequence: BatchSequence,
+    layer: int,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    window: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V that some query of a sequence sees, [tokens, kv_heads, head_dim] each."""
+    own = [] if sequence.length == 1 else [(keys, values)]  # one row is the last of its past
+    hidden = max(0, sequence.seen - sequence.length - window + 1)
+    past = [
+        (k[:, 0].transpose(0, 1), v[:, 0].transpose(0, 1))
+        for k, v in _past(batch, sequence, layer, first=hidden)
+    ]
+    k, v = (torch.cat(each) for each in zip(*past, *own, strict=True))
+    return k, v
+
+
 def _past(
-    batch: SequenceBatch, sequence: BatchSequence, layer: int
+    batch: SequenceBatch, sequence: BatchSequence, layer: int, first: int = 0
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """K and V before the sequence, each [kv_heads, 1, tokens, head_dim], in one or more parts."""
+    """K and V before the sequence, from position `first` on, in one or more parts.
+
+    Each is [kv_heads, 1, tokens, head_dim].
+    """
     keys, values = batch.pool.keys(layer), batch.pool.values(layer)
     if sequence.gather is not None:
-        pieces = [(keys.index_select(0, sequence.gather), values.index_select(0, sequence.gather))]
+        slots = sequence.gather[first:]
+        pieces = [(keys.index_select(0, slots), values.index_select(0, slots))]
     else:
         pieces = [
             (keys[slot : slot + length], values[slot : slot + length])
-            for slot, length in sequence.past
+            for slot, length in _from(sequence.past, first)
         ]
     return [(k.transpose(0, 1)[:, None], v.transpose(0, 1)[:, None]) for k, v in pieces]
+
+
+def _from(runs: tuple[tuple[int, int], ...], first: int) -> Iterator[tuple[int, int]]:
+    """Runs of slots without their first tokens."""
+    for slot, length in runs:
+        if length > first:
+            yield slot + first, length - first
+        first = max(0, first - length)
 
 
 def merge(

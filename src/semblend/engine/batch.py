@@ -57,6 +57,12 @@ class BatchSequence:
     past: tuple[tuple[int, int], ...]
     gather: torch.Tensor | None = None
 
+    @property
+    def seen(self) -> int:
+        """Tokens that the last query sees, itself included, where no window hides any."""
+        before = sum(length for _, length in self.past)
+        return before if self.length == 1 else before + self.length
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceBatch:

@@ -17,7 +17,7 @@ from typing import Any, Self
 from semblend.core.account import Accounts
 from semblend.core.errors import RequestFieldError, SerialisationError
 from semblend.core.namespace import NONE, Namespace, salt_part
-from semblend.core.settings import Settings
+from semblend.core.settings import DonorSharing, Settings
 from semblend.core.tokens import as_token_array
 from semblend.engine.admission import Admission
 from semblend.engine.api import EngineStats, GenerationRequest
@@ -214,10 +214,16 @@ class EmbeddedEngine:
         tenant: str | None = None,
         template: str | None = None,
         cache_salt: str | None = None,
+        principal: str | None = None,
     ) -> Namespace:
-        """The namespace of a request. Omitted parts are this engine's defaults."""
+        """The namespace of a request. Omitted parts are this engine's defaults.
+
+        `principal` is who sent it within the tenant. Principals share donors only if
+        SEMBLEND_SHARE_DONORS says so.
+        """
         dtype = str(self.model.kv_shape.dtype).removeprefix("torch.")
-        return Namespace(
+        alone = self.settings.share_donors is not DonorSharing.TENANT
+        everybody = Namespace(
             model=self.model.name,
             model_revision=self.model.fingerprint,
             tokenizer=self.model.name,
@@ -234,6 +240,7 @@ class EmbeddedEngine:
             template=template or self.settings.donor_template,
             cache_salt=salt_part(cache_salt),
         )
+        return everybody.for_principal(principal if alone else None)
 
     def submit(self, request: GenerationRequest) -> RequestHandle:
         """Queue one request.
@@ -388,6 +395,8 @@ def _standing(model: LoadedModel, settings: Settings) -> Standing:
         model.fingerprint,
         dtype=dtype,
         quantization=NONE,
+        kv_format=NONE,
+        speculation=NONE,
         folders=certificate_folders(settings.certificate_dir),
         key=settings.certificate_key,
     )

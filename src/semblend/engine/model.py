@@ -14,7 +14,7 @@ from semblend.core.errors import MissingExtraError, SettingsError, UnsupportedMo
 from semblend.engine.attention import BATCH_ARGUMENT, register_attention
 from semblend.engine.batch import SequenceBatch
 from semblend.engine.cache.pool import KvShape
-from semblend.engine.support import check_supported
+from semblend.engine.support import check_supported, windows_of
 from semblend.kv.fingerprint import tokenizer_fingerprint, weights_fingerprint
 from semblend.kv.rotary_self_test import self_test
 from semblend.kv.rotary_spec import RotarySpec
@@ -44,8 +44,15 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     fingerprint: str
     tokenizer_fingerprint: str
+    windows: tuple[int | None, ...]
+    """Tokens a query of each layer sees, itself included; None for all before it."""
     passes: CudaPasses | None = None
     """Our GPU passes for this model; None if transformers computes them."""
+
+    @property
+    def architecture(self) -> str:
+        """The model's class."""
+        return type(self.model).__name__
 
     @property
     def device(self) -> torch.device:
@@ -152,6 +159,7 @@ def wrap_model(
         eos_token_ids=_eos_ids(model, tokenizer),
         fingerprint=fingerprint or weights_fingerprint(model, config, folder),
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+        windows=windows_of(config),
         passes=_gpu_passes(model, rotary, heads // kv_heads, kv_heads),
     )
 

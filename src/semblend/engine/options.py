@@ -76,15 +76,33 @@ class EngineOptions:
     """Finished prefills that may wait to be stored as donors. More are not stored."""
     prefix_cache: bool = True
     """Whether to keep exactly computed pages for exact prefix reuse."""
-    chain_share: float = 0.25
+    chain_share: Annotated[
+        float,
+        Flag(
+            help="Share of the K/V pool for conversations over approximate K/V; 0 keeps none.",
+            panel=_ENGINE,
+        ),
+    ] = 0.25
     """Share of the K/V pool for approximate K/V of conversations, for requests that continue them;
     0 keeps none.
     """
-    chain_turns: int = MEASURED_TURNS
+    chain_turns: Annotated[
+        int,
+        Flag(
+            help="Requests of one conversation that may continue over approximate K/V.",
+            panel=_ENGINE,
+        ),
+    ] = MEASURED_TURNS
     """Requests of one conversation that may continue over approximate K/V. A certificate may set a
     lower limit.
     """
-    promotion_tokens: int = 128
+    promotion_tokens: Annotated[
+        int,
+        Flag(
+            help="Tokens of such conversations computed exactly per idle step; 0 computes none.",
+            panel=_ENGINE,
+        ),
+    ] = 128
     """Tokens of such conversations computed exactly per idle step; 0 computes none."""
 
     def __post_init__(self) -> None:

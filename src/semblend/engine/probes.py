@@ -1,7 +1,8 @@
 """Probes for dynamic policies: attention and deviation over reused K/V.
 
-A probe runs the first few layers and stops there. The tail's probe writes to the request's own
-pages, only where the prefill will write again. The others compute every token, in a separate pool.
+A probe runs the first few layers and stops there. The tail's probe computes holes and tail in
+the request's own pages, all layers' K/V of them, so that what it computed stands as far as the
+policy adds nothing before it. The others compute every token, in a separate pool.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class PoolProbe:
     plan: Plan
     computed: float = field(default=0.0, init=False)
     """Cost of the probes, in tokens computed through all layers."""
+    filled: bool = field(default=False, init=False)
+    """Whether holes and tail hold K/V that was computed over the plan's copies."""
 
     def tail_attention(self) -> Scores:
         """Attention mass of the last queries on each token, over all heads of the later layers."""
@@ -54,12 +57,15 @@ class PoolProbe:
         def watch(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
             if layer in watched:
                 keys = self.pool.keys(layer).index_select(0, slots)
-                weights = attention_weights(query[-asked:], keys, first=size - asked)
+                weights = attention_weights(
+                    query[-asked:], keys, first=size - asked, window=self.model.windows[layer]
+                )
                 mass.add_(weights.sum(dim=(0, 1)).double().cpu())
             if layer == watched[-1]:
                 raise _EnoughLayersError
 
         self._pass(self.pool, runs, watch, layers=watched[-1] + 1)
+        self.filled = True
         return mass.numpy()
 
     def deviation(self, layers: int) -> Scores:
@@ -98,7 +104,12 @@ class PoolProbe:
             if layer:
                 for start in range(0, size, ROWS_AT_ONCE):
                     end = min(size, start + ROWS_AT_ONCE)
-                    weights = attention_weights(query[start:end], key[:end], first=start)
+                    weights = attention_weights(
+                        query[start:end],
+                        key[:end],
+                        first=start,
+                        window=self.model.windows[layer],
+                    )
                     looked = weights @ changed[:end]
                     mass[start:end] += looked.amax(dim=0).double().cpu()
             stop(layer, query, key, value)

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from semblend.core.plan import Hole, Plan, merge_holes
+from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
 from semblend.engine.batch import ComputeRun, LayerHook, build_batch
 from semblend.engine.cache.pages import PageTable
 from semblend.engine.cache.pool import PagedPool
 from semblend.engine.model import LoadedModel
+from semblend.planning.recompute import plan_runs
 
 
 def compute(
@@ -57,13 +58,8 @@ def _both(before_layer: Callable[[int], None] | None, hook: LayerHook | None) ->
     return call
 
 
-def plan_runs(plan: Plan) -> tuple[Hole, ...]:
-    """What remains to compute once a plan's copies are in place: every hole, and the tail."""
-    return merge_holes((*plan.gaps, *plan.recompute, Hole(plan.end, plan.prompt_tokens)))
-
-
 def runs_of_plan(plan: Plan, tokens: TokenArray, table: PageTable) -> list[ComputeRun]:
-    """The same as runs of one pass. The last run yields the next token's logits."""
+    """What remains of a plan as runs of one pass. The last run yields the next token's logits."""
     return [
         ComputeRun(
             tokens=tokens[run.start : run.end],

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from semblend.core.architectures import ARCHITECTURES, EngineName, Trait, model_types
 from semblend.core.errors import UnsupportedModelError
 
-SUPPORTED_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+SUPPORTED_TYPES = model_types(EngineName.EMBEDDED)
 """`model_type` of the configurations in the test matrix."""
+WINDOWED_TYPES = frozenset(
+    row.model_type
+    for row in ARCHITECTURES
+    if EngineName.EMBEDDED in row.engines and Trait.WINDOWS in row.traits
+)
+"""Those among them that ran with sliding windows."""
 
 
 def _get(config: Any, name: str) -> Any:
@@ -20,12 +27,20 @@ def _rope(config: Any) -> dict[str, Any]:
     return rope if isinstance(rope, dict) else {}
 
 
-def _has_sliding_window(config: Any) -> bool:
-    layer_types = _get(config, "layer_types")
-    if layer_types is not None:
-        return any("sliding" in kind for kind in layer_types)
+def windows_of(config: Any) -> tuple[int | None, ...]:
+    """Tokens a query of each layer sees, itself included; None for all before it."""
+    window, layers = _get(config, "sliding_window"), int(_get(config, "num_hidden_layers") or 0)
+    kinds = _get(config, "layer_types")
+    if kinds is not None:
+        return tuple(window if "sliding" in kind else None for kind in kinds)
     # Qwen configurations have a window that `use_sliding_window` switches; Mistral's has no switch.
-    return bool(_get(config, "sliding_window")) and _get(config, "use_sliding_window") is not False
+    on = bool(window) and _get(config, "use_sliding_window") is not False
+    return (window if on else None,) * layers
+
+
+def _has_unproven_window(config: Any) -> bool:
+    windows = set(windows_of(config)) != {None}
+    return windows and _get(config, "model_type") not in WINDOWED_TYPES
 
 
 def _has_linear_attention(config: Any) -> bool:
@@ -40,7 +55,7 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ("M-RoPE", lambda c: "mrope_section" in _rope(c)),
     ("multi-head latent attention", lambda c: bool(_get(c, "kv_lora_rank"))),
     ("linear or state-space layers", _has_linear_attention),
-    ("sliding-window attention", _has_sliding_window),
+    ("sliding-window attention", _has_unproven_window),
     (
         "logit soft-capping in attention",
         lambda c: bool(_get(c, "attn_logit_softcapping") or _get(c, "attention_logit_cap")),

@@ -10,8 +10,9 @@ LABELLED_COUNTERS = {
     "declines": ("Requests not reused, by reason.", "reason"),
 }
 """Counters of /metrics: what each counts, and its label."""
-TOKEN_SOURCES = ("exact", "reused", "recomputed", "computed")
-"""Where a prompt token's K/V came from; the sources add up to the prompt."""
+TOKEN_SOURCES = ("exact", "continued", "reused", "recomputed", "computed")
+"""Where a prompt token's K/V came from; the sources add up to the prompt. Continued is the
+approximate K/V of the request's own chain."""
 REUSABLE = "reusable"
 """Counted in addition: tokens computed although a donor has them, because loading is not allowed
 (discovery only, or no certificate). They are also in `computed`, so sums leave them out."""
@@ -25,5 +26,6 @@ def tokens_by_source(settlement: Settlement) -> dict[str, int]:
     exact, reused = settlement.exact_tokens, settlement.materialised_tokens
     recomputed = settlement.recomputed_tokens
     computed = settlement.computed_tokens - recomputed
-    sources = dict(zip(TOKEN_SOURCES, (exact, reused, recomputed, computed), strict=True))
+    amounts = exact, settlement.continued_tokens, reused, recomputed, computed
+    sources = dict(zip(TOKEN_SOURCES, amounts, strict=True))
     return {**sources, REUSABLE: settlement.reusable_tokens}

@@ -83,7 +83,36 @@ class DonorQueue:
         """
         if request.is_capture_decided:
             return False
-        skip = skip_reason(request, self._rules, pending=self.waiting)
+        return self._line_up(request, tokens, extra_key, cache_salt, last_slot)
+
+    def keep_answer(
+        self,
+        request: Request[Any],
+        tokens: TokenIds,
+        *,
+        extra_key: str | None,
+        cache_salt: str | None,
+        last_slot: torch.Tensor,
+    ) -> bool:
+        """The same for prompt and answer of a request that has ended, if its prompt was decided."""
+        if not request.is_capture_decided:
+            return False
+        return self._line_up(request, tokens, extra_key, cache_salt, last_slot)
+
+    def _line_up(
+        self,
+        request: Request[Any],
+        tokens: TokenIds,
+        extra_key: str | None,
+        cache_salt: str | None,
+        last_slot: torch.Tensor,
+    ) -> bool:
+        # The tree gives a donor's slots away from its last token on: all of it must be exact.
+        skip = (
+            "approximate"
+            if request.tainted
+            else skip_reason(request, self._rules, tokens=len(tokens), pending=self.waiting)
+        )
         if skip == QUEUE_FULL:  # it may be asked for again
             self._stats.count("donors_skipped")
             return False
@@ -172,6 +201,10 @@ class DonorQueue:
 
 def _numbers(slots: Sequence[torch.Tensor]) -> list[int]:
     """The numbers of slots, [*] each; waits for the device here rather than in the scheduler."""
-    if slots and slots[0].is_cuda:
+    if not slots:
+        return []
+    if slots[0].is_cuda:
         torch.cuda.synchronize(slots[0].device)
-    return [number for each in slots for number in each.reshape(-1).tolist()]
+    # One read from the device, however many nodes the tree has dropped.
+    numbers: list[int] = torch.cat([each.reshape(-1) for each in slots]).tolist()
+    return numbers

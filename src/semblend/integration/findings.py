@@ -10,11 +10,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from semblend import __version__
+from semblend.core.architectures import EngineName, rows_of
 from semblend.core.distribution import PACKAGE, require_this_distribution
 from semblend.core.errors import ForeignDistributionError, SemBlendError
 from semblend.core.installing import install_command
 from semblend.integration.options import VariableOptions
-from semblend.integration.refusals import VERIFIED_ARCHITECTURES, Refusal, rotary_refusals
+from semblend.integration.refusals import (
+    Refusal,
+    architecture_names,
+    architecture_refusals,
+    rotary_refusals,
+)
 
 Options = TypeVar("Options", bound=VariableOptions)
 
@@ -104,7 +110,7 @@ def refused_things(check: str, refusals: Iterable[Refusal]) -> Iterator[Finding]
         yield Finding(check=check, verdict=Verdict.OK, detail="nothing is refused")
 
 
-def model_findings(name: str, *, unverified: bool) -> Iterator[Finding]:
+def model_findings(name: str, *, engine: EngineName, unverified: bool) -> Iterator[Finding]:
     """Whether a model's architecture was seen to work, and whether its K can be moved.
 
     `unverified` tries architectures that were not.
@@ -116,11 +122,15 @@ def model_findings(name: str, *, unverified: bool) -> Iterator[Finding]:
     except Exception as error:
         yield Finding(check="model", verdict=Verdict.REFUSED, detail=f"{name}: {error}")
         return
-    names = list(getattr(config, "architectures", None) or [])
-    known = set(names) & set(VERIFIED_ARCHITECTURES)
-    verdict = Verdict.OK if known else (Verdict.NOTE if unverified else Verdict.REFUSED)
-    yield Finding(check="architecture", verdict=verdict, detail=", ".join(names) or "unknown")
-    refusals = rotary_refusals(config.get_text_config())
+    names = architecture_names(config)
+    refusals = architecture_refusals(config, engine=engine, unverified=unverified)
+    for refusal in refusals:
+        yield Finding(check="architecture", verdict=Verdict.REFUSED, detail=str(refusal))
+    if not refusals:
+        verdict = Verdict.OK if any(rows_of(names, engine)) else Verdict.NOTE
+        yield Finding(check="architecture", verdict=verdict, detail=", ".join(names) or "unknown")
+    by_layer = engine is EngineName.VLLM
+    refusals = rotary_refusals(config.get_text_config(), by_layer=by_layer)
     verdict = Verdict.REFUSED if refusals else Verdict.OK
     detail = "; ".join(map(str, refusals)) or "movable; proven at start"
     yield Finding(check="rotary", verdict=verdict, detail=detail)

@@ -18,8 +18,10 @@ ADAPTER_GAUGES = {
     **GAUGES,
     "suspended_namespaces": "Namespaces in which shadow samples turned reuse off.",
     "shadow_waiting": "Shadow samples not computed yet.",
+    "cost_measured": "1 if plans are estimated with times measured on this engine at start.",
+    "chains": "Conversations that can be continued over approximate K/V.",
 }
-"""Gauges of adapters that also take shadow samples."""
+"""Gauges of adapters that also take shadow samples and continue conversations."""
 MODE = "mode"
 MODE_TEXT = "1 for the current mode."
 

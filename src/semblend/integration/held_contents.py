@@ -17,10 +17,6 @@ class HeldContents:
         self._contents: dict[str, bytes] = {}
         self._lock = threading.Lock()
 
-    def holds(self, tokens: TokenArray, namespace: Namespace) -> bool:
-        """Whether a donor with exactly these tokens exists or is being captured."""
-        return _content(tokens, namespace) in self._donors
-
     def reserve(self, donor_id: str, tokens: TokenArray, namespace: Namespace) -> bool:
         """Reserve these tokens for a donor; False if another one has them."""
         content = _content(tokens, namespace)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 
-UNSALTED = "semblend:ns:no-cache-salt"
+from semblend.core.namespace import UNNAMED
+
+UNSALTED = f"{UNNAMED}cache-salt"
 """The name for requests without a salt; no salt has this name."""
 
-UNKEYED = "semblend:ns:no-extra-key"
+UNKEYED = f"{UNNAMED}extra-key"
 """The same where an extra key separates users too."""
 
 

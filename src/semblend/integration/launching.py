@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from semblend.core.errors import SemBlendError
@@ -33,7 +34,7 @@ def flags_of(
         epilog=f"For the server's own flags: {help_of}",
         allow_abbrev=False,
     )
-    modes = [mode.value for mode in options.model_fields["mode"].annotation or ()]
+    modes = [mode.value for mode in options.MODES]
     parser.add_argument("--semblend-mode", choices=modes, help="what may be loaded")
     parser.add_argument("--semblend-config", help=f"a JSON object, or a file with one; see {page}")
     parser.add_argument("--semblend-audit-path", help="append the audit stream to this file")
@@ -61,6 +62,33 @@ def values_of(
             values[name] = given
     options.from_mapping(values)
     return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenFlag:
+    """A flag among a server's own arguments: `--flag value` or `--flag=value`."""
+
+    name: str
+    value: str | None
+    """None where nothing follows the flag."""
+    before: tuple[str, ...]
+    behind: tuple[str, ...]
+
+
+def given_flag(argv: list[str], names: Collection[str]) -> GivenFlag | None:
+    """The first of these flags that was given."""
+    for index, argument in enumerate(argv):
+        name, equals, value = argument.partition("=")
+        if name in names:
+            # Without an equals sign the next argument is the value.
+            end = index + (1 if equals else 2)
+            return GivenFlag(
+                name=name,
+                value=value if equals else next(iter(argv[index + 1 : end]), None),
+                before=tuple(argv[:index]),
+                behind=tuple(argv[end:]),
+            )
+    return None
 
 
 @contextmanager

@@ -5,38 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class ReuseMode(StrEnum):
-    """What an adapter may supply to its engine; each engine lists the modes it supports.
-
-    Values are discovery_only, exact_prefix, request_only_experimental, segmented_experimental
-    and segmented.
-    """
-
-    @property
-    def loads(self) -> bool:
-        """Whether donor K/V is loaded at all."""
-        return self.value != "discovery_only"
-
-    @property
-    def segmented(self) -> bool:
-        """Whether there may be holes between loaded spans."""
-        return self.value in ("segmented", "segmented_experimental")
-
-    @property
-    def standing(self) -> str:
-        """What backs its loads: exact, certified or experimental."""
-        if self.uncertified:
-            return "experimental"
-        return "exact" if self.value == "exact_prefix" else "certified"
-
-    @property
-    def uncertified(self) -> bool:
-        """Whether approximate K/V may be loaded without a certificate."""
-        return self.value.endswith("_experimental")
-
-
-class Mode(ReuseMode):
-    """All modes."""
+class Mode(StrEnum):
+    """What an adapter may supply to its engine; `AdapterOptions.MODES` are those an engine has."""
 
     DISCOVERY_ONLY = "discovery_only"
     """Find and report; nothing is captured or loaded."""
@@ -48,6 +18,28 @@ class Mode(ReuseMode):
     """Load spans anywhere, without a certificate; every response says so."""
     SEGMENTED = "segmented"
     """Load spans anywhere, under the model's quality certificate."""
+
+    @property
+    def loads(self) -> bool:
+        """Whether donor K/V is loaded at all."""
+        return self is not Mode.DISCOVERY_ONLY
+
+    @property
+    def segmented(self) -> bool:
+        """Whether there may be holes between loaded spans."""
+        return self in (Mode.SEGMENTED, Mode.SEGMENTED_EXPERIMENTAL)
+
+    @property
+    def standing(self) -> str:
+        """What backs its loads: exact, certified or experimental."""
+        if self.uncertified:
+            return "experimental"
+        return "exact" if self is Mode.EXACT_PREFIX else "certified"
+
+    @property
+    def uncertified(self) -> bool:
+        """Whether approximate K/V may be loaded without a certificate."""
+        return self in (Mode.REQUEST_ONLY_EXPERIMENTAL, Mode.SEGMENTED_EXPERIMENTAL)
 
 
 class Execution(StrEnum):

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from semblend.core.errors import SettingsError
 from semblend.core.json_text import parse_json
 from semblend.core.settings import EmbedderKind, Settings
 from semblend.core.unheeded import unheeded
 from semblend.integration.auditing.audit_stream import FILES, MAX_BYTES
-from semblend.integration.modes import ReuseMode
+from semblend.integration.modes import Mode
 from semblend.integration.option_values import checked_options
 
 
@@ -30,8 +30,10 @@ class AdapterOptions(BaseModel):
 
     SOURCE: ClassVar[str]
     """Where the engine's users give the keys, for error messages."""
+    MODES: ClassVar[tuple[Mode, ...]] = tuple(Mode)
+    """The modes the engine has."""
 
-    mode: ReuseMode
+    mode: Mode
     min_prompt_tokens: int = Field(
         256, ge=2, description="Shorter prompts are neither looked up nor kept as donors."
     )
@@ -69,6 +71,13 @@ class AdapterOptions(BaseModel):
         False,
         description="Also try model architectures that have never been tested.",
     )
+
+    @field_validator("mode")
+    @classmethod
+    def _is_served(cls, mode: Mode) -> Mode:
+        if mode not in cls.MODES:
+            raise ValueError(f"one of {', '.join(cls.MODES)} expected")
+        return mode
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from semblend.core.errors import SemBlendError
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
@@ -94,16 +92,6 @@ def probes(plan: Plan) -> bool:
 def tokens_to_compute(plan: Plan) -> int:
     """Tokens a plan computes in one nested pass, including the tail if a policy probes it."""
     return pass_tokens(plan) if probes(plan) else sum(map(len, plan.holes))
-
-
-def first_added(before: Plan, after: Plan) -> int:
-    """The first token computed in one plan and copied in the other; the end if there is none."""
-    added = np.zeros(before.end, dtype=bool)
-    for hole in after.holes:
-        added[hole.start : hole.end] = True
-    for hole in before.holes:
-        added[hole.start : hole.end] = False
-    return int(added.argmax()) if added.any() else before.prompt_tokens
 
 
 def watch_queries(module: Any, watch: Callable[[torch.Tensor], None], *, named: str) -> Any:

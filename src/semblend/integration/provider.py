@@ -189,11 +189,23 @@ class SemBlendProvider:
         namespace: Namespace,
         *,
         exact_tokens: int,
+        continued_tokens: int = 0,
         hole_budget: int | None = None,
         text: str | None = None,
+        policy: str | None = None,
     ) -> Plan:
-        """The same for a prompt whose namespace is known."""
-        plan = self.planner.plan(tokens, namespace, exact_tokens=exact_tokens, text=text)
+        """The same for a prompt whose namespace is known.
+
+        It may name a policy, and it may continue a chain.
+        """
+        plan = self.planner.plan(
+            tokens,
+            namespace,
+            exact_tokens=exact_tokens,
+            continued_tokens=continued_tokens,
+            text=text,
+            policy=policy,
+        )
         if plan.executable and hole_budget is not None:
             cut = within_hole_budget(plan, hole_budget, page_size=self._page_size)
             if cut is None or pass_tokens(cut) > hole_budget:

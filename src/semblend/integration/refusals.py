@@ -6,23 +6,19 @@ nobody has tested with it. Refusing costs a cold prefill; not refusing costs wro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from semblend.core.architectures import EngineName, Trait, rows_of
 from semblend.core.errors import UnsupportedModelError, UnsupportedRotaryError
 from semblend.integration.probing import UNPROBED
 
 Features: TypeAlias = tuple[tuple[str, Callable[[Any], Any]], ...]
 """Feature names, and how to tell from an engine's configuration that one is in use."""
 
-VERIFIED_ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-)
-"""Tested, except Mistral (which engines run as Llama)."""
+Traits: TypeAlias = tuple[tuple[Trait, Callable[[Any], Any]], ...]
+"""What a model may have, and how to tell from an engine's configuration that it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +44,24 @@ class UnsupportedEngineError(UnsupportedModelError):
         )
 
 
-def architecture_refusals(hf_config: Any, *, unverified: bool) -> list[Refusal]:
-    """Empty for a tested architecture, or if any may be tried."""
-    names = list(getattr(hf_config, "architectures", None) or [])
-    if unverified or set(names) & set(VERIFIED_ARCHITECTURES):
+def architecture_names(hf_config: Any) -> list[str]:
+    """The architectures a model's configuration states."""
+    return list(getattr(hf_config, "architectures", None) or [])
+
+
+def architecture_refusals(hf_config: Any, *, engine: EngineName, unverified: bool) -> list[Refusal]:
+    """Empty for an architecture this engine was run with, or if any may be tried."""
+    names = architecture_names(hf_config)
+    obstacles = [row for row in rows_of(names) if row.obstacle]
+    if obstacles:
+        return [
+            Refusal(
+                feature=f"architecture {row.name}",
+                remedy=f"{row.obstacle}: docs/lab/what-attention-spans-need.md",
+            )
+            for row in obstacles
+        ]
+    if unverified or any(rows_of(names, engine)):
         return []
     return [
         Refusal(
@@ -59,6 +69,13 @@ def architecture_refusals(hf_config: Any, *, unverified: bool) -> list[Refusal]:
             remedy="not tested; unverified_architectures=true tries it",
         )
     ]
+
+
+def trait_refusals(traits: Traits, config: Any, *, taken: Container[Trait]) -> list[Refusal]:
+    """One refusal per trait that a configuration has and its architecture was not run with."""
+    return refused_features(
+        tuple((trait.value, has) for trait, has in traits if trait not in taken), config
+    )
 
 
 def refused_features(features: Features, config: Any) -> list[Refusal]:
@@ -84,12 +101,35 @@ def policy_refusals(spec: str, can_run: Callable[[str], bool]) -> list[Refusal]:
     return [Refusal(feature=f"recompute policy {spec}", remedy=f"it {UNPROBED}")]
 
 
-def rotary_refusals(text_config: Any) -> list[Refusal]:
-    """Empty for rotary positions whose K can be moved."""
+def rotary_refusals(
+    text_config: Any,
+    *,
+    by_layer: bool = False,
+    text_positions: bool = False,
+    fixed_length: bool = False,
+) -> list[Refusal]:
+    """Empty for rotary positions whose K can be moved.
+
+    Parameters
+    ----------
+    by_layer
+        Whether the engine moves each kind of layer, and rows of latents, in its own way.
+    text_positions
+        Whether requests with other positions than text's are left alone.
+    fixed_length
+        Whether the engine's frequencies are the same for every length of a prompt.
+    """
+    from semblend.kv.rotary_config import ConfigReader, refuse_unmovable
     from semblend.kv.rotary_spec import RotarySpec
 
     try:
-        RotarySpec.from_config(text_config)
+        reader = ConfigReader.of(text_config)
+        if fixed_length and reader.by_length:
+            refuse_unmovable(reader, text_positions=text_positions, fixed_length=True)
+        elif by_layer:
+            RotarySpec.by_layer_type(text_config, text_positions=text_positions)
+        else:
+            RotarySpec.from_config(text_config, text_positions=text_positions)
     except UnsupportedRotaryError as error:
         return [Refusal(feature=f"rotary positions: {error}")]
     return []

@@ -6,7 +6,8 @@ import logging
 from dataclasses import dataclass, replace
 
 from semblend.core.settings import Settings
-from semblend.integration.modes import ReuseMode
+from semblend.integration.modes import Mode
+from semblend.integration.options import AdapterOptions
 from semblend.planning.certificates import Standing
 
 _FOUND = "Reusable text is found and counted (source=reusable), but all of it is computed"
@@ -39,8 +40,14 @@ class RunningMode:
         line = f"SemBlend runs as {self.runs}: {self.why}. {self.does}."
         return f"{line} Next: {self.next_step}." if self.next_step else line
 
+    def say(self, logger: logging.Logger, *, unheeded: str = "") -> None:
+        """Log it, and what was set that does nothing."""
+        logger.log(self.level, "%s", self)
+        if unheeded:
+            logger.warning("SemBlend: %s", unheeded)
+
     @classmethod
-    def nothing(cls, mode: ReuseMode, why: str) -> RunningMode:
+    def nothing(cls, mode: Mode, why: str) -> RunningMode:
         """An adapter that an engine was not found fit for."""
         does = "Every prompt is computed as without SemBlend"
         return cls(asked=mode.value, runs="off", why=why, does=does, next_step=_DOCTOR)
@@ -48,9 +55,8 @@ class RunningMode:
     @classmethod
     def of(
         cls,
-        mode: ReuseMode,
+        options: AdapterOptions,
         *,
-        given: bool,
         settings: Settings,
         standing: Standing,
         model: str,
@@ -61,14 +67,14 @@ class RunningMode:
 
         Parameters
         ----------
-        given
-            Whether someone chose the mode, or it is the default.
+        options
+            What was asked for, before an objection cut it.
         objection
             Why this engine loads nothing in any mode, if so.
         prefixes
             Whether the engine loads identical prefixes in every mode that loads.
         """
-        asked = mode.value
+        mode, asked = options.mode, options.mode.value
 
         def discovery(why: str, next_step: str) -> RunningMode:
             runs = "discovery_only"
@@ -79,7 +85,11 @@ class RunningMode:
             why, step = "SEMBLEND_ENABLED is 0", "set SEMBLEND_ENABLED=1"
             return cls(asked=asked, runs="off", why=why, does=nothing, next_step=step)
         if not mode.loads:
-            why = "this mode was chosen" if given else "no mode was given"
+            why = (
+                "this mode was chosen"
+                if "mode" in options.model_fields_set
+                else "no mode was given"
+            )
             return discovery(why, _certify(model))
         if settings.discovery_only:
             return discovery("SEMBLEND_DISCOVERY_ONLY is set", "unset SEMBLEND_DISCOVERY_ONLY")

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from semblend.core.errors import SettingsError
 from semblend.core.settings import Settings
+from semblend.integration.modes import Mode
 from semblend.integration.options import AdapterOptions
 from semblend.integration.refusals import Refusal, UnsupportedEngineError
 
@@ -55,7 +56,7 @@ class Start:
         """The options as far as they may be carried out."""
         if self.reach is Reach.LOADS or not options.mode.loads:
             return options
-        return options.model_copy(update={"mode": type(options.mode)("discovery_only")})
+        return options.model_copy(update={"mode": Mode.DISCOVERY_ONLY})
 
 
 UNHINDERED = Start(reach=Reach.LOADS)

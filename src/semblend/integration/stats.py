@@ -23,7 +23,10 @@ PLAIN = {
     "donors_fetched": "Donors fetched from other machines.",
     "fetches_failed": "Donors of other machines that were worth fetching but did not arrive.",
     "shadow_samples": "Reused requests that were also computed cold.",
+    "promoted_tokens": "Tokens of conversations computed exactly in idle steps.",
     "load_failures": "Loads that failed and were computed exactly.",
+    "clipped_numbers": "Numbers of moved fp8 K that did not fit and were clipped, over all ranks.",
+    "replayed_passes": "Forwards over holes replayed from graphs that the engine recorded.",
     "deferred_steps": "Steps that requests waited for the hole budget or for their plan.",
 }
 """Counters without a label."""

@@ -10,17 +10,23 @@ find the evidence better than all of the question's tokens together (docs/qualit
 """
 
 
-def attention_weights(query: torch.Tensor, keys: torch.Tensor, *, first: int) -> torch.Tensor:
+def attention_weights(
+    query: torch.Tensor, keys: torch.Tensor, *, first: int, window: int | None = None
+) -> torch.Tensor:
     """Causal attention weights of query rows from position `first` on: [heads, rows, keys].
 
-    `query` is [rows, query_heads, head_dim], `keys` [keys, kv_heads, head_dim], both rotated. The
-    scale is the usual one. Scores only rank blocks, so a model's own scale matters little.
+    `query` is [rows, query_heads, head_dim], `keys` [keys, kv_heads, head_dim], both rotated. A
+    query sees `window` tokens, itself included, or all before it. The scale is the usual one.
+    Scores only rank blocks, so a model's own scale, soft caps and sinks matter little.
     """
     rows, heads, dim = query.shape
     groups = heads // keys.shape[1]
     grouped = query.view(rows, keys.shape[1], groups, dim).permute(1, 2, 0, 3).float()
     scores = grouped @ keys.permute(1, 2, 0)[:, None].float() * dim**-0.5
     positions = torch.arange(keys.shape[0], device=keys.device)
-    hidden = positions[None] > torch.arange(first, first + rows, device=keys.device)[:, None]
+    asking = torch.arange(first, first + rows, device=keys.device)[:, None]
+    hidden = positions[None] > asking
+    if window is not None:
+        hidden |= positions[None] <= asking - window
     weights: torch.Tensor = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
     return weights.flatten(0, 1)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from semblend.core.errors import SerialisationError
-from semblend.kv.layout import SlotArray
+from semblend.kv.layout import PARTS, SlotArray
 from semblend.kv.rotary_table import RotaryTable, rotate
 
 STEP_TOKENS = 16
@@ -36,7 +36,7 @@ class DepthDrift:
     depths: torch.Tensor
     """fp32 [depths], ascending, in tokens from the start of the prompt; at least two."""
     means: torch.Tensor
-    """fp32 [layers, 2, depths, kv_heads, head_dim]; K as it would be at position 0."""
+    """fp32 [layers, parts, depths, kv_heads, head_dim]; K as it would be at position 0."""
     host_depths: npt.NDArray[np.float32] = field(init=False)
     """The depths on the host, where plans are made."""
 
@@ -48,12 +48,13 @@ class DepthDrift:
             depths.ndim != 1
             or len(depths) < 2
             or means.ndim != 5
-            or means.shape[1:3] != (2, len(depths))
+            or means.shape[1] not in PARTS
+            or means.shape[2] != len(depths)
             or not bool((depths.diff() > 0).all())
             or not bool(torch.isfinite(means).all())
         ):
             raise SerialisationError(
-                f"depth drift: expected ascending depths and finite means [layers, 2, depths, "
+                f"depth drift: expected ascending depths and finite means [layers, parts, depths, "
                 f"kv_heads, head_dim], got {tuple(depths.shape)} and {tuple(means.shape)}"
             )
 
@@ -79,8 +80,15 @@ class DepthDrift:
         means = self.means[:, :, :, first : first + kv_heads]
         return DepthDrift(depths=self.depths, means=means.contiguous())
 
+    def with_still_layers(self, count: int) -> DepthDrift:
+        """The same with `count` more layers at the end, which do not drift."""
+        if not count:
+            return self
+        still = torch.zeros_like(self.means[:1]).expand(count, *self.means.shape[1:])
+        return DepthDrift(depths=self.depths, means=torch.cat((self.means, still)))
+
     def at(self, depths: torch.Tensor) -> torch.Tensor:
-        """Means at any depths [n], interpolated linearly: [layers, 2, n, ...]."""
+        """Means at any depths [n], interpolated linearly: [layers, parts, n, ...]."""
         wanted = depths.to(self.depths)
         above = torch.searchsorted(self.depths, wanted).clamp(1, len(self.depths) - 1)
         low, high = self.depths[above - 1], self.depths[above]
@@ -161,7 +169,7 @@ class DepthMove:
     """One run's differences, ready to be added layer by layer."""
 
     away: torch.Tensor
-    """fp32 [layers, 2, steps, kv_heads, head_dim]; K as at position 0."""
+    """fp32 [layers, parts, steps, kv_heads, head_dim]; K as at position 0."""
     step: torch.Tensor
     """int64 [tokens]: the step each token belongs to."""
     cos: torch.Tensor
@@ -172,9 +180,9 @@ class DepthMove:
     def keys(self, layer: int, keys: torch.Tensor) -> torch.Tensor:
         """A layer's K [tokens, kv_heads, head_dim], already rotated, shifted to its new depth."""
         away = self._spread(layer, 0)
-        width = self.rotary.rotary_dim
-        turned = rotate(away[..., :width], self.cos, self.sin, self.rotary.pairing)
-        moved = torch.cat((turned, away[..., width:]), dim=-1)
+        which = self.rotary.rotating
+        turned = rotate(away[..., which], self.cos, self.sin, self.rotary.pairing)
+        moved = torch.cat((away[..., : which.start], turned, away[..., which.stop :]), dim=-1)
         return (keys.float() + moved).to(keys.dtype)
 
     def values(self, layer: int, values: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,24 @@ def weights_fingerprint(model: torch.nn.Module, config: Any, folder: Path | None
             digest.update(name.encode())
             raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
             digest.update(_xxhash().xxh3_128_digest(raw.numpy()))
+    return digest.hexdigest()[:32]
+
+
+def files_fingerprint(files: Iterable[Path]) -> str:
+    """A content hash of files and their names; cached like :func:`weights_fingerprint`'s."""
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(f"{len(file.name)}:{file.name}{_content_id(file)}".encode())
+    return digest.hexdigest()[:32]
+
+
+def tensors_fingerprint(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """A content hash of named tensors, by their bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors, key=itemgetter(0)):
+        digest.update(f"{len(name)}:{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        digest.update(_xxhash().xxh3_128_digest(raw.numpy()))
     return digest.hexdigest()[:32]
 
 

@@ -23,8 +23,8 @@ from semblend.core.errors import PlanError
 from semblend.kv import torch_copy
 from semblend.kv.depth_drift import DepthDrift
 from semblend.kv.in_flight import IN_FLIGHT
+from semblend.kv.layer_rotary import Rotary
 from semblend.kv.paged_kv import PagedKv
-from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.span_batch import CopyBatch, Destination, SpanCopy, flat_batch, flattened
 
 CHUNK_LAYERS = 4
@@ -67,7 +67,7 @@ class LayerwiseLoad:
         self,
         pool: torch.Tensor | Destination,
         copies: Sequence[SpanCopy] | CopyBatch,
-        rotary: RotaryTable,
+        rotary: Rotary,
         *,
         drift: DepthDrift | None = None,
         stream: torch.cuda.Stream | None = None,
@@ -98,7 +98,6 @@ class LayerwiseLoad:
         self._by_kernel = self._on_device and isinstance(self._pool, PagedKv)
         spans = flattened(copies)
         self.tokens = len(spans)
-        # Without a device there is no bus to hide, but the order of steps is the same.
         away = [not self._by_kernel or source.device != device for source in spans.sources]
         checked = flat_batch(self._pool, spans, rotary)
         self._chunks: list[tuple[int, int]] = []
@@ -109,9 +108,13 @@ class LayerwiseLoad:
         far = spans.of_sources(away)
         if not len(far):
             return
-        self._chunks = layer_chunks(self._pool.layer_count, most_layers)
+        staged, direct = self._split(far, direct_share)
+        # Without a bus there is nothing to hide: rows and tiles are made once for all layers.
+        whole = not self._on_device and not len(staged)
+        layers = self._pool.layer_count
+        self._chunks = [(0, layers)] if whole else layer_chunks(layers, most_layers)
         self._ring = min(ring, len(self._chunks))
-        self._stage(far, direct_share)
+        self._stage(staged, direct)
         self._copied = [_event(self._on_device) for _ in range(self._ring)]
         self._placed = [_event(self._on_device) for _ in range(self._ring)]
         if stream is not None:
@@ -134,6 +137,11 @@ class LayerwiseLoad:
         """Put all layers in place. They are queued on the current stream on return."""
         self(self._pool.layer_count)
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Where runs of layers that are placed together end; the last is the number of layers."""
+        return tuple(end for _, end in self._chunks) or (self._pool.layer_count,)
+
     def _place_chunk(self, slot: int, layers: range) -> None:
         if self._on_device and self._stream is not None:
             torch.cuda.current_stream(self._pool.device).wait_event(self._copied[slot])
@@ -152,12 +160,11 @@ class LayerwiseLoad:
 
             triton_copy.copy_batch(self._pool, batch, self._rotary, drift=self._drift)
 
-    def _stage(self, batch: CopyBatch, direct_share: float) -> None:
+    def _stage(self, staged: CopyBatch, direct: CopyBatch) -> None:
         """Set up the ring, and for each of its places where sources go and how they leave it."""
-        staged, direct = self._split(batch, direct_share)
         self._direct = direct.sources
         self._sources: list[tuple[torch.Tensor, int, int]] = []
-        heads, dim = self._pool.head_shape
+        parts, (heads, dim) = self._pool.parts, self._pool.head_shape
         deep = max(end - first for first, end in self._chunks)
         sizes: list[int] = []
         for source, low, high in _rows_read(staged):
@@ -165,7 +172,7 @@ class LayerwiseLoad:
                 # The whole source is one plain copy; part of it would take two per layer.
                 low, high = 0, source.shape[2]
             self._sources.append((source, low, high))
-            sizes.append(deep * 2 * (high - low) * heads * dim)
+            sizes.append(deep * parts * (high - low) * heads * dim)
         staged_from = np.array([low for _, low, _ in self._sources], dtype=np.int64)
         staged = replace(
             staged, source_slots=staged.source_slots - staged_from[staged.source_numbers]
@@ -177,7 +184,7 @@ class LayerwiseLoad:
             # An abandoned load has copies in flight, so nothing else may use their memory yet.
             ring.record_stream(self._stream)
         self._staged = [
-            [part.view(deep, 2, -1, heads, dim) for part in place.split(sizes)] if sizes else []
+            [part.view(deep, parts, -1, heads, dim) for part in place.split(sizes)] if sizes else []
             for place in ring
         ]
         placers = [self._placers(staged), self._direct_placers(direct)]
@@ -253,8 +260,8 @@ class LayerwiseLoad:
                 continue
             # Plain copies: one strided copy would go through a host buffer.
             for place, layer in enumerate(range(first, end)):
-                for kv in (0, 1):
-                    target[place, kv].copy_(source[layer, kv, low:high], non_blocking=True)
+                for part in range(source.shape[1]):
+                    target[place, part].copy_(source[layer, part, low:high], non_blocking=True)
         if self._on_device:
             event = self._copied[slot]
             event.record(torch.cuda.current_stream(self._pool.device))
@@ -281,7 +288,7 @@ def _rows_read(batch: CopyBatch) -> Iterator[tuple[torch.Tensor, int, int]]:
 def _torch_placer(
     pool: Destination,
     batch: CopyBatch,
-    rotary: RotaryTable,
+    rotary: Rotary,
     drift: DepthDrift | None,
     *,
     whole: bool = False,

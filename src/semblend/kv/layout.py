@@ -4,6 +4,10 @@ A pool is one tensor [layers, 2, pages, page_size, kv_heads, head_dim], K at ind
 1. A token's *slot* is page * page_size + offset. A segment is one tensor [layers, 2, tokens,
 kv_heads, head_dim]. Indexed by slots, a pool has the shape of a segment, so all copying is between
 two tensors of that shape.
+
+Multi-head latent attention (MLA) has no V of its own: K and V are both made from one row [latent,
+k_pe] per token. There the second dimension, the *parts*, is 1: the rows lie where K lies, with one
+head, and only their last numbers rotate (`RotaryTable.offset`).
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ import torch
 from semblend.core.errors import PlanError
 
 SlotArray = npt.NDArray[np.int64]
+PARTS = (1, 2)
+"""How many parts K/V may have: K and V, or rows that both are made from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,17 +80,18 @@ class PagedLayout:
 
 
 def by_slot(kv: torch.Tensor) -> torch.Tensor:
-    """A pool or a segment as [layers, 2, slots, kv_heads, head_dim], sharing its memory.
+    """A pool or a segment as [layers, parts, slots, kv_heads, head_dim], sharing its memory.
 
     Raises
     ------
     PlanError
         If the tensor has neither shape, or its tokens are not contiguous.
     """
-    if kv.ndim not in (5, 6) or kv.shape[1] != 2:
+    if kv.ndim not in (5, 6) or kv.shape[1] not in PARTS:
         raise PlanError(
-            f"K/V: expected a pool [layers, 2, pages, page_size, kv_heads, head_dim] or a segment "
-            f"[layers, 2, tokens, kv_heads, head_dim], got {tuple(kv.shape)}"
+            f"K/V: expected a pool [layers, parts, pages, page_size, kv_heads, head_dim] or a "
+            f"segment [layers, parts, tokens, kv_heads, head_dim] of one or two parts, got "
+            f"{tuple(kv.shape)}"
         )
     if kv.is_contiguous():  # as pools are, and the segments of a long donor
         return kv if kv.ndim == 5 else kv.flatten(2, 3)

@@ -8,6 +8,7 @@ the engine's memory, and a *slot* is block * block_size + offset:
     SGLang    two lists of [slots, heads, dim]
     TensorRT  [blocks, layers, 2, heads, block_size, dim]
     ours      [layers, 2, pages, page_size, heads, dim], and segments [layers, 2, tokens, ...]
+    MLA       [blocks, block_size, latent and k_pe] in vLLM: K views of one head, and no V
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ class TokenWriter(Protocol):
         ...
 
     @property
+    def parts(self) -> int:
+        """2 for K and V; 1 if there are only rows that both are made from."""
+        ...
+
+    @property
     def head_shape(self) -> tuple[int, int]:
         """K/V heads and head dimension."""
         ...
@@ -46,10 +52,18 @@ class TokenWriter(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def clipped(self) -> torch.Tensor | None:
+        """Counts what did not fit into the pool's number format; see `kv.numbers`."""
+        ...
+
     def write(
-        self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor | None, slots: torch.Tensor
     ) -> None:
-        """Write K and V of tokens, [tokens, kv_heads, head_dim], to their slots."""
+        """Write K and V of tokens, [tokens, kv_heads, head_dim], to their slots.
+
+        `values` is None if there is one part.
+        """
         ...
 
 
@@ -59,9 +73,12 @@ class PagedKv:
 
     keys: tuple[torch.Tensor, ...]
     """One per layer, [blocks, block_size, kv_heads, head_dim], with any strides."""
-    values: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...] = ()
+    """As many, or none: see `kv.layout`."""
     stack: torch.Tensor | None = None
-    """[layers, 2, slots, kv_heads, head_dim] over the same memory, if it is one tensor."""
+    """[layers, parts, slots, kv_heads, head_dim] over the same memory, if it is one tensor."""
+    clipped: torch.Tensor | None = None
+    """int64 [1]: counts what did not fit into the pool's number format; see `kv.numbers`."""
     strides: tuple[int, int, int, int] = field(init=False)
     """Of a block, a token, a head and an element, in elements; 0 if there is only one."""
     memory: tuple[range, ...] = field(init=False)
@@ -69,10 +86,12 @@ class PagedKv:
 
     def __post_init__(self) -> None:
         views = (*self.keys, *self.values)
-        if not views or len(self.keys) != len(self.values) or self.keys[0].ndim != 4:
+        paired = not self.values or len(self.keys) == len(self.values)
+        if not self.keys or not paired or self.keys[0].ndim != 4:
             raise PlanError(
-                f"paged K/V: expected as many K as V views [blocks, block_size, kv_heads, "
-                f"head_dim], got {[tuple(view.shape) for view in views[:2]]} of {len(views)}"
+                f"paged K/V: expected K views [blocks, block_size, kv_heads, head_dim] and as "
+                f"many of V, or none, got {[tuple(view.shape) for view in views[:2]]} of "
+                f"{len(views)}"
             )
         first = views[0]
         shape, strides, dtype, device = first.shape, _strides(first), first.dtype, first.device
@@ -106,7 +125,7 @@ class PagedKv:
         layers = range(kv.shape[0])
         return cls(
             keys=tuple(parts[layer, 0] for layer in layers),
-            values=tuple(parts[layer, 1] for layer in layers),
+            values=tuple(parts[layer, 1] for layer in layers if kv.shape[1] == 2),
             stack=slots,
         )
 
@@ -121,6 +140,11 @@ class PagedKv:
     @property
     def layer_count(self) -> int:
         return len(self.keys)
+
+    @property
+    def parts(self) -> int:
+        """2 for K and V; 1 if there are only rows that both are made from."""
+        return 2 if self.values else 1
 
     @property
     def block_size(self) -> int:

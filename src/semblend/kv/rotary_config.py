@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from semblend.core.errors import UnsupportedRotaryError
@@ -22,12 +22,13 @@ a model that is missing here.
 """
 
 _MIXED_POSITION_MODELS = frozenset({"cohere2", "cohere2_moe", "exaone4", "llama4", "llama4_text"})
+_REWRITTEN = {"deepseek_yarn": "yarn", "deepseek_llama_scaling": "yarn"}
+"""What vLLM puts in place of a kind while it loads a model."""
 _SUPPORTED = ("default", "linear", "llama3", "yarn")
-_REFUSED_KINDS = {
+_BY_LENGTH = {
     "dynamic": "dynamic NTK: frequencies change with the length of the sequence",
     "longrope": "longrope: frequencies change with the length of the sequence",
     "su": "longrope: frequencies change with the length of the sequence",
-    "mrope": "M-RoPE: positions have several axes",
 }
 
 
@@ -54,11 +55,39 @@ class ConfigReader:
             raise UnsupportedRotaryError(f"rope_parameters: expected a mapping, got {parameters!r}")
         return cls(get=get, parameters=parameters)
 
+    def by_layer_type(self) -> dict[str, ConfigReader]:
+        """A reader per kind of layer, where parameters differ by it; else this one, without a name.
+
+        Raises
+        ------
+        UnsupportedRotaryError
+            If some parameters belong to a kind of layer and others do not.
+        """
+        nested = {k: v for k, v in self.parameters.items() if isinstance(v, Mapping)}
+        if not nested:
+            return {"": self}
+        if len(nested) != len(self.parameters):
+            rest = sorted(set(self.parameters) - set(nested))
+            raise UnsupportedRotaryError(
+                f"rope_parameters: {', '.join(rest)} beside those of {', '.join(nested)}"
+            )
+        return {name: replace(self, parameters=nested[name]) for name in sorted(nested)}
+
     @property
     def kind(self) -> str:
         """The kind's name in the config."""
         name = self.parameters.get("rope_type") or self.parameters.get("type") or "default"
-        return str(name)
+        return _REWRITTEN.get(str(name), str(name))
+
+    @property
+    def text_kind(self) -> str:
+        """The kind of the positions of text: M-RoPE's turn as plain ones do."""
+        return "default" if self.kind == "mrope" else self.kind
+
+    @property
+    def by_length(self) -> bool:
+        """Whether frequencies follow from a length: the sequence's, or one an engine fixes."""
+        return self.kind in _BY_LENGTH
 
     @property
     def model_type(self) -> str:
@@ -67,11 +96,23 @@ class ConfigReader:
     @property
     def interleaved(self) -> bool:
         """Whether this model family pairs neighbours."""
-        return self.model_type in INTERLEAVED_MODELS
+        stated = self.get("rope_interleave")  # of models with latent rows
+        return self.model_type in INTERLEAVED_MODELS or (
+            self.latent_dim > 0 and (stated is None or bool(stated))
+        )
+
+    @property
+    def latent_dim(self) -> int:
+        """Numbers of a row before those that rotate, with multi-head latent attention; else 0."""
+        return int(self.get("kv_lora_rank") or 0)
 
     @property
     def head_dim(self) -> int:
-        """Size of one head of K."""
+        """Size of one head of K; of what rotates of a row of latents."""
+        if self.latent_dim:
+            if not self.get("qk_rope_head_dim"):
+                raise UnsupportedRotaryError("config: expected qk_rope_head_dim")
+            return int(self.get("qk_rope_head_dim"))
         if self.get("head_dim"):
             return int(self.get("head_dim"))
         hidden = self.get("hidden_size") or self.get("n_embd")
@@ -85,6 +126,8 @@ class ConfigReader:
     @property
     def rotary_dim(self) -> int:
         """Rotating elements of a head. Partial rotary embeddings rotate only the first part."""
+        if self.latent_dim:
+            return self.head_dim
         share = self.number("partial_rotary_factor")
         if share is None and self.get("rotary_dim"):
             return int(self.get("rotary_dim"))
@@ -153,8 +196,8 @@ class ConfigReader:
         return float(value)
 
 
-def refuse_unmovable(reader: ConfigReader) -> None:
-    """Refuse, by name, every feature that prevents moving K by one rotation.
+def refuse_several(reader: ConfigReader) -> None:
+    """Refuse, by name, K that is not moved by one rotation of whole heads on all layers.
 
     Raises
     ------
@@ -168,6 +211,28 @@ def refuse_unmovable(reader: ConfigReader) -> None:
             f"rotary parameters differ by layer type ({', '.join(per_layer)}): one rotation "
             f"does not fit all layers"
         )
+    if reader.latent_dim:
+        raise UnsupportedRotaryError("MLA (kv_lora_rank): K is stored compressed")
+
+
+def refuse_unmovable(
+    reader: ConfigReader, *, text_positions: bool = False, fixed_length: bool = False
+) -> None:
+    """Refuse, by name, every feature that prevents moving K of one kind of layer.
+
+    Parameters
+    ----------
+    text_positions
+        Whether all positions are those of text, which M-RoPE gives on all axes alike.
+    fixed_length
+        Whether the engine fixes the length that frequencies follow from, for all sequences.
+
+    Raises
+    ------
+    UnsupportedRotaryError
+        Naming the feature.
+    """
+    parameters = reader.parameters
     for name in ("rope_local_base_freq", "local_rope_theta", "global_rope_theta"):
         if reader.get(name) is not None:
             raise UnsupportedRotaryError(f"{name}: rotary parameters differ by layer")
@@ -176,13 +241,15 @@ def refuse_unmovable(reader: ConfigReader) -> None:
         raise UnsupportedRotaryError(
             f"model type {reader.model_type!r} has layers without rotary positions (NoPE)"
         )
-    if reader.get("kv_lora_rank"):
-        raise UnsupportedRotaryError("MLA (kv_lora_rank): K is stored compressed")
-    if "mrope_section" in parameters or "mrope_interleaved" in parameters:
-        raise UnsupportedRotaryError(_REFUSED_KINDS["mrope"])
-    kind = reader.kind
-    if kind in _REFUSED_KINDS:
-        raise UnsupportedRotaryError(_REFUSED_KINDS[kind])
+    if not text_positions and (
+        reader.kind == "mrope" or "mrope_section" in parameters or "mrope_interleaved" in parameters
+    ):
+        raise UnsupportedRotaryError("M-RoPE: positions have several axes")
+    kind = reader.text_kind
+    if kind in _BY_LENGTH:
+        if fixed_length:
+            return
+        raise UnsupportedRotaryError(_BY_LENGTH[kind])
     if kind not in _SUPPORTED:
         raise UnsupportedRotaryError(
             f"unknown rotary kind {kind!r}; expected one of {', '.join(_SUPPORTED)}"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from semblend.core.errors import UnsupportedRotaryError
-from semblend.kv.rotary_config import ConfigReader, refuse_unmovable
+from semblend.kv.rotary_config import ConfigReader, refuse_several, refuse_unmovable
 
 
 class RotaryKind(StrEnum):
@@ -80,8 +80,13 @@ class RotarySpec:
                 raise UnsupportedRotaryError(f"rotary kind {self.kind.value!r} needs {name}")
 
     @classmethod
-    def from_config(cls, config: Any) -> RotarySpec:
+    def from_config(cls, config: Any, *, text_positions: bool = False) -> RotarySpec:
         """Read the spec from a transformers config (or its dictionary), old or new format.
+
+        Parameters
+        ----------
+        text_positions
+            Whether only K of text is moved; M-RoPE is then a plain rotation.
 
         Raises
         ------
@@ -89,8 +94,31 @@ class RotarySpec:
             Naming the kind or feature that prevents moving K.
         """
         reader = ConfigReader.of(config)
-        refuse_unmovable(reader)
-        kind = RotaryKind(reader.kind)
+        refuse_several(reader)
+        return cls._read(reader, text_positions=text_positions)
+
+    @classmethod
+    def by_layer_type(cls, config: Any, *, text_positions: bool = False) -> dict[str, RotarySpec]:
+        """One spec per kind of layer; under an empty name if all layers rotate alike.
+
+        With multi-head latent attention, of the numbers behind the latent ones: their count is the
+        config's `qk_rope_head_dim`. `text_positions` as in `from_config`.
+
+        Raises
+        ------
+        UnsupportedRotaryError
+            Naming the kind or feature that prevents moving K.
+        """
+        readers = ConfigReader.of(config).by_layer_type()
+        return {
+            name: cls._read(reader, text_positions=text_positions)
+            for name, reader in readers.items()
+        }
+
+    @classmethod
+    def _read(cls, reader: ConfigReader, *, text_positions: bool) -> RotarySpec:
+        refuse_unmovable(reader, text_positions=text_positions)
+        kind = RotaryKind(reader.text_kind)
         llama3, yarn = kind is RotaryKind.LLAMA3, kind is RotaryKind.YARN
         return cls(
             kind=kind,

@@ -6,8 +6,8 @@ model's by its rounding; its rows do not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,9 +29,14 @@ class RotaryTable:
     sin: torch.Tensor
     """fp32, shape [positions, rotary_dim / 2]."""
     pairing: Pairing = Pairing.NEOX
+    offset: int = 0
+    """Numbers of a head before those that rotate: all that do not, or none. Set for MLA, whose rows
+    are [latent, k_pe]."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pairing", Pairing(self.pairing))
+        if self.offset < 0:
+            raise UnsupportedRotaryError(f"rotary offset {self.offset}: expected at least 0")
         if self.cos.ndim != 2 or self.cos.shape != self.sin.shape or 0 in self.cos.shape:
             raise UnsupportedRotaryError(
                 f"rotary rows: expected two equal shapes [positions, rotary_dim / 2], got "
@@ -98,7 +103,7 @@ class RotaryTable:
 
     @classmethod
     def from_cos_sin_cache(
-        cls, cache: torch.Tensor, *, pairing: Pairing | str = Pairing.NEOX
+        cls, cache: torch.Tensor, *, pairing: Pairing | str = Pairing.NEOX, offset: int = 0
     ) -> RotaryTable:
         """Rows from an engine's cache, shape [positions, rotary_dim]: cosines, then sines."""
         if cache.ndim != 2 or cache.shape[1] % 2:
@@ -106,7 +111,7 @@ class RotaryTable:
                 f"cos_sin_cache: expected shape [positions, rotary_dim], got {tuple(cache.shape)}"
             )
         cos, sin = cache.chunk(2, dim=-1)
-        return cls(cos=cos, sin=sin, pairing=Pairing(pairing))
+        return cls(cos=cos, sin=sin, pairing=Pairing(pairing), offset=offset)
 
     @property
     def positions(self) -> int:
@@ -118,7 +123,34 @@ class RotaryTable:
         return 2 * self.cos.shape[1]
 
     def to(self, device: torch.device | str) -> RotaryTable:
-        return RotaryTable(cos=self.cos.to(device), sin=self.sin.to(device), pairing=self.pairing)
+        return replace(self, cos=self.cos.to(device), sin=self.sin.to(device))
+
+    @property
+    def device(self) -> torch.device:
+        return self.cos.device
+
+    @property
+    def rotating(self) -> slice:
+        """Which numbers of a head rotate."""
+        return slice(self.offset, self.offset + self.rotary_dim)
+
+    def check_width(self, head_dim: int) -> None:
+        """Refuse heads that are too narrow, or with numbers on both sides of the rotating ones.
+
+        Raises
+        ------
+        UnsupportedRotaryError
+            Naming both widths.
+        """
+        end = self.offset + self.rotary_dim
+        if end > head_dim or (self.offset and end != head_dim):
+            raise UnsupportedRotaryError(
+                f"rotary rows: numbers [{self.offset}, {end}) rotate, heads have {head_dim}"
+            )
+
+    def runs(self, layers: range) -> Iterator[tuple[range, RotaryTable]]:
+        """Layers that rotate alike, as runs: all of them."""
+        yield layers, self
 
     def check_positions(self, lowest: int, highest: int) -> None:
         """Refuse positions without a row.
@@ -176,10 +208,7 @@ class RotaryTable:
                 f"rerotate: expected one source and one target position for each of {tokens} "
                 f"tokens, got {tuple(source.shape)} and {tuple(target.shape)}"
             )
-        if self.rotary_dim > head_dim:
-            raise UnsupportedRotaryError(
-                f"rerotate: rows rotate {self.rotary_dim} elements, heads have {head_dim}"
-            )
+        self.check_width(head_dim)
         result = keys.clone()
         if tokens == 0:
             return result
@@ -189,9 +218,9 @@ class RotaryTable:
         moved = (source != target).nonzero().squeeze(-1)
         if moved.numel():
             cos, sin = table.differences(source[moved], target[moved])
-            rotating = keys[..., moved, :, : self.rotary_dim].float()
+            rotating = keys[..., moved, :, self.rotating].float()
             rotated = rotate(rotating, cos[:, None], sin[:, None], self.pairing)
-            result[..., moved, :, : self.rotary_dim] = rotated.to(keys.dtype)
+            result[..., moved, :, self.rotating] = rotated.to(keys.dtype)
         return result
 
 

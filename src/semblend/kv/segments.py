@@ -19,6 +19,7 @@ import xxhash
 from semblend.core.errors import DonorError
 from semblend.core.faults import FaultPoint, spoiled
 from semblend.core.tokens import TokenArray
+from semblend.kv.layout import PARTS
 
 NAMESPACE_BYTES = 16
 DIGEST_BYTES = 32
@@ -97,17 +98,18 @@ class Segment:
 
     key: SegmentKey
     kv: torch.Tensor
-    """[layers, 2, tokens, kv_heads, head_dim], K at index 0, contiguous."""
+    """[layers, parts, tokens, kv_heads, head_dim], K at index 0, contiguous; see `kv.layout`."""
     checksum: int | None = None
     """xxh3 of the bytes of `kv`, once computed."""
     tainted: bool = False
     """Whether any of it was computed after reused K/V. Such a segment is never stored."""
 
     def __post_init__(self) -> None:
-        if self.kv.ndim != 5 or self.kv.shape[1] != 2 or self.kv.shape[2] != self.key.length:
+        shape = self.kv.shape
+        if self.kv.ndim != 5 or shape[1] not in PARTS or shape[2] != self.key.length:
             raise DonorError(
-                f"segment: expected K/V of shape [layers, 2, {self.key.length}, kv_heads, "
-                f"head_dim], got {tuple(self.kv.shape)}"
+                f"segment: expected K/V of shape [layers, parts, {self.key.length}, kv_heads, "
+                f"head_dim], got {tuple(shape)}"
             )
         if not self.kv.is_contiguous() or self.kv.numel() == 0:
             raise DonorError("segment: expected contiguous, non-empty K/V")

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from semblend.core.errors import PlanError
+from semblend.core.errors import PlanError, UnsupportedRotaryError
+from semblend.kv.layer_rotary import Rotary
 from semblend.kv.layout import SlotArray, by_slot
+from semblend.kv.numbers import is_fp8
 from semblend.kv.paged_kv import PagedKv, TokenWriter
-from semblend.kv.rotary_table import RotaryTable
 
 Source = torch.Tensor | PagedKv
 """K/V to copy from: one of our segments or pools, or any engine's pool."""
@@ -31,7 +32,7 @@ class SpanCopy:
     """One span to copy: rows of a source, target slots, and the positions to move between."""
 
     source: Source
-    """A segment [layers, 2, tokens, kv_heads, head_dim], or a pool."""
+    """A segment [layers, parts, tokens, kv_heads, head_dim], or a pool."""
     source_slots: SlotArray
     """Rows of the source, shape [tokens]; on the host, where plans are made."""
     target_slots: SlotArray
@@ -66,7 +67,7 @@ class CopyBatch:
     """All tokens to copy, flat: one entry per token in every array."""
 
     sources: tuple[Source, ...]
-    """Tensors [layers, 2, slots, kv_heads, head_dim] whose slots differ, or one `PagedKv`."""
+    """Tensors [layers, parts, slots, kv_heads, head_dim] whose slots differ, or one `PagedKv`."""
     source_numbers: SlotArray
     """The source each token is read from."""
     source_slots: SlotArray
@@ -75,9 +76,25 @@ class CopyBatch:
     target_positions: SlotArray
     span_offsets: SlotArray
     """Offset of each token in its span, from which depth-shift steps count."""
+    lookup: torch.Tensor | None = None
+    """If set, both kinds of slots are places in it; see `copy_spans`."""
 
     def __len__(self) -> int:
         return int(self.source_slots.size)
+
+    def looked_up(self) -> CopyBatch:
+        """The batch with slots in place of places; waits for the device that has them."""
+        if self.lookup is None:
+            return self
+        slots = self.lookup.cpu().numpy()
+        for places in (self.source_slots, self.target_slots):
+            _check_places(places, len(slots))
+        return replace(
+            self,
+            source_slots=slots[self.source_slots],
+            target_slots=slots[self.target_slots],
+            lookup=None,
+        )
 
     def part(self, which: npt.NDArray[np.bool_] | slice) -> CopyBatch:
         return replace(
@@ -165,7 +182,7 @@ class CopyRuns:
 
 
 def flat_batch(
-    destination: Destination, copies: Sequence[SpanCopy] | CopyBatch, table: RotaryTable
+    destination: Destination, copies: Sequence[SpanCopy] | CopyBatch, table: Rotary
 ) -> CopyBatch | None:
     """All spans as one checked batch; None if there is nothing to copy.
 
@@ -183,6 +200,12 @@ def flat_batch(
     for shape in dict.fromkeys(map(_shape_of, batch.sources)):
         _check_source(shape, destination, table)
     _check_slots(batch, destination)
+    if (
+        is_fp8(destination.dtype)
+        and destination.clipped is None
+        and bool((batch.source_positions != batch.target_positions).any())
+    ):
+        raise PlanError("span copies: fp8 moves only into a pool that counts what is clipped")
     table.check_positions(0, int(max(batch.source_positions.max(), batch.target_positions.max())))
     return batch
 
@@ -232,6 +255,7 @@ class _Shape(NamedTuple):
     """What a source and a destination must agree on."""
 
     layers: int
+    parts: int
     heads: int
     head_dim: int
     dtype: torch.dtype
@@ -239,25 +263,40 @@ class _Shape(NamedTuple):
 
 def _shape_of(kv: Source | TokenWriter) -> _Shape:
     if isinstance(kv, torch.Tensor):
-        layers, _, _, heads, dim = kv.shape
-        return _Shape(layers, heads, dim, kv.dtype)
-    return _Shape(kv.layer_count, *kv.head_shape, kv.dtype)
+        layers, parts, _, heads, dim = kv.shape
+        return _Shape(layers, parts, heads, dim, kv.dtype)
+    return _Shape(kv.layer_count, kv.parts, *kv.head_shape, kv.dtype)
 
 
-def _check_source(source: _Shape, destination: Destination, table: RotaryTable) -> None:
+def _check_source(source: _Shape, destination: Destination, table: Rotary) -> None:
     if source != (wanted := _shape_of(destination)):
         raise PlanError(f"span copies: source {source} does not fit a pool with {wanted}")
-    if table.rotary_dim > source.head_dim:
-        raise PlanError(
-            f"span copies: rows rotate {table.rotary_dim} elements, heads have {source.head_dim}"
-        )
+    try:
+        table.check_width(source.head_dim)
+    except UnsupportedRotaryError as error:
+        raise PlanError(f"span copies: {error}") from error
 
 
 def _slots_of(source: Source) -> int:
     return source.slot_count if isinstance(source, PagedKv) else source.shape[2]
 
 
+def _check_places(places: SlotArray, count: int) -> None:
+    if len(places) and not 0 <= int(places.min()) <= int(places.max()) < count:
+        raise PlanError(f"span copies: expected places in [0, {count}) of the slots")
+
+
 def _check_slots(batch: CopyBatch, destination: Destination) -> None:
+    if batch.lookup is not None:
+        # The slots themselves are on the device: whoever lists them answers for them.
+        _check_places(batch.source_slots, len(batch.lookup))
+        _check_places(batch.target_slots, len(batch.lookup))
+        low, high = int(batch.target_slots.min()), int(batch.target_slots.max())
+        if not _all_different(batch.target_slots, low, high):
+            raise PlanError("span copies: a target slot is written twice")
+        if bool(np.isin(batch.source_slots, batch.target_slots).any()):
+            raise PlanError("span copies: a slot is read and written in one call")
+        return
     rows = np.array([_slots_of(source) for source in batch.sources]).take(batch.source_numbers)
     if int(batch.source_slots.min()) < 0 or bool((batch.source_slots >= rows).any()):
         raise PlanError(f"span copies: expected source slots in [0, {int(rows.min())})")

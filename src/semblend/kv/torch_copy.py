@@ -8,7 +8,9 @@ import numpy as np
 import torch
 
 from semblend.kv.depth_drift import DepthDrift, DepthMove, is_shifted
+from semblend.kv.layer_rotary import Rotary
 from semblend.kv.layout import SlotArray
+from semblend.kv.numbers import decoded, encoded, is_fp8
 from semblend.kv.paged_kv import PagedKv
 from semblend.kv.rotary_table import RotaryTable, full_rows, swap_pairs
 from semblend.kv.span_batch import CopyBatch, Destination, Source
@@ -25,7 +27,7 @@ Rows = tuple[torch.Tensor, torch.Tensor]
 def copy_batch(
     destination: Destination,
     batch: CopyBatch,
-    table: RotaryTable,
+    table: Rotary,
     *,
     drift: DepthDrift | None = None,
     layers: range | None = None,
@@ -43,6 +45,19 @@ def copy_batch(
         Layer of the sources that goes to the first of them.
     """
     layers = range(destination.layer_count) if layers is None else layers
+    for run, rows in table.runs(layers):
+        _copy_run(destination, batch, rows, drift, run, source_layer + run.start - layers.start)
+
+
+def _copy_run(
+    destination: Destination,
+    batch: CopyBatch,
+    table: RotaryTable,
+    drift: DepthDrift | None,
+    layers: range,
+    source_layer: int,
+) -> None:
+    """Copy a batch on layers that rotate alike."""
     moves = batch.source_positions != batch.target_positions
     shifts = moves & False if drift is None else is_shifted(batch)
     for number, source in enumerate(batch.sources):
@@ -52,8 +67,10 @@ def copy_batch(
             (here & moves & ~shifts, True, False),
             (here & shifts, True, True),
         ):
+            if not which.any():
+                continue
             part = batch.part(which)
-            for start, end in _tiles(part):
+            for start, end in _tiles(part, to_slices=isinstance(destination, PagedKv)):
                 tile = part.part(slice(start, end))
                 _Tile(
                     destination,
@@ -107,12 +124,14 @@ class _Tile:
         for layer in layers:
             keys, values = self._moved(layer, layer + ahead)
             _put(destination.keys[layer], self._target, keys)
-            _put(destination.values[layer], self._target, values)
+            if values is not None:
+                _put(destination.values[layer], self._target, values)
 
     def _copy_stack(self, pool: torch.Tensor, source: torch.Tensor) -> None:
         """If source and destination are one tensor each, copy V of all layers at once."""
         rows, target = self._rows, self._target
-        _store(pool[:, 1], target, source[:, 1, rows], dim=1)
+        if pool.shape[1] == 2:
+            _store(pool[:, 1], target, source[:, 1, rows], dim=1)
         if self._table is None or self._turn is None:
             _store(pool[:, 0], target, source[:, 0, rows], dim=1)
             return
@@ -121,40 +140,56 @@ class _Tile:
             if isinstance(target, slice) and pool.dtype == torch.float32:
                 _turn_into(pool[layer, 0][target], keys, self._turn, self._table)
             else:
-                _store(pool[layer, 0], target, _turn(keys, self._turn, self._table), dim=0)
+                _store(pool[layer, 0], target, self._turned(keys), dim=0)
 
-    def _moved(self, layer: int, source_layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A layer's K and V, [tokens, kv_heads, head_dim] each, in their final form."""
+    def _moved(self, layer: int, source_layer: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A layer's K and V, [tokens, kv_heads, head_dim] each, in their final form.
+
+        None for V if there is one part.
+        """
+        keys, values = self._read(source_layer)
+        keys = self._turned(keys)
+        if self._move is not None:
+            keys = self._move.keys(layer, keys)
+            values = None if values is None else self._move.values(layer, values)
+        return keys, values
+
+    def _read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         source, rows = self._source, self._rows
         if isinstance(source, PagedKv):
-            keys = _picked(source.keys[source_layer], rows)
-            values = _picked(source.values[source_layer], rows)
+            both = [_picked(views[layer], rows) for views in (source.keys, source.values) if views]
         else:
-            keys, values = source[source_layer, 0, rows], source[source_layer, 1, rows]
-        if self._table is not None and self._turn is not None:
-            keys = _turn(keys, self._turn, self._table)
-        if self._move is not None:
-            keys, values = self._move.keys(layer, keys), self._move.values(layer, values)
-        return keys, values
+            both = [part[rows] for part in source[layer]]
+        return both[0], both[1] if len(both) == 2 else None
+
+    def _turned(self, keys: torch.Tensor) -> torch.Tensor:
+        """K at its new position."""
+        if self._table is None or self._turn is None:
+            return keys
+        if not is_fp8(keys.dtype):
+            return _turn(keys, self._turn, self._table)
+        turned = _turn(decoded(keys), self._turn, self._table)
+        return encoded(turned, keys.dtype, self._destination.clipped)
 
 
 def _turn(keys: torch.Tensor, rows: Rows, table: RotaryTable) -> torch.Tensor:
     """Rotate `keys` [tokens, kv_heads, head_dim] in fp32 by rows [tokens, 1, rotary_dim]."""
-    (cos, sin), width = rows, table.rotary_dim
-    rotating = keys[..., :width].float()
-    turned = (rotating * cos).addcmul_(swap_pairs(rotating, table.pairing), sin)
-    if width == keys.shape[-1]:
-        return turned.to(keys.dtype)
-    return torch.cat((turned.to(keys.dtype), keys[..., width:]), dim=-1)
+    (cos, sin), which = rows, table.rotating
+    rotating = keys[..., which].float()
+    turned = (rotating * cos).addcmul_(swap_pairs(rotating, table.pairing), sin).to(keys.dtype)
+    if table.rotary_dim == keys.shape[-1]:
+        return turned
+    return torch.cat((keys[..., : which.start], turned, keys[..., which.stop :]), dim=-1)
 
 
 def _turn_into(slots: torch.Tensor, keys: torch.Tensor, rows: Rows, table: RotaryTable) -> None:
     """The same without an intermediate copy, for fp32."""
-    (cos, sin), width = rows, table.rotary_dim
-    rotating, turned = keys[..., :width], slots[..., :width]
+    (cos, sin), which = rows, table.rotating
+    rotating, turned = keys[..., which], slots[..., which]
     torch.mul(rotating, cos, out=turned)
     turned.addcmul_(swap_pairs(rotating, table.pairing), sin)
-    slots[..., width:] = keys[..., width:]
+    for rest in (slice(which.start), slice(which.stop, None)):
+        slots[..., rest] = keys[..., rest]
 
 
 def _put(view: torch.Tensor, target: Selector, tokens: torch.Tensor) -> None:
@@ -201,12 +236,16 @@ def _store(slots: torch.Tensor, target: Selector, values: torch.Tensor, *, dim: 
     slots.index_copy_(dim, target, values)
 
 
-def _tiles(batch: CopyBatch) -> Iterator[tuple[int, int]]:
-    """Split a batch into tiles [start, end), at the ends of long runs if there are any."""
+def _tiles(batch: CopyBatch, *, to_slices: bool) -> Iterator[tuple[int, int]]:
+    """Split a batch into tiles [start, end), at the ends of long runs if there are any.
+
+    `to_slices`: a run also ends where target slots jump. An engine that writes for us takes slot
+    numbers and does not gain from it.
+    """
     tokens = len(batch)
-    if not tokens:
-        return
-    breaks = (np.diff(batch.source_slots) != 1) | (np.diff(batch.target_slots) != 1)
+    breaks = np.diff(batch.source_slots) != 1
+    if to_slices:
+        breaks |= np.diff(batch.target_slots) != 1
     edges = np.concatenate(([0], np.flatnonzero(breaks) + 1, [tokens]))
     if (edges.size - 1) * _MIN_RUN_TOKENS > tokens:
         edges = np.array([0, tokens])

@@ -15,9 +15,10 @@ import numpy.typing as npt
 import torch
 
 from semblend.kv.depth_drift import SAME_DEPTH_TOKENS, DepthDrift, is_shifted, step_depths
+from semblend.kv.layer_rotary import Rotary
+from semblend.kv.numbers import is_fp8
 from semblend.kv.paged_kv import PagedKv
 from semblend.kv.rotary_spec import Pairing
-from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.span_batch import CopyBatch, Source
 from semblend.kv.triton_kernels import copy_rotate
 
@@ -37,7 +38,7 @@ DEFAULT_SHAPE = LaunchShape()
 
 
 def copy_batch(
-    destination: PagedKv, batch: CopyBatch, table: RotaryTable, *, drift: DepthDrift | None = None
+    destination: PagedKv, batch: CopyBatch, table: Rotary, *, drift: DepthDrift | None = None
 ) -> None:
     """Copy a checked batch whose sources the device can read. `drift` and `table` are on it."""
     launch(destination, prepare(destination, batch, drift=drift), table)
@@ -78,9 +79,9 @@ def prepare(
 
     The index holds, by token: source number, source slot, target slot, source position and target
     position. By source: its distance from `base`, its layer stride and its K-to-V stride. By layer:
-    distances of the destination's K and V from its first K and, if the source is a pool, the same
-    for it. By token, if depths are shifted: four fp32 values that locate its depths, after and
-    before, between a table's rows. Distances and strides count elements.
+    distances of the destination's K and V (if there is V) from its first K and, if the source is a
+    pool, the same for it. By token, if depths are shifted: four fp32 values that locate its depths,
+    after and before, between a table's rows. Distances and strides count elements.
 
     Parameters
     ----------
@@ -119,6 +120,9 @@ def prepare(
     outer = [*destination.strides[:3], *strides[:3]]
     even = not (shapes % 16).any() and not any((place % 16).any() for place in places)
     index = index.to(device, non_blocking=True)
+    if batch.lookup is not None:
+        both = index[len(batch) : 3 * len(batch)]
+        both.copy_(batch.lookup[both])
     return Prepared(
         base=base,
         source_strides=strides,
@@ -136,7 +140,7 @@ def prepare(
 def launch(
     destination: PagedKv,
     prepared: Prepared,
-    table: RotaryTable,
+    table: Rotary,
     shape: LaunchShape = DEFAULT_SHAPE,
     *,
     layers: range | None = None,
@@ -153,47 +157,54 @@ def launch(
     """
     layers = range(destination.layer_count) if layers is None else layers
     heads, head_dim = destination.head_shape
-    half = table.rotary_dim // 2
-    drift = prepared.drift
-    # Unused arguments still need a pointer.
-    means = table.cos if drift is None else drift.means
-    depths = table.cos if prepared.depths is None else prepared.depths
-    grid = (-(-prepared.tokens * heads // shape.rows), -(-len(layers) // shape.layers))
+    drift, ahead = prepared.drift, source_layer - layers.start
+    # Where nothing is counted nothing moves: then bytes are copied as they are.
+    counts = is_fp8(destination.dtype) and destination.clipped is not None
     with _on(destination.device):
-        copy_rotate[grid](
-            prepared.base,
-            destination.keys[0],
-            table.cos,
-            table.sin,
-            means,
-            depths,
-            prepared.index,
-            prepared.tokens,
-            prepared.sources,
-            destination.layer_count,
-            layers.start,
-            len(layers),
-            source_layer - layers.start,
-            shape.layers,
-            *prepared.source_strides,
-            *destination.strides,
-            0 if drift is None else drift.means.shape[2],
-            SAME_DEPTH_TOKENS,
-            source_block=prepared.source_block,
-            target_block=destination.block_size,
-            layered=prepared.layered,
-            shifting=drift is not None,
-            heads=heads,
-            head_dim=head_dim,
-            half=half,
-            interleaved=table.pairing is Pairing.INTERLEAVED,
-            half_block=_power_of_two(half),
-            head_block=_power_of_two(head_dim),
-            rest_block=_power_of_two(max(1, head_dim - 2 * half)),
-            tile_rows=shape.rows,
-            alignment=prepared.alignment,
-            num_warps=shape.warps,
-        )
+        for run, rows in table.runs(layers):
+            half = rows.rotary_dim // 2
+            # Unused arguments still need a pointer.
+            means = rows.cos if drift is None else drift.means
+            depths = rows.cos if prepared.depths is None else prepared.depths
+            grid = (-(-prepared.tokens * heads // shape.rows), -(-len(run) // shape.layers))
+            copy_rotate[grid](
+                prepared.base,
+                destination.keys[0],
+                rows.cos,
+                rows.sin,
+                means,
+                depths,
+                prepared.index,
+                destination.clipped if counts else prepared.index,
+                prepared.tokens,
+                prepared.sources,
+                destination.layer_count,
+                run.start,
+                len(run),
+                ahead,
+                shape.layers,
+                *prepared.source_strides,
+                *destination.strides,
+                0 if drift is None else drift.means.shape[2],
+                SAME_DEPTH_TOKENS,
+                source_block=prepared.source_block,
+                target_block=destination.block_size,
+                layered=prepared.layered,
+                shifting=drift is not None,
+                parts=destination.parts,
+                heads=heads,
+                head_dim=head_dim,
+                offset=rows.offset,
+                half=half,
+                interleaved=rows.pairing is Pairing.INTERLEAVED,
+                half_block=_power_of_two(half),
+                head_block=_power_of_two(head_dim),
+                rest_block=_power_of_two(max(1, head_dim - 2 * half)),
+                tile_rows=shape.rows,
+                alignment=prepared.alignment,
+                fp8=counts,
+                num_warps=shape.warps,
+            )
 
 
 def _first_tensor(source: Source) -> torch.Tensor:

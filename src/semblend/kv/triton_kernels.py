@@ -21,11 +21,44 @@ except ImportError as error:
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _turn(first, second, cos, sin, moves):  # type: ignore[no-untyped-def]
+def _decoded(stored, fp8: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Numbers in fp32; fp8 is kept in bytes (see `kv.numbers`).
+
+    By hand, because Triton's own conversion needs a newer card and its interpreter carries wrongly.
+    """
+    if fp8:
+        bits = stored.to(tl.int32)
+        size = bits & 0x7F
+        whole = ((size << 20) + (120 << 23)).to(tl.float32, bitcast=True)
+        numbers = tl.where(size < 8, size.to(tl.float32) * 0.001953125, whole)
+        return tl.where(bits >= 0x80, -numbers, numbers)
+    return stored.to(tl.float32)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _encoded(numbers, like, clipped, fits, fp8: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Numbers as they are stored. What fp8 cannot hold is clipped and counted."""
+    if fp8:
+        tl.atomic_add(clipped, tl.sum((tl.abs(numbers) > 448.0).to(tl.int64) * fits.to(tl.int64)))
+        size = tl.minimum(tl.abs(numbers), 448.0)
+        bits = size.to(tl.int32, bitcast=True)
+        # Round to even: 23 bits of fraction become 3; below 2**-6, steps of 2**-9.
+        whole = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
+        small = ((size * 512.0 + 8388608.0) - 8388608.0).to(tl.int32)
+        code = tl.where(size < 0.015625, small, whole)
+        return tl.where(numbers < 0.0, code | 0x80, code).to(tl.uint8)
+    return numbers.to(like.dtype)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _turn(  # type: ignore[no-untyped-def]
+    first, second, cos, sin, moves, clipped, mask, fp8: tl.constexpr
+):
     """Rotate a pair in fp32. Rows that do not move keep their bits (1 * x loses -0.0 and NaN)."""
-    a, b = first.to(tl.float32), second.to(tl.float32)
-    turned_first = (a * cos - b * sin).to(first.dtype)
-    turned_second = (b * cos + a * sin).to(second.dtype)
+    a, b = _decoded(first, fp8), _decoded(second, fp8)
+    counted = moves & mask
+    turned_first = _encoded(a * cos - b * sin, first, clipped, counted, fp8)
+    turned_second = _encoded(b * cos + a * sin, second, clipped, counted, fp8)
     return tl.where(moves, turned_first, first), tl.where(moves, turned_second, second)
 
 
@@ -75,6 +108,7 @@ def copy_rotate(  # type: ignore[no-untyped-def]
     means,
     token_depths,
     index,
+    clipped,
     tokens,
     sources,
     table_layers,
@@ -96,8 +130,10 @@ def copy_rotate(  # type: ignore[no-untyped-def]
     target_block: tl.constexpr,
     layered: tl.constexpr,
     shifting: tl.constexpr,
+    parts: tl.constexpr,
     heads: tl.constexpr,
     head_dim: tl.constexpr,
+    offset: tl.constexpr,
     half: tl.constexpr,
     interleaved: tl.constexpr,
     half_block: tl.constexpr,
@@ -105,6 +141,7 @@ def copy_rotate(  # type: ignore[no-untyped-def]
     rest_block: tl.constexpr,
     tile_rows: tl.constexpr,
     alignment: tl.constexpr,
+    fp8: tl.constexpr,
 ):
     """Process a program's rows through its layers. `kv.triton_copy` documents the arguments."""
     row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
@@ -152,8 +189,14 @@ def copy_rotate(  # type: ignore[no-untyped-def]
     head_mask = live[:, None] & (column < head_dim)[None, :]
     both = tl.arange(0, 2 * half_block)
     both_mask = live[:, None] & (both < 2 * half)[None, :]
-    rest = 2 * half + tl.arange(0, rest_block)
-    rest_mask = live[:, None] & (rest < head_dim)[None, :]
+    # What rotates is the first part of a head, or the last.
+    rest = tl.arange(0, rest_block)
+    rest_mask = live[:, None] & (rest < head_dim - 2 * half)[None, :]
+    if offset == 0:
+        rest += 2 * half
+    first_column = offset + pair[None, :]
+    second_column = offset + half + pair[None, :]
+    both_columns = offset + both[None, :]
 
     if shifting:
         # Rows that take a mean of K from position 0, as stored in tables, to its new place.
@@ -176,35 +219,38 @@ def copy_rotate(  # type: ignore[no-untyped-def]
     start = first_layer + tl.program_id(1) * layers_each
     for layer in range(start, min(start + layers_each, first_layer + layers)):
         keys_place = tl.multiple_of(tl.load(by_layer + layer), alignment)
-        values_place = tl.multiple_of(tl.load(by_layer + table_layers + layer), alignment)
         keys_out = target + (keys_place + write)[:, None]
-        values_out = target + (values_place + write)[:, None]
         if layered:
-            own = by_layer + 2 * table_layers + layer + source_ahead
+            own = by_layer + parts * table_layers + layer + source_ahead
             keys_in = source + (read + tl.multiple_of(tl.load(own), alignment))[:, None]
-            far_values = tl.multiple_of(tl.load(own + table_layers), alignment)
-            values_in = source + (read + far_values)[:, None]
         else:
             keys_in = source + (read + (layer + source_ahead) * layer_stride)[:, None]
-            values_in = keys_in + kv_stride[:, None]
         # Issue all loads of a layer before its stores, so that they are in flight together.
-        values = tl.load(values_in + column[None, :] * source_stride, mask=head_mask)
+        if parts == 2:
+            values_place = tl.multiple_of(tl.load(by_layer + table_layers + layer), alignment)
+            values_out = target + (values_place + write)[:, None]
+            if layered:
+                far_values = tl.multiple_of(tl.load(own + table_layers), alignment)
+                values_in = source + (read + far_values)[:, None]
+            else:
+                values_in = keys_in + kv_stride[:, None]
+            values = tl.load(values_in + column[None, :] * source_stride, mask=head_mask)
         if head_dim > 2 * half:
             passed = tl.load(keys_in + rest[None, :] * source_stride, mask=rest_mask)
         if shifting:
-            key_means = means + tl.cast(layer, tl.int64) * 2 * depths * depth_stride
-            value_means = key_means + depths * depth_stride
-            away = _away(
-                value_means,
-                after,
-                after_share,
-                before,
-                before_share,
-                depth_stride,
-                column[None, :],
-                head_mask & shifts,
-            )
-            values = _add(values, away, shifts)
+            key_means = means + tl.cast(layer, tl.int64) * parts * depths * depth_stride
+            if parts == 2:
+                away = _away(
+                    key_means + depths * depth_stride,
+                    after,
+                    after_share,
+                    before,
+                    before_share,
+                    depth_stride,
+                    column[None, :],
+                    head_mask & shifts,
+                )
+                values = _add(values, away, shifts)
             if head_dim > 2 * half:
                 away = _away(
                     key_means,
@@ -218,9 +264,9 @@ def copy_rotate(  # type: ignore[no-untyped-def]
                 )
                 passed = _add(passed, away, shifts)
         if interleaved:
-            keys = tl.load(keys_in + both[None, :] * source_stride, mask=both_mask)
+            keys = tl.load(keys_in + both_columns * source_stride, mask=both_mask)
             first, second = tl.split(tl.reshape(keys, (tile_rows, half_block, 2)))
-            first, second = _turn(first, second, cos, sin, moves)
+            first, second = _turn(first, second, cos, sin, moves, clipped, half_mask, fp8)
             if shifting:
                 away = _away(
                     key_means,
@@ -229,18 +275,18 @@ def copy_rotate(  # type: ignore[no-untyped-def]
                     before,
                     before_share,
                     depth_stride,
-                    both[None, :],
+                    both_columns,
                     both_mask & shifts,
                 )
                 a, b = tl.split(tl.reshape(away, (tile_rows, half_block, 2)))
                 first = _add(first, a * mean_cos - b * mean_sin, shifts)
                 second = _add(second, b * mean_cos + a * mean_sin, shifts)
             keys = tl.reshape(tl.join(first, second), (tile_rows, 2 * half_block))
-            tl.store(keys_out + both[None, :] * target_stride, keys, mask=both_mask)
+            tl.store(keys_out + both_columns * target_stride, keys, mask=both_mask)
         else:
-            first = tl.load(keys_in + pair[None, :] * source_stride, mask=half_mask)
-            second = tl.load(keys_in + (half + pair[None, :]) * source_stride, mask=half_mask)
-            first, second = _turn(first, second, cos, sin, moves)
+            first = tl.load(keys_in + first_column * source_stride, mask=half_mask)
+            second = tl.load(keys_in + second_column * source_stride, mask=half_mask)
+            first, second = _turn(first, second, cos, sin, moves, clipped, half_mask, fp8)
             if shifting:
                 a = _away(
                     key_means,
@@ -249,7 +295,7 @@ def copy_rotate(  # type: ignore[no-untyped-def]
                     before,
                     before_share,
                     depth_stride,
-                    pair[None, :],
+                    first_column,
                     half_mask & shifts,
                 )
                 b = _away(
@@ -259,13 +305,14 @@ def copy_rotate(  # type: ignore[no-untyped-def]
                     before,
                     before_share,
                     depth_stride,
-                    half + pair[None, :],
+                    second_column,
                     half_mask & shifts,
                 )
                 first = _add(first, a * mean_cos - b * mean_sin, shifts)
                 second = _add(second, b * mean_cos + a * mean_sin, shifts)
-            tl.store(keys_out + pair[None, :] * target_stride, first, mask=half_mask)
-            tl.store(keys_out + (half + pair[None, :]) * target_stride, second, mask=half_mask)
+            tl.store(keys_out + first_column * target_stride, first, mask=half_mask)
+            tl.store(keys_out + second_column * target_stride, second, mask=half_mask)
         if head_dim > 2 * half:
             tl.store(keys_out + rest[None, :] * target_stride, passed, mask=rest_mask)
-        tl.store(values_out + column[None, :] * target_stride, values, mask=head_mask)
+        if parts == 2:
+            tl.store(values_out + column[None, :] * target_stride, values, mask=head_mask)

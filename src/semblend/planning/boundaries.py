@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from semblend.core.tokens import TokenArray
+from semblend.planning.enclosures import Enclosures
 from semblend.planning.sure_ends import MARKS, TURN, ends_block, is_sure_end
 
 Flags = npt.NDArray[np.bool_]
@@ -20,6 +21,8 @@ _STOPS = (".", "?", "!", "…", "。", "！", "？")
 _CLOSERS = "\"'”’)]»"
 _TOKENS_BEFORE, _TOKENS_AFTER = 8, 4
 """Tokens read on each side of a possible end."""
+_PARAGRAPH_TOKENS = 512
+"""How far back an open bracket or quotation is looked for."""
 _ROLE_TOKENS = 2
 """Tokens between a turn's token and its text, which name the speaker."""
 
@@ -40,6 +43,8 @@ class Boundaries:
     """Its text contains a mark that may end a sentence."""
     turns: Flags
     """It ends or starts a chat turn."""
+    enclosures: Enclosures
+    """What opens and closes brackets and quotations."""
     texts: tuple[str, ...]
 
     @classmethod
@@ -56,6 +61,7 @@ class Boundaries:
             blanks=flags(["\n\n" in text for text in texts]),
             marks=flags([any(mark in text for mark in MARKS) for text in texts]),
             turns=flags([bool(TURN.fullmatch(text)) for text in texts]),
+            enclosures=Enclosures.from_texts(texts),
             texts=tuple(texts),
         )
 
@@ -76,15 +82,24 @@ class Boundaries:
     def sure_ends(self, tokens: TokenArray, start: int, end: int, *, wanted: int) -> list[int]:
         """The first positions in [start, end) that follow a certain sentence end.
 
-        At most `wanted`. A token that contains an end and more (". The") is uncertain.
+        At most `wanted`. A token that contains an end and more (". The") is uncertain. So is an end
+        inside brackets or a quotation: the sentence around them may go on.
         """
         known = self._known(tokens)
         found: list[int] = []
+        inside = self._inside(known, start, end)
         for at in self._marked(known, start, end):
-            if is_sure_end(*self._around(known, at)):
-                found.append(at + 1)
-                if len(found) == wanted:
-                    break
+            around = self._around(known, at)
+            if not is_sure_end(*around):
+                continue
+            if inside is not None and inside[at - start]:
+                if not ends_block(*around):
+                    continue
+                # Whatever was left open ends with its paragraph.
+                inside[at + 1 - start :] = self.enclosures.inside(known[at + 1 : end])
+            found.append(at + 1)
+            if len(found) == wanted:
+                break
         return found
 
     def opening(self, tokens: TokenArray, start: int, end: int) -> int | None:
@@ -108,6 +123,16 @@ class Boundaries:
             line += 1
         return line
 
+    def starts_turn(self, tokens: TokenArray, at: int) -> bool:
+        """Whether a turn's text, or the prompt, starts at a position that :meth:`opening` found."""
+        before = self._known(tokens)[max(0, at - _ROLE_TOKENS - 2) : at]
+        return at == 0 or bool(self.turns[before].any())
+
+    def has_words(self, tokens: TokenArray, start: int, end: int) -> bool:
+        """Whether [start, end) holds anything but punctuation and white space."""
+        known = self._known(tokens)[start:end]
+        return any(any(map(str.isalnum, self.texts[token])) for token in known.tolist())
+
     def begins(self, tokens: TokenArray, at: int) -> bool:
         """Whether a paragraph or turn certainly starts at a position."""
         return at == 0 or self.opening(tokens, max(0, at - _TOKENS_BEFORE), at) == at
@@ -115,6 +140,17 @@ class Boundaries:
     def has_blank_line(self, tokens: TokenArray, start: int, end: int) -> bool:
         """Whether there is an empty line in [start, end) or at its end."""
         return bool(self.paragraph_ends(tokens[start:end]).any())
+
+    def _inside(self, known: TokenArray, start: int, end: int) -> Flags | None:
+        """Whether each token of [start, end) may be enclosed; None if nothing there encloses."""
+        first = max(0, start - _PARAGRAPH_TOKENS)
+        if not self.enclosures.any_in(known[first:end]):
+            return None
+        before = known[first:start]
+        ends = np.flatnonzero(self.paragraph_ends(before) | self.turns[before])
+        if len(ends):
+            first += int(ends[-1]) + 1
+        return self.enclosures.inside(known[first:end])[start - first :]
 
     def _is_line(self, token: int) -> bool:
         return bool(self.breaks[token]) and not self.texts[token].strip()

@@ -71,6 +71,21 @@ class Certificate:
         """How the engine quantised weights as it loaded them; "none": they were used as stored."""
         return str(self.data.get("quantization", NONE))
 
+    @property
+    def kv_format(self) -> str:
+        """The K/V cache's own number format; "none": it was the model's."""
+        return str(self.data.get("kv_format", NONE))
+
+    @property
+    def speculation(self) -> str:
+        """The drafter that was at work; "none": there was none."""
+        return str(self.data.get("speculation", NONE))
+
+    @property
+    def architecture(self) -> str:
+        """The model's class; empty in certificates that do not name it."""
+        return str(self.data.get("architecture", ""))
+
     def hashed(self) -> Certificate:
         """A copy with the hash of its contents."""
         values = {**asdict(self), "digest": _digest(asdict(self))}
@@ -111,7 +126,13 @@ class Certificate:
         return certificate
 
     def objection(
-        self, *, dtype: str | None, quantization: str | None = None, now: datetime
+        self,
+        *,
+        dtype: str | None,
+        quantization: str | None = None,
+        kv_format: str | None = None,
+        speculation: str | None = None,
+        now: datetime,
     ) -> tuple[DeclineReason, str] | None:
         """Why it may not be used here and now, if anything is against it."""
         if datetime.fromisoformat(self.expires) <= now:
@@ -139,6 +160,19 @@ class Certificate:
                 DeclineReason.NO_CERTIFICATE,
                 f"the certificate was measured with quantization {self.quantization}, this engine "
                 f"loads the weights with {quantization}",
+            )
+        if kv_format is not None and kv_format != self.kv_format:
+            return (
+                DeclineReason.NO_CERTIFICATE,
+                f"the certificate was measured with K/V format {self.kv_format}, this engine's "
+                f"cache has {kv_format}",
+            )
+        # The model verifies what a drafter proposes: what holds without one holds with any.
+        if speculation is not None and self.speculation not in (NONE, speculation):
+            return (
+                DeclineReason.NO_CERTIFICATE,
+                f"the certificate was measured with speculation {self.speculation}, this engine "
+                f"drafts with {speculation}",
             )
         return None
 
@@ -197,6 +231,8 @@ def examined(
     *,
     dtype: str | None = None,
     quantization: str | None = None,
+    kv_format: str | None = None,
+    speculation: str | None = None,
     now: datetime | None = None,
     key: str = "",
 ) -> Iterator[Examined]:
@@ -215,7 +251,13 @@ def examined(
             objection = DeclineReason.NO_CERTIFICATE, str(error)
             yield Examined(path=path, certificate=None, objection=objection)
             continue
-        against = certificate.objection(dtype=dtype, quantization=quantization, now=now)
+        against = certificate.objection(
+            dtype=dtype,
+            quantization=quantization,
+            kv_format=kv_format,
+            speculation=speculation,
+            now=now,
+        )
         against = against or _table_objection(certificate, depth_table(path))
         if against is None and key and (unsigned := signature_objection(path, key)):
             against = DeclineReason.NO_CERTIFICATE, unsigned
@@ -227,6 +269,8 @@ def look_up(
     *,
     dtype: str | None = None,
     quantization: str | None = None,
+    kv_format: str | None = None,
+    speculation: str | None = None,
     folders: Iterable[Path] | None = None,
     now: datetime | None = None,
     key: str = "",
@@ -236,7 +280,17 @@ def look_up(
     Never raises. A file that cannot be read causes a warning and does not count.
     """
     refusal: tuple[DeclineReason, str] | None = None
-    for found in examined(folders, dtype=dtype, quantization=quantization, now=now, key=key):
+    near = False
+    """Whether the refusal is about a certificate of this number format."""
+    for found in examined(
+        folders,
+        dtype=dtype,
+        quantization=quantization,
+        kv_format=kv_format,
+        speculation=speculation,
+        now=now,
+        key=key,
+    ):
         certificate, path = found.certificate, found.path
         if certificate is None:
             logger.warning("certificate %s not used: %s", path, found.detail)
@@ -250,7 +304,8 @@ def look_up(
             return Standing(
                 certificate=certificate, depth_table=depth_table(path) if shifts else None
             )
-        refusal = refusal or found.objection
+        if refusal is None or (certificate.dtype == dtype and not near):
+            refusal, near = found.objection, certificate.dtype == dtype
     reason, detail = refusal or (
         DeclineReason.NO_CERTIFICATE,
         "this model has no quality certificate; make one with `semblend certify`",
@@ -275,13 +330,16 @@ def users_folder() -> Path:
 
 
 def file_name(certificate: Certificate) -> str:
-    """`<model>-<fingerprint>-<dtype>.json`, without characters a path could stumble over."""
-    name, added = (
-        "".join(c if c.isalnum() or c in "-_." else "-" for c in text)
-        for text in (Path(certificate.model).name, certificate.quantization)
-    )
-    suffix = "" if certificate.quantization == NONE else f"-{added}"
-    return f"{name}-{certificate.fingerprint}-{certificate.dtype}{suffix}.json"
+    """`<model>-<fingerprint>-<dtype>.json`, without characters a path could stumble over.
+
+    What the engine added to the weights, its own K/V format and its drafter follow, if any: an
+    engine may have a certificate with each.
+    """
+    added = (certificate.quantization, certificate.kv_format, certificate.speculation)
+    suffix = "".join(f"-{text}" for text in added if text != NONE)
+    stem = f"{certificate.fingerprint}-{certificate.dtype}{suffix}"
+    named = f"{Path(certificate.model).name}-{stem}"
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in named) + ".json"
 
 
 def depth_table(certificate_path: Path) -> Path:

@@ -1,8 +1,8 @@
 """What reuse saves and costs, in units of one token's linear compute.
 
 Computing the token at position p costs 1 + p / attention_tokens: its matrix products, and attention
-over everything before it. A reused token costs its load, every span its bookkeeping and every plan
-one extra pass.
+over everything before it. A reused token costs its load, every span its bookkeeping, every plan
+one extra step of the engine and, where it has holes, one extra pass.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from semblend.core.plan import CostEstimate, Plan
 class CostModel:
     """Coefficients of the estimate. The defaults suit a 7B model on one GPU.
 
-    An engine that knows better passes its own. :meth:`for_model` derives the attention term from
-    the model's shape.
+    :meth:`for_model` derives the attention term from the model's shape. An engine that was
+    measured at start has its own coefficients (`engine_times`).
     """
 
     attention_tokens: float = 32_768.0
@@ -28,21 +28,32 @@ class CostModel:
     """Cost of moving one token's K/V, relative to computing it."""
     span_fixed: float = 4.0
     """Index arithmetic and launches per span."""
-    pass_fixed: float = 16.0
-    """The extra pass over holes."""
+    load_fixed: float = 8.0
+    """One more step of the engine, and the start of the copies."""
+    pass_fixed: float = 8.0
+    """A pass over holes, besides its tokens."""
     min_saved_share: float = 0.03
     """A plan that saves a smaller share of the cold prefill is not worth its risk."""
     donor_value: float = 0.25
     """What a token new to the donors is expected to save others later, relative to computing it. If
     computed after reused K/V, it cannot be a donor and saves nothing.
     """
+    measured: bool = False
+    """Whether the coefficients were measured on the engine that they are about."""
 
     def __post_init__(self) -> None:
         if self.attention_tokens <= 0:
             raise SettingsError(
                 f"cost model: attention_tokens must be positive, got {self.attention_tokens}"
             )
-        for name in ("load", "span_fixed", "pass_fixed", "min_saved_share", "donor_value"):
+        for name in (
+            "load",
+            "span_fixed",
+            "load_fixed",
+            "pass_fixed",
+            "min_saved_share",
+            "donor_value",
+        ):
             if getattr(self, name) < 0:
                 raise SettingsError(f"cost model: {name} must not be negative")
 
@@ -74,7 +85,8 @@ class CostModel:
             sum(self.compute(start, end) for start, end in computed)
             + self.load * plan.reused_tokens
             + self.span_fixed * len(plan.copies)
-            + self.pass_fixed
+            + self.load_fixed
+            + self.pass_fixed * bool(plan.holes)
         )
         return CostEstimate(cold=cold, planned=planned)
 

@@ -63,9 +63,10 @@ def worth_it(plan: Plan, context: GateContext) -> Refusal | None:
     share = plan.cost.saved / plan.cost.cold if plan.cost.cold > 0 else 0.0
     if share >= context.cost.min_saved_share and plan.cost.saved > 0:
         return None
+    by = " by the times measured at start" if context.cost.measured else ""
     return (
         DeclineReason.NOT_WORTH_IT,
-        f"saves {share:.1%} of the prefill, {context.cost.min_saved_share:.1%} is the minimum",
+        f"saves {share:.1%} of the prefill{by}, {context.cost.min_saved_share:.1%} is the minimum",
     )
 
 

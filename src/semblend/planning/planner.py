@@ -15,6 +15,7 @@ from semblend.planning.boundaries import Boundaries
 from semblend.planning.cost import CostModel
 from semblend.planning.cover import best_cover
 from semblend.planning.edits import classify
+from semblend.planning.foresight import with_probe_cost
 from semblend.planning.gates import GateContext, Refusal, first_refusal
 from semblend.planning.policies.base import RecomputePolicy
 from semblend.planning.recompute import with_policy
@@ -59,21 +60,18 @@ class Planner:
     uncertified: Refusal | None = None
     """Why the model has no valid certificate, if known."""
 
+    @property
+    def shortest_run(self) -> int:
+        """Tokens that a run must have to be worth looking at."""
+        shortest = self.settings.min_span_tokens
+        return min(shortest, FUZZY_RUN_TOKENS) if self.settings.fuzzy_chunks else shortest
+
     @fault_point(FaultPoint.PLAN)
     def plan(self, request: PlanRequest) -> Plan:
         """The best plan for the request, declined with a reason if a gate refuses it."""
         size = int(request.tokens.size)
-        shortest = self.settings.min_span_tokens
-        if self.settings.fuzzy_chunks:
-            shortest = min(shortest, FUZZY_RUN_TOKENS)
         placed = request.exact_tokens + request.continued_tokens
-        runs = best_cover(
-            _without_sinks(request.runs),
-            cost=self.cost,
-            start=placed,
-            end=max(0, size - 1),
-            min_span_tokens=shortest,
-        )
+        runs = self._cover(request, start=placed, end=max(0, size - 1))
         if request.whole_blocks:
             rounded = (to_whole_blocks(run, request.block_size) for run in runs)
             runs = [run for run in rounded if run is not None]
@@ -105,6 +103,9 @@ class Planner:
         if spans:
             plan = with_policy(plan, request.tokens, request.policy, self.boundaries)
         plan = replace(plan, cost=self.cost.estimate(plan))
+        plan = with_probe_cost(
+            plan, request.tokens, request.policy, cost=self.cost, boundaries=self.boundaries
+        )
         context = GateContext(
             settings=self.settings,
             cost=self.cost,
@@ -115,6 +116,20 @@ class Planner:
             context = replace(context, uncertified=self.uncertified)
         refusal = first_refusal(plan, context)
         return plan if refusal is None else plan.declined(*refusal)
+
+    def _cover(self, request: PlanRequest, *, start: int, end: int) -> list[DonorRun]:
+        """The runs to copy; where none is worth its copy, those that a gate then declines."""
+        runs = _without_sinks(request.runs)
+
+        def cover(cost: CostModel) -> list[DonorRun]:
+            return best_cover(
+                runs, cost=cost, start=start, end=end, min_span_tokens=self.shortest_run
+            )
+
+        chosen = cover(self.cost)
+        if chosen or not runs:
+            return chosen
+        return cover(replace(self.cost, load=0.0, span_fixed=0.0))
 
 
 def _without_sinks(runs: Sequence[DonorRun]) -> list[DonorRun]:

@@ -33,8 +33,25 @@ ongev nast tzn проф акад напр
 """
 ABBREVIATIONS = frozenset(f"{_ENGLISH} {_GERMAN} {_OTHERS}".split())
 """Abbreviations too long for the limits above to catch."""
+_ENGLISH_OPENERS = """
+a after all also although an and another any as at because before behind between both but by during
+each even every few finally for from he her here his how however if in instead it its later many
+most my near neither nobody nor not nothing now on once one only or our over perhaps she since so
+some soon still such that the their then there these they this those though through thus to today
+under until we what when where whether which while who why with without you your
+"""
+_OTHER_OPENERS = """
+aber als am auch auf aus bei das dem der die dies diese dieser doch ein eine einen er es für hier
+ihr ihre im ist nach nicht noch nun ob oder seine seit sie über um und vor wenn wie wir zu zum zur
+avec ce ces cette dans depuis elle elles en et il ils lors mais nous ou où pendant pour puis quand
+sans sur un une vous aunque como con cuando desde donde ella ellos entre esta este esto mientras
+para pero por porque según sin sobre su sus también tras una y ya
+"""
+OPENING_WORDS = frozenset(f"{_ENGLISH_OPENERS} {_OTHER_OPENERS}".split())
+"""Words that start sentences and no names ("La", "De" and "Von" start both)."""
 
 _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*\Z")
+_FIRST = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 _VOWEL = re.compile(r"[aeiouyäöüáéíóúàèìòùâêîôûåæøœ]", re.IGNORECASE)
 _BLANK_LINE = re.compile(r"[^\S\n]*\n[^\S\n]*\n")
 TURN = re.compile(r"\s*(?:<[|｜/]?[\w▁:-]+[|｜]?>|\[/?INST\])\s*")
@@ -66,7 +83,7 @@ def is_sure_end(before: str, after: str) -> bool:
         return False
     if said[-1] != ".":
         return space[:1] not in CLOSERS
-    return _opens_sentence(space) and _closes_sentence(said[:-1])
+    return _opens_sentence(space) and _closes_sentence(said[:-1], _first_word(space))
 
 
 def ends_block(before: str, after: str) -> bool:
@@ -81,11 +98,20 @@ def ends_block(before: str, after: str) -> bool:
 def _opens_sentence(text: str) -> bool:
     if not text[:1].isspace():
         return False
-    first = text.strip().lstrip("\"'“‘(«[¿¡")[:1]
+    first = _opened(text)[:1]
     return first.isalpha() and not first.islower()
 
 
-def _closes_sentence(text: str) -> bool:
+def _opened(text: str) -> str:
+    return text.strip().lstrip("\"'“‘(«[¿¡")
+
+
+def _first_word(text: str) -> str:
+    found = _FIRST.match(_opened(text))
+    return found.group() if found else ""
+
+
+def _closes_sentence(text: str, following: str) -> bool:
     found = _WORD.search(text)
     if found is None:
         return False
@@ -100,4 +126,6 @@ def _closes_sentence(text: str) -> bool:
         return False
     if word.islower():
         return len(word) >= LOWER_LETTERS
-    return len(word) >= CAPITAL_LETTERS and not word.isupper()
+    # "Theod. Mann", "Fried. Brandt": only what follows tells a short name from a name.
+    known = following.casefold() in OPENING_WORDS
+    return known and len(word) >= CAPITAL_LETTERS and not word.isupper()

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from semblend.quality.figures import CONTROL, PROSE, READING, Figures
-from semblend.quality.redteam.finds import Findings
+from semblend.quality.redteam.finds import Findings, redteam_objections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,18 +58,12 @@ class Bound:
 
     def redteam_objections(self, found: Findings | None) -> list[str]:
         """Reasons against a policy, given the red team's findings."""
-        if not self.redteam_items:
-            return []
-        if found is None:
-            return ["no red team attacked it"]
-        said: list[str] = []
-        if found.items < self.redteam_items:
-            said.append(f"red team: {found.items} items, at least {self.redteam_items} expected")
-        if found.leaks > self.towards_donor:
-            said.append(f"red team: {found.leaks} of {found.items} answers towards the donor's")
-        if found.lost > self.answers * found.items:
-            said.append(f"red team: {found.lost} of {found.items} answers lost")
-        return said
+        return redteam_objections(
+            found,
+            items=self.redteam_items,
+            answers=self.answers,
+            towards_donor=self.towards_donor,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

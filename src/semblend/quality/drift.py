@@ -42,7 +42,7 @@ def edges_up_to(tokens: int) -> list[int]:
 
 
 ReadKv = Callable[[TokenArray], torch.Tensor]
-"""The K/V of a text read cold, [layers, 2, tokens, kv_heads, head_dim], K as at position 0."""
+"""The K/V of a text read cold, [layers, parts, tokens, kv_heads, head_dim], K as at position 0."""
 
 
 def measure_drift(
@@ -93,7 +93,7 @@ def drift_of_texts(
         met.index_put_((depth, token), torch.ones(len(tokens), device=kv.device), accumulate=True)
     seen = met.sum(1) > 0
     effect = _depth_effect(by_depth.sums[seen], by_token.sums, met[seen])
-    means = effect.view(-1, shape[0], 2, shape[3], shape[4])
+    means = effect.view(-1, shape[0], shape[1], shape[3], shape[4])
     return DepthDrift(
         depths=((edges[:-1] + edges[1:] - 1).float() / 2)[seen.cpu()],
         means=means.permute(1, 2, 0, 3, 4).cpu().contiguous(),

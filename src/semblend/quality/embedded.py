@@ -27,6 +27,7 @@ class MeasuredEmbedded:
             model=lab.model.name,
             fingerprint=lab.model.fingerprint,
             dtype=dtype,
+            architecture=lab.model.architecture,
             kv_format=dtype,
             hardware=hardware or str(lab.model.device),
             versions={"torch": torch.__version__},
@@ -38,9 +39,11 @@ class MeasuredEmbedded:
         """The model's."""
         return self._lab.model.tokenizer
 
-    def measure(self, work: Sequence[Work]) -> list[list[Record]]:
+    def measure(self, work: Sequence[Work], *, cold_right_only: bool = False) -> list[list[Record]]:
         """One item after another."""
-        return [measure(self._lab, item, specs) for item, specs in work]
+        return [
+            measure(self._lab, item, specs, cold_right_only=cold_right_only) for item, specs in work
+        ]
 
     def close(self) -> None:
         """Close the lab."""

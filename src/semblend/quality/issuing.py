@@ -158,7 +158,7 @@ def _certificate(
             "deviation": _deviation(curves),
             "redteam": None if redteam is None else redteam.to_dict(),
         },
-        data=data,
+        data={**data, "architecture": model.architecture},
         versions={
             "semblend": __version__,
             "measurement": str(MEASUREMENT_VERSION),

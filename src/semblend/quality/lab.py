@@ -24,14 +24,14 @@ from semblend.engine.cache.pool import PagedPool
 from semblend.engine.materialise import load_spans, shift_spans
 from semblend.engine.model import LoadedModel
 from semblend.engine.probes import PoolProbe
-from semblend.engine.segmented import compute, plan_runs
+from semblend.engine.segmented import compute
 from semblend.engine.vocabulary_boundaries import boundaries_of
 from semblend.kv.depth_drift import DepthDrift
 from semblend.kv.donor_pieces import DonorKv, DonorPiece
 from semblend.pipeline import SemBlendPipeline
 from semblend.planning.depth import drift_for
 from semblend.planning.policies.base import RecomputePolicy
-from semblend.planning.recompute import probed, with_policy
+from semblend.planning.recompute import plan_runs, probed, with_policy
 from semblend.quality.items import Item
 
 

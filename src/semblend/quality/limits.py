@@ -8,6 +8,7 @@ from typing import Any
 from semblend.quality.doubt import Doubt, LimitAnswer, items_at_least
 from semblend.quality.figures import CONTROL
 from semblend.quality.measure import Record
+from semblend.quality.redteam.finds import Findings, redteam_objections
 
 PILOT = 16
 """Items after which it is settled what a workload is judged by."""
@@ -33,6 +34,9 @@ class Limits:
     what is worth serving, not what is safe."""
     towards_donor: int = 0
     """Answers on adversarial controls that may change to a donor's fact."""
+    redteam_items: int = 300
+    """Fewest valid red-team items. None may leak; 300 bound the share of leaks by 1 % (95 %).
+    0 turns the red team off."""
     confidence: float = 0.95
     cold_right: float = 0.5
     """Workloads of which cold answers fewer right are judged by disagreement alone."""
@@ -46,6 +50,15 @@ class Limits:
     def least_items(self) -> int:
         """Items a workload takes where not one answer is lost."""
         return items_at_least(limit=self.answers, alpha=self.alpha)
+
+    def redteam_objections(self, found: Findings | None) -> list[str]:
+        """Reasons against a policy, given the red team's findings."""
+        return redteam_objections(
+            found,
+            items=self.redteam_items,
+            answers=self.answers,
+            towards_donor=self.towards_donor,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from semblend.core.namespace import NONE
 from semblend.quality.items import Item
 from semblend.quality.measure import Record
 
@@ -21,8 +22,15 @@ class MeasuredFacts:
     fingerprint: str
     """Content hash of the weights; engines look certificates up by it."""
     dtype: str
-    quantisation: str = "none"
+    architecture: str
+    """The model's class, as its config.json names it."""
+    quantisation: str = NONE
     kv_format: str
+    speculation: str = NONE
+    """The drafter; "none" where nothing is drafted."""
+    asked_at_load: Mapping[str, str] = field(default_factory=dict)
+    """What engines compare with their own before they accept the certificate, in their words:
+    `quantization`, `kv_format`, `speculation`; what is not here counts as "none"."""
     hardware: str
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of other packages that take part."""
@@ -36,8 +44,10 @@ class MeasuredFacts:
         return {
             "name": self.engine,
             "version": self.version,
+            "architecture": self.architecture,
             "quantisation": self.quantisation,
             "kv_format": self.kv_format,
+            "speculation": self.speculation,
             "method": self.method,
             "left_out": list(self.left_out),
         }
@@ -65,8 +75,12 @@ class MeasuredEngine(Protocol):
         """Items that it likes to be given at once."""
         ...
 
-    def measure(self, work: Sequence[Work]) -> list[list[Record]]:
-        """Records of each item, one a policy; none where the engine confirmed no reuse."""
+    def measure(self, work: Sequence[Work], *, cold_right_only: bool = False) -> list[list[Record]]:
+        """Records of each item, one a policy; none where the engine confirmed no reuse.
+
+        With `cold_right_only`, an item that cold answers wrongly gives none either, and costs only
+        cold's answer.
+        """
         ...
 
     def close(self) -> None:

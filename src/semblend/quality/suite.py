@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from semblend.core.errors import SerialisationError
-from semblend.quality import dialogue
+from semblend.quality import dialogue, long_talk
 from semblend.quality.items import Case, to_item
 from semblend.quality.lab import Lab
 from semblend.quality.measure import Record, measure
@@ -45,7 +45,7 @@ class Cell:
 
 
 KINDS_OF_EDITS = tuple(f"edited_{kind}" for kind in edited.EDITS)
-ON_REQUEST = (dialogue.DIALOGUE,)
+ON_REQUEST = (dialogue.DIALOGUE, long_talk.TEN_TURNS)
 """Workloads that a certificate rests on only if it was asked for."""
 KINDS_OF_CONTROLS = tuple(f"control_{kind}" for kind in controls.CONTROLS)
 

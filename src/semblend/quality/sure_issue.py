@@ -55,10 +55,12 @@ def certificate_of(
                 "workloads": [watch.to_dict() for watch in found.confirmation],
                 "judged_by_agreement_alone": found.not_counted,
             },
-            "redteam": None,
+            "redteam": None if found.redteam is None else found.redteam.to_dict(),
         },
         data={
             **data,
+            "architecture": facts.architecture,
+            **facts.asked_at_load,
             "engine": facts.to_dict(),
             "confirmed_on": {
                 "items": len(found.shown),
@@ -93,7 +95,7 @@ def page(found: UntilSureResult, *, facts: MeasuredFacts, limits: Limits, comman
         f"<h1>Quality of reuse: {escape(Path(facts.model).name)}</h1>",
         judged,
         f"<p>A policy that breaks a limit on any workload would be certified with probability "
-        f"{limits.alpha:.2g} at most. {NOT_COVERED} No red team attacked it. Workloads that cold "
+        f"{limits.alpha:.2g} at most. {NOT_COVERED} {_attacked(found)} Workloads that cold "
         f"seldom answers right, judged by agreement alone: {escape(weak)}. Left out: "
         f"{escape('; '.join(facts.left_out) or 'nothing')}.</p>",
         figure_tables.html(("engine", "value"), [*named, ("weights", facts.fingerprint)]),
@@ -114,6 +116,12 @@ def page(found: UntilSureResult, *, facts: MeasuredFacts, limits: Limits, comman
         f"<title>Quality of reuse</title><style>{STYLE}</style></head>"
         f"<body>{''.join(body)}</body></html>\n"
     )
+
+
+def _attacked(found: UntilSureResult) -> str:
+    if found.redteam is None:
+        return "No red team attacked it."
+    return f"Red team: {escape(found.redteam.sentence)}."
 
 
 def rows_of(watched: Sequence[LimitWatch]) -> list[tuple[str, ...]]:

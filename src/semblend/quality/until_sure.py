@@ -17,6 +17,7 @@ from semblend.quality.figures import noise_floor
 from semblend.quality.items import Case, to_item
 from semblend.quality.limits import PILOT, Limits, LimitWatch
 from semblend.quality.measure import Record
+from semblend.quality.redteam.finds import Findings
 from semblend.quality.seam import MeasuredEngine, Work
 from semblend.quality.suite import Cell, Records, read_records
 
@@ -64,6 +65,7 @@ class UntilSureResult:
     naive: list[Record] = field(default_factory=list)
     shown: list[Case] = field(default_factory=list)
     """What it was confirmed on."""
+    redteam: Findings | None = None
     objections: list[str] = field(default_factory=list)
     seconds: float = 0.0
 

@@ -4,9 +4,10 @@ Keys are kept only as SHA-256 digests. Every digest is compared in constant time
 or not an earlier one matched. The key file is JSON::
 
     {"keys": {"sk-…": "acme",
-              "sha256:<64 hex digits>": {"tenant": "ops", "admin": true}}}
+              "sha256:<64 hex digits>": {"tenant": "ops", "admin": true, "principal": "anna"}}}
 
-A key may be listed in plain text or as its digest, so the file need not contain a secret.
+A key may be listed in plain text or as its digest, so the file need not contain a secret. Each key
+is a principal of its own unless several name the same one.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Caller:
 
     tenant: str | None
     """None: the engine's default tenant."""
+    principal: str | None = None
+    """Who it is within the tenant. None: everybody who reaches the tenant is one."""
     sees_all: bool = False
     """Whether it may see other tenants' metadata (an admin key, or no keys configured)."""
     nameless: bool = False
@@ -100,11 +103,15 @@ def _parse_key(key: str, owner: Any) -> _Key:
     digest = bytes.fromhex(match[1]) if match else hashlib.sha256(key.encode()).digest()
     tenant = owner.get("tenant") if isinstance(owner, dict) else owner
     admin = owner.get("admin", False) if isinstance(owner, dict) else False
+    principal = owner.get("principal", digest.hex()) if isinstance(owner, dict) else digest.hex()
     if not isinstance(tenant, str) or not NAME.fullmatch(tenant):
         raise SettingsError(f"key file: tenant: {_NAME_RULE}")
     if not isinstance(admin, bool):
         raise SettingsError("key file: admin: expected true or false")
-    return _Key(digest=digest, caller=Caller(tenant=tenant, sees_all=admin))
+    if not isinstance(principal, str) or not NAME.fullmatch(principal):
+        raise SettingsError(f"key file: principal: {_NAME_RULE}")
+    caller = Caller(tenant=tenant, sees_all=admin, principal=principal)
+    return _Key(digest=digest, caller=caller)
 
 
 class TenancyOptions(Protocol):

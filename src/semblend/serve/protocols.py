@@ -58,6 +58,7 @@ class ServedEngine(Protocol):
         tenant: str | None = None,
         template: str | None = None,
         cache_salt: str | None = None,
+        principal: str | None = None,
     ) -> Namespace:
         """The namespace of a request; omitted parts take the engine's defaults."""
         ...

@@ -129,6 +129,7 @@ class Service:
             tenant=caller.tenant,
             template=checked_name("x-chat-template-id", template) if template else None,
             cache_salt=body.cache_salt,
+            principal=caller.principal,
         )
         parts = [
             AnswerPart(

@@ -17,11 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from semblend.core.errors import DonorError
 from semblend.core.namespace import Namespace
 from semblend.core.plan import Plan
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray
 from semblend.integration.isolation import by_salt
+from semblend.integration.lora_adapter import LoraAdapter
 from semblend.integration.modes import Mode
 from semblend.integration.scheduler.orders import StepOrders
 from semblend.integration.scheduler.port import Loan, Step
@@ -29,7 +31,7 @@ from semblend.integration.scheduler.request import Arrival
 from semblend.integration.scheduler.setup import PLAN_SECONDS, CaptureRules, SchedulerSetup
 from semblend.integration.scheduler.side import SchedulerSide
 from semblend.integration.worker.donors import DonorRoom
-from semblend.integration.worker.port import KvAccess, OneRank, Watch
+from semblend.integration.worker.port import BeforeLayer, KvAccess, OneRank, Watch
 from semblend.integration.worker.sequences import VirtualSequence
 from semblend.integration.worker.side import WorkerSetup, WorkerSide
 from semblend.planning.cost import CostModel
@@ -134,12 +136,30 @@ class ToyPasses:
     def __init__(self, model: ToyModel) -> None:
         self._model = model
 
+    replayed = 0
+
     def serving(self) -> None: ...
 
-    def run(self, sequences: Sequence[VirtualSequence], *, watch: Watch | None = None) -> int:
+    def prepare(self, adapter: LoraAdapter | None, *, alone: bool) -> None:
+        if adapter is not None:
+            raise DonorError("the toy has no adapters")
+
+    def adapters_changed(self) -> bool:
+        return False
+
+    def run(
+        self,
+        sequences: Sequence[VirtualSequence],
+        *,
+        watch: Watch | None = None,
+        before_layer: BeforeLayer | None = None,
+        alone: bool = False,
+    ) -> int:
         for each in sequences:
             last = watch if each is sequences[-1] else None
-            self._model(each.tokens, each.start, each.end, each.blocks, each.shift, last)
+            self._model(
+                each.tokens, each.start, each.end, each.blocks, each.shift, last, before_layer
+            )
         return sum(map(len, sequences))
 
     def logits(self, sequence: VirtualSequence, *, last: int) -> torch.Tensor | None:

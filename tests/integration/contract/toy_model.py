@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from semblend.integration.worker.port import Watch
+from semblend.integration.worker.port import BeforeLayer, Watch
 from semblend.kv.layout import SlotArray
 from semblend.kv.paged_kv import PagedKv
 from semblend.kv.rotary_table import RotaryTable
@@ -19,11 +19,13 @@ _WIDTH = HEADS * DIM
 class ToyCache:
     """K/V of all tokens, [layers, 2, blocks, block_size, heads, dim]; see `KvAccess`."""
 
-    block_size, kv_heads, head_dim = 16, HEADS, DIM
+    block_size, parts, kv_heads, head_dim = 16, 2, HEADS, DIM
     layer_count, head_shape = LAYERS, (HEADS, DIM)
     dtype, device = torch.float32, torch.device("cpu")
     token_bytes = LAYERS * 2 * HEADS * DIM * 4
     scratch_block = 0
+    draft_layers = 0
+    clipped: torch.Tensor | None = None
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
@@ -52,6 +54,9 @@ class ToyCache:
     ) -> torch.Tensor:
         return self.read(block_ids, start, end)[layer]
 
+    def window(self, layer: int) -> None:
+        """Every query sees all before it."""
+
 
 class ToyModel(torch.nn.Module):
     """Writes K/V of the tokens it is given into their slots, then attends to all before them."""
@@ -76,6 +81,7 @@ class ToyModel(torch.nn.Module):
         blocks: Sequence[int],
         shift: int = 0,
         watch: Watch | None = None,
+        before_layer: BeforeLayer | None = None,
     ) -> torch.Tensor:
         """Log-probabilities behind tokens [start, end) of a prompt, [tokens, vocabulary]."""
         slots = torch.from_numpy(self.cache.host_slots(blocks, start, end))
@@ -86,6 +92,8 @@ class ToyModel(torch.nn.Module):
             query, key, value = (part.view(-1, HEADS, DIM) for part in normed @ self.inward[layer])
             flat = self.cache.kv[layer].flatten(1, 2)
             flat[0, slots], flat[1, slots] = self._turned(key, positions), value
+            if before_layer is not None:
+                before_layer(layer)
             keys, values = self.cache.read_layer(layer, blocks, 0, end)
             query = self._turned(query, positions)
             scores = torch.einsum("qhd,khd->hqk", query, keys) / DIM**0.5

@@ -35,7 +35,7 @@ def unknown_version() -> None:
     """A release nobody has seen, with interfaces as they are known."""
     from semblend.integration.sglang import support, versions
 
-    support.installed = lambda: versions.judge("0.9.0")
+    support.installed = lambda: versions.VERSIONS.judge("0.9.0")
 
 
 def missing_member() -> None:

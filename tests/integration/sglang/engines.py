@@ -6,6 +6,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +22,8 @@ from tests.integration.models import folder_of
 from tests.integration.sglang import fault_probes, probes
 from tests.integration.sglang.scheduler_process import serve
 
+DEVICE = os.environ.get("TEST_SGLANG_DEVICE", "cpu")
+"""`cuda` runs the same tests on a GPU, where no shim stands in for SGLang's kernels."""
 SHIMS = Path(__file__).parent / "shims"
 ROOT = Path(__file__).parents[3]
 _NUMBERS = itertools.count(1)
@@ -48,12 +51,13 @@ def environment(**config: Any) -> dict[str, str]:
     config.setdefault("mode", "segmented_experimental")
     config.setdefault("recompute_policy", "none")
     config.setdefault("min_prompt_tokens", 64)
+    path = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     return {
-        "SGLANG_USE_CPU_ENGINE": "1",
+        **({"SGLANG_USE_CPU_ENGINE": "1"} if DEVICE == "cpu" else {}),
         "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
         "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
         "SEMBLEND_SGLANG_CONFIG": json.dumps(config),
-        "PYTHONPATH": os.pathsep.join((str(SHIMS), str(ROOT), os.environ.get("PYTHONPATH", ""))),
+        "PYTHONPATH": os.pathsep.join([str(SHIMS), *path] if DEVICE == "cpu" else path),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "PYTHONWARNINGS": "ignore",
@@ -65,8 +69,8 @@ def server_options(model: str, **changes: Any) -> dict[str, Any]:
     options: dict[str, Any] = {
         "model_path": folder_of(model),
         "skip_tokenizer_init": True,
-        "device": "cpu",
-        "attention_backend": "torch_native",
+        "device": DEVICE,
+        "attention_backend": "torch_native" if DEVICE == "cpu" else "triton",
         "dtype": "float32",
         "max_total_tokens": 8192,
         "context_length": 2048,
@@ -82,27 +86,63 @@ class Engine:
     """One scheduler and the pipe to it."""
 
     def __init__(
-        self, model: str = "llama", *, server: dict[str, Any] | None = None, **config: Any
+        self,
+        model: str = "llama",
+        *,
+        server: dict[str, Any] | None = None,
+        watched: bool = True,
+        **config: Any,
     ) -> None:
+        """Start a scheduler.
+
+        Parameters
+        ----------
+        server
+            What the command line would say.
+        watched
+            Whether forwards are recorded and memory is checked at every step. Both wait for the
+            device, so nothing can be timed then.
+        config
+            The backend's options.
+        """
         environ = environment(**config)
+        if not watched:
+            environ |= {name: "0" for name in environ if "STRICT_MEM_CHECK" in name}
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
+        options = server_options(model, **(server or {}))
+        ranks = options.get("tp_size", 1)
+        if ranks > 1:
+            options["nccl_port"] = _free_port()
+            cores = (str(rank % (os.cpu_count() or 1)) for rank in range(ranks))
+            environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(cores)
+        pipes = [context.Pipe() for _ in range(ranks)]
+        self._pipe, *self._others = [ours for ours, _ in pipes]
         kept = {name: os.environ.get(name) for name in environ}
         os.environ.update(environ)  # spawned interpreters read PYTHONPATH before any of our code
         try:
-            self._process = context.Process(
-                target=serve,
-                args=(theirs, server_options(model, **(server or {})), environ),
-                daemon=True,
-            )
-            self._process.start()
+            self._process, *self._followers = [
+                context.Process(
+                    target=serve,
+                    args=(theirs, options, environ, rank),
+                    kwargs={"watched": watched},
+                    daemon=True,
+                )
+                for rank, (_, theirs) in enumerate(pipes)
+            ]
+            for process in (self._process, *self._followers):
+                process.start()
         finally:
             for name, value in kept.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
-        theirs.close()
+        for _, theirs in pipes:
+            theirs.close()
         kind, body = self._receive()
         if kind != "ready":
             raise SchedulerDiedError(body)
+        for pipe in self._others:
+            kind, body = pipe.recv()
+            if kind != "ready":
+                raise SchedulerDiedError(body)
 
     # -- requests --------------------------------------------------------------------
 
@@ -190,6 +230,25 @@ class Engine:
                 raise AssertionError(body)
             backlog.append((kind, body))
 
+    def call_all(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """The same on every rank."""
+        others = range(1, 1 + len(self._others))
+        return [
+            self.call(function, *args),
+            *(self.call_on(rank, function, *args) for rank in others),
+        ]
+
+    def call_on(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
+        """The same on another rank than the first."""
+        pipe = self._others[rank - 1]
+        pipe.send(("call", (function, args)))
+        if not pipe.poll(_PATIENCE_S):
+            raise SchedulerDiedError(f"rank {rank} does not answer")
+        kind, body = pipe.recv()
+        if kind == "raised":
+            raise AssertionError(body)
+        return body
+
     @property
     def _early(self) -> list[Any]:
         if not hasattr(self, "_kept"):
@@ -198,7 +257,7 @@ class Engine:
 
     def flush(self) -> None:
         """Empty the tree, donors and all."""
-        self.call(probes.flush)
+        self.call_all(probes.flush)
 
     def forwards(self) -> list[list[tuple[str, int, int]]]:
         """Extend forwards since the last time this was asked."""
@@ -213,10 +272,10 @@ class Engine:
         return self.call(probes.counts)
 
     @contextmanager
-    def planted(self, spec: str) -> Iterator[Counter[FaultPoint]]:
+    def planted(self, spec: str, *, seed: int = 0) -> Iterator[Counter[FaultPoint]]:
         """Plant faults in the scheduler's process; how often each fired is there at the end."""
         fired: Counter[FaultPoint] = Counter()
-        self.call(fault_probes.plant, spec)
+        self.call(fault_probes.plant, spec, seed)
         try:
             yield fired
         finally:
@@ -243,9 +302,16 @@ class Engine:
             with suppress(OSError):
                 self._pipe.send(("stop", None))
             self._process.join(20)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        for process in (self._process, *self._followers):
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def next_message(self, patience_s: float) -> tuple[str, Any] | None:
+        """What the scheduler says next, if it does within this time."""
+        if not self._early and not self._pipe.poll(patience_s):
+            return None
+        return self._receive()
 
     def _receive(self) -> tuple[str, Any]:
         if self._early:
@@ -257,6 +323,12 @@ class Engine:
         if kind in ("died", "failed"):
             raise SchedulerDiedError(body)
         return kind, body
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
 
 
 def _answer(body: dict[str, Any], so_far: dict[str, Any]) -> Answer:

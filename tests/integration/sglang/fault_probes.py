@@ -9,8 +9,8 @@ from semblend.core.faults import FaultPoint
 from semblend.core.ledger import LedgerTotals
 
 
-def plant(host: Any, spec: str) -> None:
-    host.memory["planted"] = faults.planted(spec)
+def plant(host: Any, spec: str, seed: int = 0) -> None:
+    host.memory["planted"] = faults.planted(spec, seed=seed)
     host.memory["faults"] = host.memory["planted"].__enter__()
 
 

@@ -31,7 +31,7 @@ def kv_of(host: Any, rid: str, start: int, end: int) -> np.ndarray:
     slots = host.rows[rid][start:end].long()
     pool = host.runner.token_to_kv_pool
     layers = zip(pool.k_buffer, pool.v_buffer, strict=True)
-    return np.stack([np.stack((k[slots].numpy(), v[slots].numpy())) for k, v in layers])
+    return np.stack([np.stack((k[slots].cpu().numpy(), v[slots].cpu().numpy())) for k, v in layers])
 
 
 def counts(host: Any) -> dict[str, int]:
@@ -248,6 +248,12 @@ def set_policy(host: Any, spec: str) -> None:
     host.side.provider.pipeline._policy = policy_from_spec(spec)
 
 
+def without_foresight(host: Any) -> None:
+    """Probe although the second pass does not pay."""
+    target = "semblend.planning.planner.with_probe_cost"
+    host.patches.enter_context(patch(target, lambda plan, *_, **__: plan))
+
+
 def count_plans(host: Any) -> None:
     """Count plans made and matches asked for, from now on."""
     side = host.side
@@ -301,8 +307,9 @@ def shares_passes(host: Any) -> bool:
 def proof(host: Any) -> bool:
     """Try once more whether holes share a pass."""
     from semblend.integration.sglang.pass_proof import proven
+    from semblend.integration.sglang.scheduler_ranks import SchedulerRanks
 
-    return proven(host.runner, host.cache, host.side._passes.limits).together
+    return proven(host.runner, host.cache, host.side._passes.limits, SchedulerRanks()).together
 
 
 def attend_first(host: Any) -> None:

@@ -21,8 +21,9 @@ from typing import Any
 class Host:
     """What functions sent by a test are given: the scheduler and what was recorded."""
 
-    def __init__(self, scheduler: Any, connection: Connection) -> None:
+    def __init__(self, scheduler: Any, connection: Connection, rank: int = 0) -> None:
         self.scheduler = scheduler
+        self.rank = rank
         self.connection = connection
         self.patches = contextlib.ExitStack()
         self.forwards: list[list[tuple[str, int, int]]] = []
@@ -49,8 +50,15 @@ class Host:
     def idle(self) -> bool:
         return bool(self.scheduler.is_fully_idle())
 
-    def pull(self) -> list[Any]:
-        """Requests since the last turn; calls are answered here."""
+    def pull(self) -> list[Any] | None:
+        """Requests since the last turn; calls are answered here.
+
+        Other ranks than the first are sent requests by it, and are only called here.
+        """
+        if self.rank:
+            while self.connection.poll(0):
+                self._answer(*self.connection.recv()[1])
+            return None
         requests: list[Any] = []
         while self.connection.poll(0 if requests or not self.idle() else 0.02):
             kind, body = self.connection.recv()
@@ -87,6 +95,7 @@ class Host:
         for index, rid in enumerate(output.rids):
             values = output.output_token_logprobs_val
             reports = (said.get("semblend") or [None] * len(output.rids))[index]
+            likely = output.output_top_logprobs_val, output.output_top_logprobs_idx
             self.connection.send(
                 (
                     "output",
@@ -96,10 +105,19 @@ class Host:
                         "tokens": list(output.output_ids[index]),
                         "cached_tokens": output.cached_tokens[index],
                         "logprobs": [float(v) for v in values[index]] if values else [],
+                        "likely": _likely(*(part[index] for part in likely)) if all(likely) else [],
                         "semblend": [report for report in reports or () if report],
                     },
                 )
             )
+
+
+def _likely(values: Any, tokens: Any) -> list[dict[int, float]]:
+    """Log-probabilities of the likeliest tokens, a place."""
+    return [
+        {int(token): float(value) for value, token in zip(*place, strict=True)}
+        for place in zip(values or (), tokens or (), strict=True)
+    ]
 
 
 def _tokenised(
@@ -122,32 +140,41 @@ def _tokenised(
         sampling_params=parameters,
         return_logprob=True,
         logprob_start_len=options.pop("logprob_start_len", -1),
-        top_logprobs_num=0,
+        top_logprobs_num=options.pop("top_logprobs_num", 0),
         token_ids_logprob=None,
         stream=stream,
         **options,
     )
 
 
-def serve(connection: Connection, options: dict[str, Any], environ: dict[str, str]) -> None:
+def serve(
+    connection: Connection,
+    options: dict[str, Any],
+    environ: dict[str, str],
+    rank: int = 0,
+    *,
+    watched: bool = True,
+) -> None:
     """Build a scheduler and run its loop until told to stop."""
     os.environ.update(environ)
     # A spawned interpreter takes its parent's path over, without what PYTHONPATH says now.
     sys.path[:0] = environ["PYTHONPATH"].split(os.pathsep)[:1]
     try:
-        scheduler = _scheduler(options)
+        scheduler = _scheduler(options, rank)
     except BaseException as error:
         connection.send(("failed", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
         return
-    host = Host(scheduler, connection)
+    host = Host(scheduler, connection, rank)
     # On the class: SGLang's components are frozen.
     type(scheduler.request_receiver)._pull_raw_reqs = lambda _: host.pull()
-    for sender in (
+    senders = (
         scheduler.ipc_channels.send_to_tokenizer,
         scheduler.ipc_channels.send_to_detokenizer,
-    ):
+    )
+    for sender in () if rank else senders:
         sender.send_output = host.send_output
-    _record(host)
+    if watched:
+        _record(host)
     connection.send(("ready", None))
     try:
         scheduler.run_event_loop()
@@ -157,7 +184,7 @@ def serve(connection: Connection, options: dict[str, Any], environ: dict[str, st
     os._exit(0)  # SGLang's threads do not end by themselves
 
 
-def _scheduler(options: dict[str, Any]) -> Any:
+def _scheduler(options: dict[str, Any], rank: int) -> Any:
     import torch
 
     torch.set_num_threads(1)
@@ -181,8 +208,10 @@ def _scheduler(options: dict[str, Any]) -> Any:
     arguments.resolve_once()
     arguments.check_server_args()
     ports = PortArgs.init_new(arguments)
-    publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
-    logging.basicConfig(level=os.environ.get("SEMBLEND_TEST_LOG", "WARNING"))
+    publish(
+        arguments, role="scheduler", ranks=SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=rank)
+    )
+    logging.basicConfig(level=os.environ.get("TEST_SGLANG_LOG", "WARNING"))
     return Scheduler(arguments, ports)
 
 

@@ -9,7 +9,7 @@ from tests.integration.sglang import probes
 from tests.integration.sglang.prompts import DONOR, TARGET
 
 
-@pytest.mark.parametrize("model", ["qwen2", "qwen3", "llama-yarn"])
+@pytest.mark.parametrize("model", ["qwen2", "qwen3", "llama-yarn", "qwen3-moe"])
 def test_moved_keys_and_computed_holes_are_the_models_own(make_engine, model):
     engine = make_engine(model)
     engine.donate(DONOR)

@@ -24,7 +24,7 @@ from tests.integration.models import folder_of
 from tests.integration.sglang.engines import environment
 
 FLAGS = {
-    "tensor parallelism": {"tp_size": 2},
+    "HiCache on several ranks": {"enable_hierarchical_cache": True, "tp_size": 2},
     "pipeline parallelism": {"pp_size": 2},
     "data parallelism": {"dp_size": 2},
     "speculative decoding": {"speculative_algorithm": "NGRAM"},

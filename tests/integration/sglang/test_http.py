@@ -30,7 +30,7 @@ FACTS = " ".join(
         ("garden", "Lune", "Iris Calder", "ten"),
     )
 )
-_START_S = 240
+_START_S = 400
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +21,8 @@ from semblend.integration.option_values import options_table
 from semblend.integration.provider import SemBlendProvider
 from semblend.integration.sglang.launcher import prepare
 from semblend.integration.sglang.options import VARIABLE, BackendOptions
-from semblend.integration.sglang.versions import judge
+from semblend.integration.sglang.versions import VERSIONS
+from semblend.integration.worker.policy_probe import asked_together
 from semblend.integration.worker.sequences import (
     PassLimits,
     VirtualSequence,
@@ -54,6 +57,22 @@ def test_one_hole_a_pass_still_computes_holes_of_several_requests_together():
     rows = [laid_out(row, [Hole(0, 3), Hole(5, 8)]) for row in range(3)]
     limits = PassLimits(sequences=8, tokens=100, together=False)
     assert [len(one) for one in limits.forwards(in_turn(rows))] == [3, 3]
+
+
+@given(
+    tails=st.lists(st.integers(1, 40), max_size=12),
+    sequences=st.integers(1, 5),
+    tokens=st.integers(1, 60),
+)
+def test_tails_that_fit_one_forward_are_asked_together(tails, sequences, tokens):
+    limits = PassLimits(sequences=sequences, tokens=tokens)
+    groups = asked_together([SimpleNamespace(tail=[0] * tail) for tail in tails], limits)
+    assert [len(probe.tail) for group in groups for probe in group] == tails
+    for group, after in itertools.zip_longest(groups, groups[1:]):
+        size = sum(len(probe.tail) for probe in group)
+        assert len(group) == 1 or (size <= tokens and len(group) <= sequences)
+        if after is not None:
+            assert len(group) == sequences or size + len(after[0].tail) > tokens
 
 
 @given(
@@ -174,4 +193,4 @@ def test_the_launcher_keeps_what_the_environment_says_and_refuses_other_backends
     ],
 )
 def test_only_known_versions_are_served(version, supported):
-    assert judge(version).supported is supported
+    assert VERSIONS.judge(version).supported is supported

@@ -18,6 +18,7 @@ def engine(make_engine):
     engine = make_engine("llama")
     engine.flush()
     engine.call(probes.set_policy, POLICY)
+    engine.call(probes.without_foresight)  # short prompts, on which a probe does not pay
     engine.donate(DONOR)
     engine.forwards()
     return engine
@@ -72,7 +73,7 @@ def test_policies_that_need_a_probe_nobody_makes_are_declined(engine):
 @pytest.mark.parametrize(
     "stage",
     [
-        f"{PROBING}.LoadProbe._tail_attention",
+        f"{PROBING}._tails_attention",
         f"{PROBING}.attention_weights",
         "semblend.integration.sglang.kv_pool.KvPool.read_layer",
     ],
@@ -125,6 +126,22 @@ def test_requests_of_one_batch_are_asked_together_and_answered_as_alone(engine):
     engine.assert_no_leak()
 
 
+def test_requests_of_one_batch_are_asked_in_one_pass(engine):
+    """Tails of three lengths, so that nobody's queries can be taken for another's."""
+    tails = [random_tokens(tokens, seed=70 + tokens) for tokens in (33, 7, 2)]
+    requests = [joined(random_tokens(60, seed=80 + n), DOCUMENT, t) for n, t in enumerate(tails)]
+    alone = [engine.run(one) for one in requests]
+    chosen = [engine.call(probes.holes_of, answer.request_id) for answer in alone]
+    engine.forwards()
+    together = engine.run_all(requests)
+    asked, *again, tail = engine.forwards()
+    assert [engine.call(probes.holes_of, answer.request_id) for answer in together] == chosen
+    assert [answer.tokens for answer in together] == [answer.tokens for answer in alone]
+    assert sorted(item[1:] for item in asked) == [(0, 60)] * 3 + [(480, 2), (480, 7), (480, 33)]
+    assert len({item[0] for forward in again for item in forward}) == 3
+    assert len(tail) == 3
+
+
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_tail_longer_than_a_chunk_is_lent_slots_for_its_probe(engine, make_engine, page_size):
     """What the last queries look at does not depend on which step computes them."""
@@ -136,6 +153,7 @@ def test_a_tail_longer_than_a_chunk_is_lent_slots_for_its_probe(engine, make_eng
         max_hole_tokens_per_step=4096,
     )
     chunked.call(probes.set_policy, POLICY)
+    chunked.call(probes.without_foresight)
     chunked.donate(DONOR)
     answer = chunked.run(LONG_TAIL)
     assert answer.semblend["outcome"] == "materialised"

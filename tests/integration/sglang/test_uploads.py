@@ -5,6 +5,7 @@ The device here is `meta`: it has no numbers, so whoever asks for one fails.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +14,17 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from semblend.core.plan import Hole
+from semblend.core.plan import Hole, Plan, Span
 from semblend.integration.sglang.exact_recompute import with_regions_computed
 from semblend.integration.sglang.nested_pass import NestedPass
+from semblend.integration.sglang.scheduler_ranks import SchedulerRanks
+from semblend.integration.worker import pool_copies
+from semblend.integration.worker.pool_copies import DonorSlots, PoolCopies
 from semblend.integration.worker.sequences import PassLimits, VirtualSequence, block_table
+from semblend.kv import triton_copy
+from semblend.kv.paged_kv import PagedKv
+from semblend.kv.rotary_table import RotaryTable
+from semblend.kv.span_batch import flattened
 
 DEVICE = "meta"
 LIMITS = PassLimits(sequences=8, tokens=64)
@@ -78,7 +86,7 @@ def test_laying_holes_out_waits_for_nothing(hook):
         VirtualSequence(tokens=tokens, start=5, end=9 + n, blocks=block_table((row,)))
         for n, row in enumerate((3, 1))
     ]
-    nested = NestedPass(runner, make_batch(), LIMITS)._batch_of(sequences)
+    nested = NestedPass(runner, make_batch(), LIMITS, SchedulerRanks())._batch_of(sequences)
     assert nested.input_ids.shape == nested.out_cache_loc.shape == (9,)
     assert nested.seq_lens_cpu.tolist() == [9, 10]
     assert nested.req_pool_indices_cpu.tolist() == [3, 1]
@@ -90,6 +98,28 @@ def test_having_regions_computed_waits_for_nothing(hook):
     whole = with_regions_computed(make_batch(), {1: Hole(10, 30)}, table())
     assert whole.input_ids.shape == whole.out_cache_loc.shape == (40,)
     assert (whole.prefix_lens, whole.extend_lens) == ([30, 10], [10, 30])
+
+
+def test_placing_spans_reads_no_slot(hook, monkeypatch):
+    """The scheduler's stream waits for the forward under way; whoever read from it would, too."""
+    shape, rows = (64, 2, 16), torch.empty(128, 8, device=DEVICE)
+    keys, values = ([torch.empty(shape, device=DEVICE) for _ in range(2)] for _ in range(2))
+    pool, asked = PagedKv.of_slots(keys, values), []
+    monkeypatch.setattr(
+        pool_copies, "copy_spans", lambda *args, **kwargs: asked.append((args, kwargs)) or 20
+    )
+    span = Span(donor_id="d", donor_start=4, target_start=10, length=20)
+    plan = Plan(namespace="n", prompt_tokens=40, spans=(span,), end=30, exact_tokens=6)
+    tokens = np.arange(40, dtype=np.int32)
+    donor = DonorSlots(tokens=tokens + 6, slots=torch.empty(24, dtype=torch.int64, device=DEVICE))
+    slots = torch.empty(24, dtype=torch.int64, device=DEVICE)
+    PoolCopies(pool, RotaryTable(cos=rows, sin=rows)).place(plan, tokens, {"d": donor}, slots)
+    (((_, (copy,), _), options),) = asked
+    assert copy.source_slots.tolist() == list(range(4, 24))
+    assert copy.target_slots.tolist() == list(range(24 + 4, 24 + 24))
+    assert options["lookup"].shape == (48,)
+    batch = replace(flattened([copy]), lookup=options["lookup"])
+    assert triton_copy.prepare(pool, batch).index.device.type == DEVICE
 
 
 @pytest.mark.parametrize(

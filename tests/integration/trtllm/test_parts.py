@@ -413,6 +413,18 @@ def test_pinned_donors_stay():
     assert not budget.pin(("a",))
 
 
+def test_nothing_is_evicted_for_a_prompt_that_does_not_fit_beside_what_is_pinned():
+    budget = DonorBudget(1000)
+    budget.set_token_bytes(1)
+    for name, size, seed in (("pinned", 400, 1), ("free", 300, 2)):
+        assert budget.admit(name, segment_keys(b"n" * 16, random_tokens(size, seed=seed)))[0]
+    budget.pin(("pinned",))
+    assert budget.admit("large", segment_keys(b"n" * 16, random_tokens(700, seed=3))) == (False, [])
+    assert "free" in budget
+    fits = segment_keys(b"n" * 16, random_tokens(600, seed=4))
+    assert budget.admit("fits", fits) == (True, ["free"])
+
+
 @given(
     start=st.integers(0, 40),
     length=st.integers(1, 40),

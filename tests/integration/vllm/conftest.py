@@ -32,6 +32,8 @@ os.environ.update(
         "TOKENIZERS_PARALLELISM": "false",
         # Samples are taken by chance; the tests of them say so.
         "SEMBLEND_SHADOW_RATE": os.environ.get("SEMBLEND_SHADOW_RATE", "0"),
+        # On a CPU little pays, and how much depends on the day; the tests of it say so.
+        "SEMBLEND_MEASURE_SPEED": os.environ.get("SEMBLEND_MEASURE_SPEED", "0"),
         # Workers in processes of their own load this tree, and the tests' connector by its name.
         "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
     }

@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from benchmarks.vllm_runners import Scheduling, engine_options
@@ -14,7 +17,8 @@ from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
 
 from semblend.core.tokens import TokenArray
-from tests.integration.models import folder_of
+from semblend.integration.vllm import namespaces
+from tests.integration.models import MODELS, folder_of, reads_images
 from tests.integration.vllm.probe import ProbeConnector
 
 WORKER = "semblend.integration.vllm.worker.SemBlendWorker"
@@ -58,15 +62,21 @@ class Engine:
             "kv_cache_memory_bytes": 32 << 20,
             "block_size": 32,
             "worker_cls": WORKER,
-            "skip_tokenizer_init": not model.startswith("reference"),
+            "skip_tokenizer_init": not (model.startswith("reference") or reads_images(model)),
             "disable_log_stats": False,
             "kv_transfer_config": transfer_config(**extra),
         }
         if "TEST_VLLM_SCHEDULING" in os.environ:
             settings.update(engine_options(Scheduling(os.environ["TEST_VLLM_SCHEDULING"])))
+        if MODELS.get(model, ("", {}))[1].get("sliding_window"):
+            settings["disable_hybrid_kv_cache_manager"] = True
+        if model == "glm-flash":
+            # vLLM's rotary kernel for CPUs takes a row's last numbers for a row of their own.
+            settings["compilation_config"] = {"custom_ops": ["-rotary_embedding"]}
         settings.update(engine or {})
         ProbeConnector.scheduler = ProbeConnector.worker = None
-        self.llm = LLM(model=folder_of(model), **settings)
+        with prefix_caching_everywhere():
+            self.llm = LLM(model=folder_of(model), **settings)
         self.scheduler_connector = ProbeConnector.scheduler
         self.worker_connector = ProbeConnector.worker
 
@@ -99,12 +109,12 @@ class Engine:
         return answer
 
     def run_all(self, prompts: list[TokenArray], **options: Any) -> list[Answer]:
-        """Several requests in one batch."""
+        """Several requests in one batch; `lora` is one adapter, or one or None for each."""
         salt = options.pop("salt", None)
-        hints = options.pop("hints", None)
+        hints, lora = options.pop("hints", None), options.pop("lora", None)
         parameters = self.sampling(hints=hints, **options)
         inputs = [_prompt(prompt, salt) for prompt in prompts]
-        outputs = self.llm.generate(inputs, parameters, use_tqdm=False)
+        outputs = self.llm.generate(inputs, parameters, use_tqdm=False, lora_request=lora)
         self.drain()
         return [_answer(output) for output in outputs]
 
@@ -150,6 +160,14 @@ class Engine:
         self.scheduler_connector.reset_cache()
         self.drain()
 
+    def holds(self, tokens: TokenArray) -> bool:
+        """Whether this very prompt is a donor, or on its way to be one."""
+        contents = self.scheduler.planner._contents
+        namespace = namespaces.of_request(self.scheduler.setup.namespace, None)
+        free = contents.reserve("another", tokens, namespace)
+        contents.release("another")
+        return not free
+
     def kv(self, answer: Answer, start: int, end: int) -> torch.Tensor:
         """K/V of a request that just ran, [layers, 2, tokens, kv_heads, head_dim]."""
         return self.scheduler_connector.kv_of(answer.request_id, start, end).clone()
@@ -171,6 +189,23 @@ def forget_engines() -> None:
     ensure_kv_transfer_shutdown()
     cleanup_dist_env_and_memory()
     gc.collect()
+
+
+@contextmanager
+def prefix_caching_everywhere() -> Iterator[None]:
+    """vLLM switches prefix caching off for MLA on CPUs, for speed; promises about it are tested."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    decide = CpuPlatform.check_and_update_config
+
+    @staticmethod
+    def decided(config: Any) -> None:
+        wanted = config.cache_config.enable_prefix_caching
+        decide(config)
+        config.cache_config.enable_prefix_caching = wanted
+
+    with patch.object(CpuPlatform, "check_and_update_config", decided):
+        yield
 
 
 class EngineFactory:

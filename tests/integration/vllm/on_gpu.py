@@ -5,6 +5,7 @@
     python -m tests.integration.vllm.on_gpu ... --engine lora                with --enable-lora
     python -m tests.integration.vllm.on_gpu ... --engine sleep               with sleep mode
     python -m tests.integration.vllm.on_gpu ... --engine awq                 with AWQ weights
+    python -m tests.integration.vllm.on_gpu ... --engine fp8_kv              with an fp8 K/V cache
 
 Needs no pytest. A configuration is chosen for a whole process, so each runs in one of its own; its
 engine starts once. Exits with 1 where a check finds something. Without a GPU the same checks run
@@ -19,6 +20,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
@@ -26,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.vllm_fuzz.comparing import Answer, Comparison
+from benchmarks.engine_fuzz.comparing import Answer, Comparison
+from benchmarks.vllm_fuzz.answers import answer_of
 from benchmarks.vllm_runners import Runner, Scheduling, engine_options, on_gpu, prepare
 
 CONFIGURATIONS = tuple(itertools.product(Runner, Scheduling))
@@ -50,15 +53,21 @@ class Kind(StrEnum):
     """A checkpoint of fp8 weights."""
     FP8_AT_START = "fp8_at_start"
     """Plain weights that vLLM makes fp8 of as it loads them."""
+    FP8_KV = "fp8_kv"
+    """Plain weights, an fp8 K/V cache at scale 1."""
+    FP8_HEADS = "fp8heads"
+    """fp8 weights, and a scale of the K/V cache a head."""
 
 
 ENGINES: dict[Kind, dict[str, Any]] = {
     Kind.PLAIN: {},
     Kind.LORA: {"enable_lora": True, "max_loras": 2},
     Kind.SLEEP: {"enable_sleep_mode": True},
+    Kind.FP8_KV: {"kv_cache_dtype": "fp8"},
+    Kind.FP8_HEADS: {"kv_cache_dtype": "fp8"},
     Kind.FP8_AT_START: {"quantization": "fp8_per_tensor" if on_gpu() else "fp8_per_channel"},
 }
-STORED = (Kind.AWQ, Kind.GPTQ, Kind.INT8, Kind.FP8)
+STORED = (Kind.AWQ, Kind.GPTQ, Kind.INT8, Kind.FP8, Kind.FP8_HEADS)
 """Kinds whose weights are stored quantised; `tests.integration.quantised` writes them."""
 QUANTISED = (*STORED, Kind.FP8_AT_START)
 
@@ -80,10 +89,16 @@ class Harness:
         model = f"reference-{kind}" if kind in STORED else "reference"
         self.engine = Engine(model, engine=device)
         self.rounded = device.get("dtype") == "bfloat16"
+        # A number that bfloat16 rounds differently may be one step of fp8 away.
+        coarse = "kv_cache_dtype" in device
         self.tokenizer: Any = self.engine.llm.get_tokenizer()
         self.comparison = Comparison(margin=0.25 if self.rounded else 1e-3)
+        self.kv_limit = 0.04 if coarse else 0.02 if self.rounded else 1e-4
+        """How far K/V may be from cold's."""
         self.block_size = int(self.engine.scheduler.setup.block_size)
         self._salts = itertools.count()
+        if kind in QUANTISED:
+            self._measure_rounding()
 
     def salt(self) -> str:
         """One that nobody has used."""
@@ -97,7 +112,7 @@ class Harness:
         plans = [Engine.sampling(hints=h, max_tokens=TOKENS, logprobs=8) for h in hints]
         outputs = self.engine.llm.generate(inputs, plans, use_tqdm=False)
         self.engine.drain()
-        return [Answer.of(output) for output in outputs]
+        return [answer_of(output) for output in outputs]
 
     def cold(self, tokens: Any) -> Answer:
         """The prompt alone, computed."""
@@ -119,6 +134,27 @@ class Harness:
         (case,) = cell.cases(47)
         return to_item(case, self.tokenizer)
 
+    def _measure_rounding(self) -> None:
+        """Set the limits by how far cold is from cold in another batch and in other chunks.
+
+        Activations are quantised by a scale of the whole batch, so other batches round otherwise.
+        """
+        prompts = [self.item(70 + number).tokens for number in range(8)]
+        alone = [self.cold(tokens) for tokens in prompts]
+        together = self.ask(prompts, [OFF] * len(prompts), self.salt())
+        wobble = max(_wobble(one, other) for one, other in zip(alone, together, strict=True))
+        self.comparison = Comparison(margin=max(self.comparison.margin, 2 * wobble))
+        engine, tokens = self.engine, prompts[0]
+        whole = engine.kv(engine.cold(tokens), 0, len(tokens))
+        salt = self.salt()
+        engine.run(tokens[: len(tokens) // 2], salt=salt, hints=OFF)
+        chunked = engine.kv(engine.run(tokens, salt=salt, hints=OFF), 0, len(tokens))
+        noise = _apart(chunked, whole)
+        self.kv_limit = max(self.kv_limit, 2 * noise)
+        print(f"cold is {wobble:.2f} nats and {noise:.2%} from cold", file=sys.stderr, flush=True)
+        if wobble > 1.5 or noise > 0.1:
+            raise RuntimeError("cold is so far from cold that nothing could be told here")
+
     def forget(self) -> None:
         """No donors and no prefixes."""
         self.engine.forget_donors()
@@ -129,7 +165,7 @@ def contract(harness: Harness) -> list[str]:
     """vLLM is the version its contract was recorded for, in the configuration asked for."""
     import vllm
 
-    from semblend.integration.vllm.versions import installed
+    from semblend.integration.vllm.versions import VERSIONS
     from tests.integration.vllm.contract import read_contract
 
     core = harness.engine.llm.llm_engine.engine_core.engine_core
@@ -139,7 +175,7 @@ def contract(harness: Harness) -> list[str]:
         found.append(f"the runner is {runner}")
     if core.async_scheduling != (harness.scheduling is Scheduling.ASYNC):
         found.append(f"asynchronous scheduling is {core.async_scheduling}")
-    path = Path(__file__).parent / "contracts" / f"{installed().minor}.json"
+    path = Path(__file__).parent / "contracts" / f"{VERSIONS.release_of(vllm.__version__)}.json"
     if json.loads(path.read_text()) != read_contract(Path(vllm.__file__).parent):
         found.append(f"vLLM's contract is not the one recorded in {path.name}")
     return found
@@ -164,12 +200,51 @@ def all_holes(harness: Harness) -> list[str]:
     load = engine.scheduler_connector.loads[-1]
     found = [] if load.hole_tokens > 500 else [f"only {load.hole_tokens} tokens were holes"]
     off = _apart(engine.kv(warm, 0, len(item.tokens)), expected)
-    if off > (0.02 if harness.rounded else 1e-4):
+    if off > harness.kv_limit:
         found.append(f"K/V is {off:.2%} off cold's")
     cold = harness.cold(item.tokens)
     return found + harness.unlike(
         Answer(tokens=warm.tokens, likely=()), cold, "the answer over holes alone"
     )
+
+
+def adapters(harness: Harness) -> list[str]:
+    """Holes under an adapter are the adapter's, and its donors serve nobody else."""
+    from vllm.lora.request import LoRARequest
+
+    from semblend.core.plan import Hole
+    from tests.integration.vllm.lora_adapters import write_adapter
+
+    engine, item = harness.engine, harness.item(5)
+    with tempfile.TemporaryDirectory() as folder:
+        write_adapter(Path(folder), "reference", seed=181)
+        lora = LoRARequest("random", 1, folder)
+        cold = engine.cold(item.tokens, lora=lora)
+        expected = engine.kv(cold, 0, len(item.tokens))
+        base = engine.kv(engine.cold(item.tokens), 0, len(item.tokens))
+        engine.donate(item.donors[0], lora=lora)
+        stolen = engine.run(item.tokens, hints={"capture": False}).semblend["reused_tokens"]
+        engine.forget_prefixes()
+        reused = engine.run(item.tokens, lora=lora, hints={"capture": False}).semblend
+        engine.forget_prefixes()
+        engine.scheduler_connector.rewrite_load = lambda load: replace(
+            load, copies=(), holes=(Hole(load.start, load.end),)
+        )
+        try:
+            warm = engine.run(item.tokens, lora=lora, hints={"capture": False})
+        finally:
+            engine.scheduler_connector.rewrite_load = None
+    found = []
+    if stolen:
+        found.append(f"the base model reused {stolen} tokens of an adapter")
+    if not reused["reused_tokens"]:
+        found.append(f"nothing was reused under the adapter: {reused}")
+    off = _apart(engine.kv(warm, 0, len(item.tokens)), expected)
+    if off > harness.kv_limit:
+        found.append(f"K/V is {off:.2%} off cold's under the adapter")
+    if _apart(base, expected) < 2 * harness.kv_limit:
+        found.append("the adapter changes less than rounding does: this check could not fail")
+    return found
 
 
 def float64(harness: Harness) -> list[str]:
@@ -313,6 +388,32 @@ def many_holes(harness: Harness) -> list[str]:
     return found
 
 
+def conversation(harness: Harness) -> list[str]:
+    """A conversation continues its own K/V, alone, and idle steps make it exact."""
+    engine, item, salt, found = harness.engine, harness.item(3), harness.salt(), []
+    for donor in item.donors:
+        harness.ask([donor], [DONATE], salt)
+    (first,) = harness.ask([item.tokens], [{}], salt)
+    new = np.array([60, 61, 62, 63, 64], dtype=np.int32)
+    second = np.concatenate([item.tokens, np.array(first.tokens, dtype=np.int32), new])
+    (stranger,) = harness.ask([np.concatenate([item.tokens, new])], [{"capture": False}], salt)
+    if stranger.said.get("continued_tokens"):
+        found.append(f"somebody else continues it: {stranger.said}")
+    promotions, engine.scheduler.promotions = engine.scheduler.promotions, None
+    (alone,) = harness.ask([second], [{"capture": False}], salt)
+    engine.scheduler.promotions = promotions
+    (continued,) = harness.ask([second], [{}], salt)
+    left = len(second) - continued.said["exact_tokens"] - continued.said["continued_tokens"]
+    if continued.said.get("outcome") != "continued" or left > harness.block_size + len(new) + 1:
+        found.append(f"it does not continue: {continued.said}")
+    found += harness.unlike(continued, alone, "the same turn again")
+    third = np.concatenate([second, np.array(continued.tokens, dtype=np.int32), new])
+    (exact,) = harness.ask([third], [{"capture": False}], salt)
+    if exact.said.get("outcome") != "exact_prefix" or len(engine.scheduler.chains):
+        found.append(f"it was not promoted: {exact.said}")
+    return found + harness.unlike(exact, harness.cold(third), "after the promotion")
+
+
 def new_weights(harness: Harness) -> list[str]:
     """Weights that are loaded anew end reuse, and nothing computed before is a donor."""
     engine, item = harness.engine, harness.item(3)
@@ -352,10 +453,12 @@ CHECKS: dict[Kind, tuple[Callable[[Harness], list[str]], ...]] = {
         scheduling,
         faults,
         poisoned_donor,
+        conversation,
         new_weights,  # the last: nothing is reused behind it
     ),
-    Kind.LORA: (all_holes, scheduling, faults),
+    Kind.LORA: (all_holes, adapters, scheduling, faults),
     Kind.SLEEP: (sleeping, scheduling),
+    Kind.FP8_KV: (all_holes, float64, prefix_hashes, scheduling, faults),
     **dict.fromkeys(QUANTISED, (all_holes, prefix_hashes, scheduling, faults)),
 }
 
@@ -364,6 +467,17 @@ def _both(result: Any) -> Any:
     import torch
 
     return torch.stack([result.keys, result.values], dim=1)
+
+
+def _wobble(one: Answer, other: Answer) -> float:
+    """How far the two likeliest tokens' log-probabilities are apart, up to where answers part."""
+    most = 0.0
+    for place, (a, b) in enumerate(zip(one.likely, other.likely, strict=False)):
+        likeliest = sorted(a, key=a.__getitem__, reverse=True)[:2]
+        most = max([most, *(abs(a[token] - b[token]) for token in likeliest if token in b)])
+        if one.tokens[place] != other.tokens[place]:
+            break
+    return most
 
 
 def _apart(got: Any, expected: Any) -> float:
@@ -381,6 +495,7 @@ def run(runner: Runner, scheduling: Scheduling, kind: Kind) -> dict[str, list[st
         VLLM_USE_FLASHINFER_SAMPLER="0",
         VLLM_CPU_OMP_THREADS_BIND="nobind",
         SEMBLEND_SHADOW_RATE="0",
+        SEMBLEND_MEASURE_SPEED="0",
     )
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     prepare(runner, scheduling)

@@ -54,9 +54,11 @@ class ProbeConnector(RewritingConnector):
         return meta
 
     def kv_of(self, request_id: str, start: int, end: int) -> torch.Tensor:
-        """K/V of a request's positions, [layers, 2, tokens, kv_heads, head_dim]."""
+        """K/V of a request's positions, [layers, 2, tokens, kv_heads, head_dim], as numbers."""
         access = ProbeConnector.worker.worker_side.access
-        return access.read(self.blocks[self.internal(request_id)], start, end)
+        blocks = self.blocks[self.internal(request_id)]
+        layers = range(access.layer_count)
+        return torch.stack([access.read_layer(layer, blocks, start, end) for layer in layers])
 
     def internal(self, request_id: str) -> str:
         """The engine's id of a request, which ends in random letters."""

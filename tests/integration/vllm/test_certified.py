@@ -74,6 +74,17 @@ def test_a_certificate_that_does_not_hold_is_discovery_only(serve_with, changes,
     assert answer.cached_tokens == 0
 
 
+def test_a_prompt_kept_while_the_clock_was_wrong_is_a_whole_donor(serve_with, monkeypatch):
+    """A clock jumps past the certificate's end and back: K/V is kept all the while."""
+    engine = serve_with(certificate())
+    with monkeypatch.context() as wrong_clock:
+        wrong_clock.setattr("semblend.pipeline.clock_jump_s", lambda: 1e10)
+        engine.donate(DONOR)
+        assert engine.run(TARGET).semblend["reason"] == "certificate_expired"
+    engine.forget_prefixes()
+    assert engine.run(TARGET[1:]).semblend["outcome"] == "materialised"
+
+
 def test_an_altered_certificate_is_none(engines, tmp_path, monkeypatch):
     given = certificate(policy="seams(7)")
     text = given.to_json().replace("seams(7)", "none")

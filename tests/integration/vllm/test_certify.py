@@ -14,12 +14,13 @@ from semblend.planning.certificates import Certificate
 from semblend.planning.policies.base import policy_from_spec
 from tests.integration.models import REFERENCE, random_tokens
 
-SAFE = "depth_shift(budget(span_dependents(2, 8) + query_attention(0.05, 16, 'displaced'), 0.15))"
+SAFE = "depth_shift(span_dependents(2, 8) + query_attention(0.05, 16, 'displaced'))"
+"""Without a budget: prompts as short as these would be declined."""
 SIZE = {"enforce_eager": True, "max_model_len": 2048, "kv_cache_memory_bytes": 128 << 20}
 # Wide limits and two workloads: a few items decide, enough to see that all of it works.
 WIDE = (
     *("--answers", "0.3", "--disagreement", "0.3", "--confidence", "0.6"),
-    *("--length", "400", "--recompute", "0.9"),
+    *("--length", "400", "--recompute", "0.9", "--redteam-items", "3"),
 )
 
 WORKLOADS = ("control_negation", "instruction")
@@ -61,12 +62,18 @@ def test_a_certificate_measured_inside_vllm_is_served_by_vllm(alone, engines, mo
     engine = certificate.data["engine"]
     assert engine["name"] == "vllm"
     assert (engine["quantisation"], engine["kv_format"]) == ("none", "float32")
+    assert certificate.architecture == engine["architecture"] == "LlamaForCausalLM"
+    assert certificate.speculation == certificate.kv_format == "none"
     assert "lower bound" in engine["method"]
     assert certificate.versions["vllm"]
     sure = certificate.figures["confidence"]
     assert sure["false_pass_at_most"] == 0.4
     assert {row["answer"] for row in sure["workloads"]} == {"kept"}
     assert {row["workload"] for row in sure["workloads"]} == set(WORKLOADS)
+    redteam = certificate.figures["redteam"]
+    assert redteam["items"] >= certificate.bound["redteam_items"] == 3
+    assert redteam["leaks"] == 0
+    assert list((alone / "records").rglob("redteam-*.jsonl")), "a search can go on"
     # Naive reuse has to fail for that to mean anything.
     naive = {row["workload"]: row for row in certificate.figures["naive"]}
     assert naive["control_negation"]["towards_donor"] > 0

@@ -12,7 +12,7 @@ import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
 
 from semblend.integration.vllm.connector_v1 import SemBlendConnectorV1
-from semblend.integration.vllm.versions import SUPPORTED, installed, judge
+from semblend.integration.vllm.versions import VERSIONS
 from semblend_vllm_connector.connector import SemBlendVllmConnector
 from tests.integration.vllm.contract import read_contract
 
@@ -20,7 +20,7 @@ CONTRACTS = Path(__file__).parent / "contracts"
 
 
 def test_the_installed_versions_contract_has_not_drifted():
-    minor = installed().minor
+    minor = VERSIONS.release_of(vllm.__version__)
     recorded = (CONTRACTS / f"{minor}.json").read_text(encoding="utf-8").splitlines()
     found = json.dumps(read_contract(Path(vllm.__file__).parent), indent=1, sort_keys=True)
     drift = "\n".join(
@@ -32,10 +32,10 @@ def test_the_installed_versions_contract_has_not_drifted():
 
 
 def test_every_supported_version_has_its_contract_recorded():
-    assert sorted(SUPPORTED) == sorted(path.stem for path in CONTRACTS.glob("*.json"))
+    assert sorted(VERSIONS.known) == sorted(path.stem for path in CONTRACTS.glob("*.json"))
 
 
-@pytest.mark.parametrize("minor", sorted(SUPPORTED))
+@pytest.mark.parametrize("minor", sorted(VERSIONS.known))
 def test_what_this_connector_overrides_exists_with_these_parameters(minor):
     """Our methods take what each supported version passes."""
     recorded = json.loads((CONTRACTS / f"{minor}.json").read_text(encoding="utf-8"))
@@ -61,6 +61,7 @@ def test_nothing_public_of_the_base_class_is_overridden_by_accident():
     }
     told_by_our_worker = {
         "bind_model_runner",
+        "engine_ready",
         "weights_changed",
         "before_unmapping",
         "kv_of_donor",
@@ -71,12 +72,12 @@ def test_nothing_public_of_the_base_class_is_overridden_by_accident():
 
 
 def test_unknown_versions_are_refused():
-    assert judge("0.32.0").verified
-    assert judge("0.32.1+cpu").supported
-    assert not judge("0.33.0").supported
-    assert not judge("0.29.0").supported
-    assert not judge("1.0.0").supported
-    assert not judge("0.320.0").supported
+    assert VERSIONS.judge("0.32.0").verified
+    assert VERSIONS.judge("0.32.1+cpu").supported
+    assert not VERSIONS.judge("0.33.0").supported
+    assert not VERSIONS.judge("0.29.0").supported
+    assert not VERSIONS.judge("1.0.0").supported
+    assert not VERSIONS.judge("0.320.0").supported
 
 
 def test_both_public_names_are_the_connector():

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+import transformers
 from typer.testing import CliRunner
+from vllm.platforms.cpu import CpuPlatform
 
 from semblend.cli.doctor import doctor
-from tests.integration.models import REFERENCE
+from tests.integration.models import REFERENCE, folder_of
 
 
 def ask(*arguments):
@@ -33,6 +35,7 @@ def test_a_supported_installation_is_fine():
         "platform": "ok",
         "mode": "ok",
         "execution": "ok",
+        "architecture": "ok",
         "model": "ok",
         "certificate": "ok",
         "budget": "ok",
@@ -89,3 +92,42 @@ def test_an_option_that_replaces_the_connector_is_refused_by_name():
     (finding,) = [f for f in answer["findings"] if f["check"] == "connector"]
     assert finding["verdict"] == "refused"
     assert "--kv-offloading-size" in finding["detail"]
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [("qwen3-moe", "Qwen3-MoE): tested; mixture of experts"), ("phi3-long", "Phi-4-mini")],
+)
+def test_a_model_of_the_table_is_described(model, said):
+    _, answer = ask(folder_of(model), "--mode", "segmented_experimental")
+    details = {finding["check"]: finding["detail"] for finding in answer["findings"]}
+    assert said in details["architecture"]
+    assert "nothing is refused" in details["model"]
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (transformers.Qwen3NextConfig(), "Qwen3NextForCausalLM (some layers hold one running"),
+        (transformers.GraniteConfig(), "GraniteForCausalLM (not tested"),
+    ],
+    ids=["qwen3-next", "granite"],
+)
+def test_a_model_that_is_refused_is_refused_with_the_reason(tmp_path, config, said):
+    """From its configuration alone: nothing else of it is here."""
+    config.architectures = [type(config).__name__.replace("Config", "ForCausalLM")]
+    config.save_pretrained(tmp_path)
+    code, answer = ask(str(tmp_path), "--mode", "segmented_experimental")
+    assert code == 1
+    refused = [f["detail"] for f in answer["findings"] if f["verdict"] == "refused"]
+    assert any(said in detail for detail in refused), refused
+
+
+@pytest.mark.parametrize("hybrid", [True, False])
+def test_windows_under_the_hybrid_manager_get_the_flag_to_set(monkeypatch, hybrid):
+    """CPUs have no such manager; GPUs have it unless told otherwise."""
+    monkeypatch.setattr(CpuPlatform, "support_hybrid_kv_cache", classmethod(lambda _: hybrid))
+    _, answer = ask(folder_of("gemma2"), "--mode", "segmented_experimental")
+    notes = [f["detail"] for f in answer["findings"] if f["check"] == "windows"]
+    assert bool(notes) is hybrid
+    assert all("--disable-hybrid-kv-cache-manager" in note for note in notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from semblend.kv.segments import Segment
 from semblend.kv.tiers import MemoryTier, TierStack
 from semblend.planning.cost import CostModel
 
-ACCESS = SimpleNamespace(layer_count=2, kv_heads=2, head_dim=4, dtype=torch.float32)
+ACCESS = SimpleNamespace(layer_count=2, parts=2, kv_heads=2, head_dim=4, dtype=torch.float32)
 SHARE_KEY = b"k" * 16
 TOKENS = np.arange(3, 3 + SEGMENT_TOKENS + 77, dtype=np.int32)
 
@@ -179,9 +180,11 @@ def test_a_donor_lost_before_it_was_shared_is_no_harm(two):
 def test_more_than_the_queue_holds_is_not_shared_and_nobody_waits(two, monkeypatch):
     (donors, sharing), _ = two
     keep(donors, "d", TOKENS)
-    monkeypatch.setattr(sharing, "_share", lambda command: time.sleep(0.02))
+    go_on = threading.Event()
+    monkeypatch.setattr(sharing, "_share", lambda command: go_on.wait(60) and None)
     for number in range(QUEUED + 20):
         sharing.share(capture(f"d{number}"))
+    go_on.set()
     report = reported(sharing, lambda r: len(r.shared) + len(r.withdrawn) == QUEUED + 20)
     assert report.withdrawn
     assert report.shared

@@ -23,7 +23,8 @@ from tests.reliability.fault_results import record
 DOCUMENT = random_tokens(420, seed=51)
 DONOR = joined(random_tokens(50, seed=52), DOCUMENT, random_tokens(20, seed=53))
 TARGET = joined(random_tokens(110, seed=54), DOCUMENT, random_tokens(33, seed=55))
-FILLERS = [random_tokens(1900, seed=60 + number) for number in range(3)]
+FILLERS = [random_tokens(500, seed=60 + number) for number in range(2)]
+"""Enough to push the donor out of a host tier of 682 tokens."""
 NO_SUCH_BOUNDARY = {
     FaultPoint.POOL: "vLLM's own: blocks are allocated before we are asked",
     FaultPoint.TRANSPORT_READ: "fleet's, as with the embedded engine",

@@ -18,7 +18,7 @@ from semblend.integration.worker.donors import WorkerDonors, segment_keys
 from semblend.integration.worker.span_loader import DonorLostError, SpanLoader
 from semblend.kv.segments import Segment, kv_bytes
 from semblend.kv.tiers import MemoryTier, TierStack
-from tests.integration.test_paged_strides import CACHES, LAYERS, TABLE, access_to, kv_of
+from tests.integration.test_paged_strides import CACHES, TABLE, access_to, kv_of
 
 SHARE_KEY = b"k" * 16
 DONOR = np.arange(40, dtype=np.int32)
@@ -68,20 +68,13 @@ def loaded(loader):
 
 
 @pytest.mark.parametrize("name", CACHES)
-@pytest.mark.parametrize("in_turn", [False, True], ids=["at once", "layer by layer"])
-def test_spans_arrive_whichever_segments_they_lie_in(monkeypatch, name, in_turn):
+def test_spans_arrive_whichever_segments_they_lie_in(monkeypatch, name):
     donors, kv = shelf(monkeypatch)
     access = access_to(name)
-    loader = SpanLoader(access, donors, TABLE)
-    if in_turn:
-        load = loader.begin(command())
-        assert not load.is_done
-        for layer in range(LAYERS):
-            load.place(layer)
-        load.place_all()
-        assert load.finish() == load.tokens == 15
-    else:
-        assert loaded(loader) == 15
+    load = SpanLoader(access, donors, TABLE).begin(command())
+    assert not load.is_done
+    load.place_all()
+    assert load.finish() == load.tokens == 15
     for span in SPANS:
         got = access.read(BLOCKS, span.target_start, span.target_end)
         torch.testing.assert_close(got, expected(kv, span))

@@ -10,7 +10,9 @@ import torch
 
 from semblend.core.plan import Plan
 from semblend.integration.ladder import RungReply, climb, rungs_of
+from semblend.integration.vllm.connector_v1 import SemBlendConnectorV1
 from tests.integration.models import joined, plain_model, random_tokens
+from tests.integration.vllm.servers import EXAMPLES
 from tests.oracles.attention import lent_to, segmented_forward
 
 DOCUMENT = random_tokens(420, seed=81)
@@ -21,12 +23,12 @@ TARGET = joined(random_tokens(110, seed=84), DOCUMENT, random_tokens(33, seed=85
 def test_discovery_only_finds_and_supplies_nothing(make_engine, tmp_path):
     audit = tmp_path / "audit.jsonl"
     # The default mode, with vLLM's default worker and failure policy: as in the quick start.
-    engine = make_engine(
-        "llama",
-        mode="discovery_only",
-        audit_path=str(audit),
-        engine={"worker_cls": "auto"},
-    )
+    example = json.loads((EXAMPLES / "discovery_kv_transfer_config.json").read_text())
+    assert example["kv_connector"] == SemBlendConnectorV1.__name__
+    assert example["kv_connector_module_path"] == SemBlendConnectorV1.__module__
+    settings = example["kv_connector_extra_config"]
+    assert settings["mode"] == "discovery_only"
+    engine = make_engine("llama", **settings, audit_path=str(audit), engine={"worker_cls": "auto"})
     cold = engine.run(TARGET)
     engine.run(DONOR)
     again = engine.run(joined(random_tokens(64, seed=86), DOCUMENT, random_tokens(9, seed=87)))

@@ -23,7 +23,7 @@ def test_what_holds_on_a_cpu_holds_on_a_gpu(runner, scheduling):
     assert not any(found.values()), found
 
 
-@pytest.mark.parametrize("kind", [Kind.LORA, Kind.SLEEP, *QUANTISED])
+@pytest.mark.parametrize("kind", [Kind.LORA, Kind.SLEEP, Kind.FP8_KV, *QUANTISED])
 def test_adapters_sleep_and_quantised_weights_under_vllms_own_defaults(kind):
     found = run_apart(Runner.V2, Scheduling.ASYNC, kind)
     assert set(found) == {check.__name__ for check in CHECKS[kind]}

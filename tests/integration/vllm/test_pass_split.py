@@ -46,9 +46,9 @@ def counted(engine):
     sizes: list[int] = []
     forward = NestedPass._forward
 
-    def counting(self, sequences):
+    def counting(self, sequences, **options):
         sizes.append(len(sequences))
-        return forward(self, sequences)
+        return forward(self, sequences, **options)
 
     return sizes, patch.object(NestedPass, "_forward", counting)
 
@@ -102,9 +102,9 @@ def test_flash_attentions_planned_buffer_is_the_limit(room):
     rounded = -(-room // 4) * 4
     builder = SimpleNamespace(scheduler_metadata=torch.zeros(1 + rounded * 4, dtype=torch.int32))
     scheduler = SimpleNamespace(max_num_seqs=2, max_num_batched_tokens=64)
-    assert limits_of(builder, scheduler) == PassLimits(sequences=rounded, tokens=64)
+    assert limits_of([builder], scheduler) == PassLimits(sequences=rounded, tokens=64)
     eager = SimpleNamespace()
-    assert limits_of(eager, scheduler).sequences == 2
+    assert limits_of([builder, eager], scheduler).sequences == 2
 
 
 def test_holes_beyond_one_forward_are_computed_as_in_one(engine):

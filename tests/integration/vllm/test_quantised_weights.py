@@ -182,7 +182,7 @@ def test_a_checkpoint_that_also_quantises_k_v_is_refused_by_name(tmp_path):
     assert not engine_refusals(config_of("llama-fp8"), options)
     (refusal,) = engine_refusals(config_of(str(folder)), options)
     assert "quantised K/V cache" in str(refusal)
-    assert "--kv-cache-dtype bfloat16" in str(refusal)
+    assert "--kv-cache-dtype fp8 or bfloat16" in str(refusal)
     assert not engine_refusals(config_of(str(folder), kv_cache_dtype="bfloat16"), options)
 
 
@@ -201,4 +201,4 @@ def test_a_cache_that_turns_out_quantised_is_refused_whatever_was_configured():
 
     assert not cache_refusals(cache(torch.bfloat16))
     (refusal,) = cache_refusals(cache(torch.float8_e4m3fn))
-    assert refusal.feature == "quantised K/V cache (float8_e4m3fn)"
+    assert refusal.feature == "quantised K/V cache (float8_e4m3fn, NONE)"

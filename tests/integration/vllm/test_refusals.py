@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 import torch
 from vllm.engine.arg_utils import EngineArgs
 
+from semblend.core.architectures import Trait
 from semblend.core.errors import SettingsError, UnsupportedModelError, UnsupportedRotaryError
 from semblend.integration.refusals import UnsupportedEngineError
 from semblend.integration.vllm.connector_v1 import SemBlendConnectorV1
@@ -21,6 +23,7 @@ from semblend.integration.vllm.support import (
     layer_refusals,
     version_refusals,
 )
+from semblend.kv.rotary_spec import Pairing
 from tests.integration.models import folder_of, joined, random_tokens
 from tests.integration.vllm.engines import WORKER, Engine, transfer_config
 
@@ -73,8 +76,8 @@ def test_a_supported_engine_is_not_refused(config):
         ("parallel_config.decode_context_parallel_size", 2, "decode context parallelism"),
         ("parallel_config.prefill_context_parallel_size", 2, "prefill context parallelism"),
         ("parallel_config.enable_dbo", True, "dual batch overlap"),
-        ("speculative_config", object(), "speculative decoding"),
-        ("cache_config.cache_dtype", "fp8", "quantised K/V cache"),
+        ("speculative_config", SimpleNamespace(method="mtp"), "speculative decoding (mtp)"),
+        ("cache_config.cache_dtype", "fp8_e5m2", "quantised K/V cache"),
         ("cache_config.kv_sharing_fast_prefill", True, "cross-layer K/V sharing"),
         ("kv_transfer_config.kv_load_failure_policy", "fail", "kv_load_failure_policy"),
         ("kv_transfer_config.kv_role", "kv_producer", "kv_role"),
@@ -84,19 +87,9 @@ def test_a_supported_engine_is_not_refused(config):
         ("model_config.hf_text_config.attention_chunk_size", 128, "chunked local attention"),
         ("model_config.hf_text_config.attn_logit_softcapping", 30.0, "soft-capping"),
         ("model_config.hf_text_config.num_kv_shared_layers", 2, "cross-layer K/V sharing"),
-        ("model_config.hf_text_config.kv_lora_rank", 64, "MLA"),
+        ("model_config.hf_text_config.kv_lora_rank", 64, "expected qk_rope_head_dim"),
         ("model_config.hf_config.architectures", ["SomeForCausalLM"], "architecture Some"),
         ("model_config.is_encoder_decoder", True, "encoder-decoder"),
-        (
-            "model_config.hf_text_config.rope_parameters",
-            {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
-            "dynamic NTK",
-        ),
-        (
-            "model_config.hf_text_config.rope_parameters",
-            {"rope_type": "longrope", "rope_theta": 1e4},
-            "longrope",
-        ),
         (
             "model_config.hf_text_config.rope_parameters",
             {"rope_type": "default", "mrope_section": [1, 1], "rope_theta": 1e4},
@@ -108,6 +101,16 @@ def test_a_supported_engine_is_not_refused(config):
 def test_an_engine_with_an_unproven_feature_is_refused_by_name(config, path, value, named):
     refusals = engine_refusals(changed(config, path, value), OPTIONS)
     assert any(named in str(refusal) for refusal in refusals), list(map(str, refusals))
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_frequencies_by_length_are_taken_without_a_certificate(config, kind):
+    """A certificate does not say which length class it was measured with."""
+    rope = {"rope_type": kind, "factor": 2.0, "rope_theta": 1e4}
+    config = changed(config, "model_config.hf_text_config.rope_parameters", rope)
+    assert engine_refusals(config, OPTIONS) == []
+    (refusal,) = engine_refusals(config, ConnectorOptions(mode="segmented"))
+    assert "under a certificate" in str(refusal)
 
 
 class Saying:
@@ -149,14 +152,34 @@ def test_hybrid_caches_are_refused_by_name(config):
     windowed = KVCacheGroupSpec(["layer.1"], SlidingWindowSpec(**shape, sliding_window=64))
     chunked = KVCacheGroupSpec(["layer.0"], FullAttentionSpec(**shape, attention_chunk_size=64))
 
-    def named(*groups):
+    def named(*groups, taken=()):
         config = KVCacheConfig(num_blocks=4, kv_cache_tensors=[], kv_cache_groups=list(groups))
-        return " ".join(map(str, cache_refusals(config)))
+        return " ".join(map(str, cache_refusals(config, taken)))
 
     assert named(full) == ""
     assert "2 K/V cache groups" in named(full, windowed)
     assert "SlidingWindowSpec" in named(windowed)
     assert "chunked" in named(chunked)
+    assert "--disable-hybrid-kv-cache-manager" in named(full, windowed, taken=[Trait.WINDOWS])
+
+
+def test_latent_rows_and_merged_windows_are_taken_where_the_table_says_so(config):
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        MLAAttentionSpec,
+    )
+
+    shape = {"block_size": 32, "head_size": 32, "dtype": torch.float32}
+    for spec, trait in (
+        (MLAAttentionSpec(**shape, num_kv_heads=1), Trait.LATENT),
+        (FullAttentionSpec(**shape, num_kv_heads=2, sliding_window=64), Trait.WINDOWS),
+    ):
+        groups = [KVCacheGroupSpec(["layer.0"], spec)]
+        cache = KVCacheConfig(num_blocks=4, kv_cache_tensors=[], kv_cache_groups=groups)
+        assert cache_refusals(cache)
+        assert not cache_refusals(cache, [trait])
 
 
 def test_unproven_attention_layers_are_refused_by_name(make_engine):
@@ -167,7 +190,12 @@ def test_unproven_attention_layers_are_refused_by_name(make_engine):
     first.impl = copy.copy(first.impl)
     first.impl.sinks = object()
     first.impl.alibi_slopes = object()
-    assert {str(r) for r in layer_refusals([first])} == {"attention sinks", "ALiBi positions"}
+    first.indexer = object()
+    sparse = "a sparse-attention indexer"
+    named = {str(refusal) for refusal in layer_refusals([first])}
+    assert named == {"attention sinks", "ALiBi positions", sparse}
+    named = {str(refusal) for refusal in layer_refusals([first], [Trait.SINKS])}
+    assert named == {"ALiBi positions", sparse}
 
 
 def test_layers_that_share_k_v_or_cannot_be_written_are_refused_by_name(make_engine):
@@ -191,24 +219,49 @@ class Rotary(torch.nn.Module):
 
 
 def test_rotary_modules_that_k_cannot_follow_are_refused_by_name():
+    layer = torch.nn.Identity()
     with pytest.raises(UnsupportedRotaryError, match="no rotary module"):
-        table_from_model(torch.nn.ModuleList())
+        table_from_model(torch.nn.ModuleList([layer]), [layer])
     with pytest.raises(UnsupportedRotaryError, match="several rotary modules that differ"):
-        table_from_model(torch.nn.ModuleList([Rotary(0.5), Rotary(0.25)]))
+        table_from_model(torch.nn.ModuleList([Rotary(0.5), Rotary(0.25), layer]), [layer])
+    with pytest.raises(UnsupportedRotaryError, match="not part of the model"):
+        table_from_model(torch.nn.ModuleList([Rotary(0.5), Rotary(0.25)]), [layer])
     with pytest.raises(UnsupportedRotaryError, match="Rotary: K can be moved only for"):
-        table_from_model(torch.nn.ModuleList([Rotary(0.5), Rotary(0.5)]))
+        table_from_model(torch.nn.ModuleList([Rotary(0.5), Rotary(0.5)]), [layer])
+
+
+def test_a_row_of_latents_rotates_as_wide_as_it_declares():
+    from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+
+    module = RotaryEmbedding.__new__(RotaryEmbedding)
+    torch.nn.Module.__init__(module)
+    module.is_neox_style, module.cos_sin_cache = False, torch.rand(16, 8) + 0.1
+    layer = SimpleNamespace(kv_lora_rank=24, qk_rope_head_dim=8)
+    table = table_from_model(torch.nn.ModuleList([module]), [layer])
+    assert (table.offset, table.rotary_dim, table.pairing) == (24, 8, Pairing.INTERLEAVED)
+    layer.qk_rope_head_dim = 16
+    with pytest.raises(UnsupportedRotaryError, match="qk_rope_head_dim=16"):
+        table_from_model(torch.nn.ModuleList([module]), [layer])
+
+
+@dataclass
+class Group:
+    """What vLLM's groups of attention layers look like from outside."""
+
+    kernel_block_size: int | None = None
+    metadata_builders: tuple[object, ...] = ()
 
 
 @pytest.mark.parametrize(
     ("groups", "named"),
     [
-        ([[SimpleNamespace(kernel_block_size=16)]], "kernel blocks smaller"),
-        ([[SimpleNamespace()], [SimpleNamespace()]], "2 attention groups"),
+        ([[Group(kernel_block_size=16)]], "kernel blocks smaller"),
+        ([[Group()], [Group()]], "2 K/V cache groups"),
     ],
 )
 def test_attention_the_nested_pass_was_not_proven_with_is_refused_by_name(config, groups, named):
     with pytest.raises(UnsupportedModelError, match=named):
-        NestedPass(SimpleNamespace(attn_groups=groups), config, ())
+        NestedPass(SimpleNamespace(attn_groups=groups), config, {})
 
 
 def test_an_engine_whose_k_we_would_move_wrongly_does_not_start(engines, monkeypatch, strict):
@@ -218,18 +271,32 @@ def test_an_engine_whose_k_we_would_move_wrongly_does_not_start(engines, monkeyp
     engines.close()
     proper = rotary.table_from_model
 
-    def wrong(model):
+    def wrong(model, layers):
         (found,) = {id(m): m for m in model.modules() if hasattr(m, "cos_sin_cache")}.values()
         rows = found.cos_sin_cache.clone()
         found.cos_sin_cache.copy_(torch.cat([rows[:1], rows[2:], rows[-1:]]))
         try:
-            return proper(model)
+            return proper(model, layers)
         finally:
             found.cos_sin_cache.copy_(rows)
 
     monkeypatch.setattr(rotary, "table_from_model", wrong)
     with pytest.raises(UnsupportedRotaryError, match="self-test: K of layer"):
         Engine("llama")
+
+
+def test_an_engine_that_rotates_only_the_first_token_right_does_not_start(engines, strict):
+    """As vLLM's rotary kernel for CPUs does with rows of latents and plain rotary positions."""
+    engines.close()
+    with pytest.raises(UnsupportedRotaryError, match="self-test: K of layer"):
+        Engine("glm-flash", engine={"compilation_config": {}})
+
+
+@pytest.mark.parametrize("model", ["deepseek-v2", "gemma3"])
+def test_what_only_the_model_says_about_rotation_needs_the_model(engines, strict, model):
+    engines.close()
+    with pytest.raises(UnsupportedRotaryError, match="execution=nested"):
+        Engine(model, mode="request_only_experimental")
 
 
 def test_a_ladder_without_prefix_caching_is_refused_by_name(engines, strict):
@@ -312,7 +379,6 @@ def test_requests_that_cannot_be_served_are_computed_and_say_why(make_engine):
 @pytest.mark.parametrize(
     ("attribute", "value", "named"),
     [
-        ("lora_request", object(), "lora"),
         ("mm_features", [object()], "multimodal"),
         ("prompt_embeds", object(), "prompt_embeds"),
         ("pooling_params", object(), "pooling"),
@@ -368,7 +434,7 @@ def test_the_connector_is_never_a_child_of_another(engines, tmp_path, mode, stri
     """A MultiConnector's other children would save approximate K/V under exact keys."""
     engines.close()
     shared = shared_with(tmp_path, mode=mode)
-    named = "MultiConnector with ExampleConnector .*LMCache"
+    named = "MultiConnector with ExampleConnector .*token ids"
     with pytest.raises(UnsupportedEngineError, match=named):
         Engine("llama", engine={"kv_transfer_config": shared})
 

@@ -73,6 +73,18 @@ def test_a_sample_says_how_far_reuse_is_from_cold(engine):
     assert kl > 1e-3, "random weights make reuse visibly approximate"
 
 
+def test_what_a_sample_has_computed_is_an_exact_prefix_from_then_on(engine):
+    prompt, free = target(12), engine.free_blocks()
+    assert engine.run(prompt).semblend["outcome"] == "materialised"
+    assert len(figures(engine)[0]) == 1
+    assert engine.free_blocks() == free
+    again = engine.run(prompt, hints={"capture": False})
+    assert again.semblend["outcome"] == "exact_prefix"
+    assert again.cached_tokens >= len(prompt) - 32
+    assert not again.semblend["approximate"]
+    assert again.tokens == engine.cold(prompt).tokens
+
+
 def test_where_everything_is_computed_after_all_nothing_differs(engine):
     """A sample's own error: a region that is all holes is cold, by both ways of computing it."""
     engine.scheduler_connector.rewrite_load = lambda load: replace(

@@ -92,11 +92,19 @@ def test_an_unknown_version_discovers(answers, said, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("model", "named"),
-    [("llama-dynamic", "dynamic NTK"), ("gemma-windows", "sliding-window attention")],
+    ("model", "options", "named"),
+    [
+        ("granite", {}, "architecture GraniteForCausalLM"),
+        ("mistral-windows", {}, "sliding-window attention"),
+        (
+            "gemma2",
+            {"disable_hybrid_kv_cache_manager": None},
+            "K/V cache groups (pass --disable-hybrid-kv-cache-manager)",
+        ),
+    ],
 )
-def test_an_unsupported_model_discovers(answers, said, model, named):
-    _, found = answers(model, engine={"kv_transfer_config": PUBLIC})
+def test_an_unsupported_model_discovers(answers, said, model, options, named):
+    _, found = answers(model, engine={"kv_transfer_config": PUBLIC, **options})
     assert found[1].semblend["outcome"] == "discovery_only"
     assert found[1].semblend["reused_tokens"] == 0
     (line,) = said()
@@ -270,5 +278,5 @@ def test_strictly_an_unknown_version_does_not_start(engines, monkeypatch):
 def test_strictly_an_unsupported_model_does_not_start(engines, monkeypatch):
     engines.close()
     monkeypatch.setenv("SEMBLEND_STRICT_START", "1")
-    with pytest.raises(UnsupportedEngineError, match="dynamic NTK"):
-        Engine("llama-dynamic")
+    with pytest.raises(UnsupportedEngineError, match="GraniteForCausalLM"):
+        Engine("granite")

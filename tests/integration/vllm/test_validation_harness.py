@@ -28,7 +28,7 @@ def test_the_harness_runs_on_vllm_and_answers_stay_what_they_are(tmp_path):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=540,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

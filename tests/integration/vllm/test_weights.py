@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from semblend.integration.scheduler.side import WEIGHTS_CHANGED
-from semblend.integration.vllm import namespaces
 from semblend.integration.vllm.worker import CHANGING_METHODS
 from semblend.integration.worker.capture_copies import CaptureThread
 from semblend.integration.worker.weights import WeightWatch
@@ -125,9 +124,7 @@ def test_a_capture_under_way_is_thrown_away(engine):
         engine.llm.llm_engine.step()
     engine.drain()
     assert len(engine.worker.donors) == 0
-    assert not engine.scheduler.planner.is_held(
-        other, namespaces.of_request(engine.scheduler.setup.namespace, None)
-    )
+    assert not engine.holds(other)
     assert engine.free_blocks() == engine.core.kv_cache_manager.block_pool.num_gpu_blocks - 1
 
 
@@ -189,6 +186,16 @@ def test_a_watch_sees_changes_of_values_and_of_places():
     assert watch.changed()
     watch = WeightWatch(model)
     model[0].bias.data = model[0].bias.data.clone()
+    assert watch.changed()
+
+
+def test_a_watch_sees_changes_of_transposed_parameters():
+    """As MLA layers keep what they make of their weights."""
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.rand(64, 32).t())
+    watch = WeightWatch(model)
+    assert not watch.changed()
+    model.weight.data[:, 32] += 1.0
     assert watch.changed()
 
 

@@ -6,12 +6,10 @@ prefix cache; this K/V is found only by the chain rule.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from semblend.core.chain import Follower, Link, furthest
+from semblend.core.chain import Follower, Link
+from semblend.core.chain_table import ChainTable
 from semblend.core.namespace import Namespace
 from semblend.core.tokens import TokenArray
 from semblend.engine.cache.pages import PageAllocator, PageIds
@@ -24,6 +22,7 @@ class Chain:
     """The retained K/V of one finished request."""
 
     link: Link
+    prompt_key: bytes
     pages: PageIds
     """Full pages from the start, one reference to each."""
     namespace: Namespace
@@ -32,13 +31,21 @@ class Chain:
     """Tokens computed exactly for it so far, including any lost again."""
 
     @property
+    def units(self) -> list[int]:
+        """Its pages, for the table."""
+        pages: list[int] = self.pages.tolist()
+        return pages
+
+    @property
     def tokens(self) -> TokenArray:
         """Tokens whose K/V was computed."""
         return self.link.tokens[: self.link.computed_tokens]
 
 
 class Chains:
-    """Holds chains up to a limit and evicts the oldest first. Used by the engine's thread only.
+    """Holds chains up to a limit. Used by the engine's thread only.
+
+    The one that was unused longest is evicted first.
 
     A chain's pages are never written. A request that continues it takes references to full pages
     and writes to its own, so a conversation can fork and neither branch sees the other.
@@ -49,20 +56,20 @@ class Chains:
     ) -> None:
         self._allocator = allocator
         self._page_size = page_size
-        self._max_pages = max_pages
-        self._max_turns = max_turns
-        self._chains: OrderedDict[int, Chain] = OrderedDict()
-        self._by_prompt: dict[bytes, list[Chain]] = {}
-        self._held: Counter[int] = Counter()
-        """Number of chains holding each page."""
+        self._table: ChainTable[Chain] = ChainTable(
+            block_size=page_size,
+            max_units=max_pages,
+            max_turns=max_turns,
+            dropped=lambda chain: allocator.release(chain.pages),
+        )
 
     def __len__(self) -> int:
-        return len(self._chains)
+        return len(self._table)
 
     @property
     def pages(self) -> int:
         """Number of distinct pages held."""
-        return len(self._held)
+        return self._table.units
 
     def keep(self, sequence: Sequence) -> bool:
         """Keep the K/V of a finished request. Returns whether it can now be continued."""
@@ -71,95 +78,63 @@ class Chains:
             return False
         computed = sequence.length - 1
         pages = table.pages[: computed // self._page_size].copy()
-        if not pages.size or pages.size > self._max_pages:
+        if not self._table.takes(pages.size):
             return False
-        link = Link(
-            share_key=key,
-            tokens=sequence.tokens_between(0, sequence.length).copy(),
-            prompt_tokens=sequence.prompt_tokens,
-            computed_tokens=computed,
-            exact_tokens=sequence.exact_until,
-            turns=sequence.turns + 1,
-            policy=sequence.request.policy,
-        )
-        for twin in self._of_prompt(link):
-            if np.array_equal(twin.link.tokens, link.tokens):
-                self.drop(twin)
+        tokens = sequence.tokens_between(0, sequence.length).copy()
         chain = Chain(
-            link=link,
+            link=Link(
+                share_key=key,
+                tokens=tokens,
+                prompt_tokens=sequence.prompt_tokens,
+                computed_tokens=computed,
+                exact_tokens=sequence.exact_until,
+                turns=sequence.turns + 1,
+                policy=sequence.request.policy,
+            ),
+            prompt_key=self._keys(key, tokens[: sequence.prompt_tokens])[-1],
             pages=pages,
             namespace=sequence.request.namespace,
             request_id=sequence.request.request_id,
         )
         self._allocator.retain(pages)
-        self._held.update(pages.tolist())
-        self._chains[id(chain)] = chain
-        self._by_prompt.setdefault(self._prompt_key(link), []).append(chain)
-        # A chain may share all its pages with others, so the number of chains is limited too.
-        while self.pages > self._max_pages or len(self) > self._max_pages:
-            self.drop(next(iter(self._chains.values())))
+        self._table.add(chain)
         return True
 
     def find(self, follower: Follower) -> tuple[Chain, int] | None:
         """The chain that a request continues furthest, and by how many tokens."""
-        if not self._chains:
+        if not self._table:
             return None
-        size, share_key = self._page_size, follower.share_key
-        keys = (share_key, *page_keys(share_key, follower.tokens, size))
-        kept = (chain for key in keys for chain in self._by_prompt.get(key, ()))
-        return furthest(kept, follower, block_size=size, max_turns=self._max_turns)
+        return self._table.find(follower, self._keys(follower.share_key, follower.tokens))
 
     def used_again(self) -> tuple[Chain, ...]:
-        """Chains of conversations that went on, oldest first."""
-        return tuple(chain for chain in self._chains.values() if chain.link.turns > 1)
+        """Chains of conversations that went on, the longest unused first."""
+        return self._table.used_again()
 
     def became_exact(self, share_key: bytes, tokens: TokenArray) -> None:
         """Drop chains that hold nothing beyond `tokens`, whose exact K/V is now available."""
-        for chain in tuple(self._chains.values()):
-            mine = chain.tokens
-            if chain.link.share_key == share_key and np.array_equal(mine, tokens[: len(mine)]):
-                self.drop(chain)
+        self._table.became_exact(share_key, tokens)
 
     def evict(self, pages: int) -> int:
-        """Drop chains, oldest first, until this many of their pages are available.
+        """Drop chains, the longest unused first, until this many of their pages are available.
 
         Those pages are then free, or held only by the prefix cache, which releases them on demand.
         """
         had = 0
-        while self._chains and had < pages:
-            chain = next(iter(self._chains.values()))
-            mine = [page for page in chain.pages.tolist() if self._held[page] == 1]
+        for chain in self._table:
+            if had >= pages:
+                break
+            mine = [page for page in chain.units if self._table.holders(page) == 1]
             self.drop(chain)
             had += sum(self._allocator.references(page) <= 1 for page in mine)
         return had
 
     def drop(self, chain: Chain) -> None:
         """Drop one chain; does nothing if it is already gone."""
-        if self._chains.pop(id(chain), None) is None:
-            return
-        key = self._prompt_key(chain.link)
-        left = [other for other in self._by_prompt[key] if other is not chain]
-        if left:
-            self._by_prompt[key] = left
-        else:
-            del self._by_prompt[key]
-        for page in chain.pages.tolist():
-            self._held[page] -= 1
-            if not self._held[page]:
-                del self._held[page]
-        self._allocator.release(chain.pages)
+        self._table.drop(chain)
 
     def clear(self) -> int:
         """Drop all chains and return how many there were."""
-        count = len(self)
-        for chain in tuple(self._chains.values()):
-            self.drop(chain)
-        return count
+        return self._table.clear()
 
-    def _prompt_key(self, link: Link) -> bytes:
-        """Lookup key of a chain: what a follower's prompt is sure to share with it."""
-        prompt = link.tokens[: link.prompt_tokens]
-        return (link.share_key, *page_keys(link.share_key, prompt, self._page_size))[-1]
-
-    def _of_prompt(self, link: Link) -> tuple[Chain, ...]:
-        return tuple(self._by_prompt.get(self._prompt_key(link), ()))
+    def _keys(self, share_key: bytes, tokens: TokenArray) -> tuple[bytes, ...]:
+        return (share_key, *page_keys(share_key, tokens, self._page_size))

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from semblend.engine.support import windows_of
 from semblend.kv.rotary_spec import Pairing
 from semblend.kv.rotary_table import RotaryTable
 
@@ -61,6 +62,7 @@ def fits(model: Any, rotary: RotaryTable) -> bool:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return (
         config.hidden_act == "silu"
+        and set(windows_of(config)) == {None}
         and rotary.pairing is Pairing.NEOX
         and rotary.rotary_dim == head_dim
         and head_dim <= WIDEST_HEADS.get(next(model.parameters()).dtype, 0)

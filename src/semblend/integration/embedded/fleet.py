@@ -135,8 +135,11 @@ class FleetMember:
         tenant: str | None = None,
         template: str | None = None,
         cache_salt: str | None = None,
+        principal: str | None = None,
     ) -> Namespace:
-        return self.engine.namespace(tenant=tenant, template=template, cache_salt=cache_salt)
+        return self.engine.namespace(
+            tenant=tenant, template=template, cache_salt=cache_salt, principal=principal
+        )
 
     def close(self) -> None:
         """Withdraw what is shared, leave the fleet and stop. The caller still closes the engine."""

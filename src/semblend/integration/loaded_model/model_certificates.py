@@ -31,12 +31,15 @@ def standing_of(
     settings: Settings,
     revision: str | None = None,
     quantization: str = NONE,
+    kv_format: str = NONE,
+    speculation: str = NONE,
     can_run: Callable[[str], bool] | None = None,
 ) -> Standing:
     """The valid certificate for exactly these weights, or why there is none. Never raises.
 
     `quantization` is what the engine does to the weights as it loads them: the fingerprint is
-    that of their files, which state only how they are stored.
+    that of their files, which state only how they are stored. `kv_format` is its K/V cache's own
+    number format, where that is not the model's; `speculation` its drafter.
 
     A certificate holds for its policy: where the engine cannot run that (`can_run`), for none.
     """
@@ -50,6 +53,8 @@ def standing_of(
             fingerprint,
             dtype=dtype,
             quantization=quantization,
+            kv_format=kv_format,
+            speculation=speculation,
             folders=folders,
             key=settings.certificate_key,
         )
@@ -70,11 +75,12 @@ def uncertified_standing(
     settings: Settings,
     revision: str | None = None,
     quantization: str = NONE,
+    kv_format: str = NONE,
 ) -> Standing:
     """For modes that need no certificate: the model's depth-drift table, if there is one and the
     configured policy uses it. Never raises."""
     try:
-        if quantization != NONE or not shifts_depth(settings.recompute_policy):
+        if (quantization, kv_format) != (NONE, NONE) or not shifts_depth(settings.recompute_policy):
             return Standing()
         fingerprint = content_fingerprint(weights_folder(name, revision), hf_config)
         folders = certificate_folders(settings.certificate_dir)

@@ -73,7 +73,8 @@ def rope_name(text_config: Any) -> str:
     from semblend.kv.rotary_spec import RotarySpec
 
     try:
-        return RotarySpec.from_config(text_config).fingerprint()
+        specs = RotarySpec.by_layer_type(text_config)
+        return "+".join(f"{name}{spec.fingerprint()}" for name, spec in specs.items())
     except UnsupportedRotaryError:
         # Discovery runs with any model; the configuration distinguishes them.
         stated = getattr(text_config, "rope_parameters", None)

@@ -6,6 +6,7 @@ vLLM and SGLang share one rotary module between equal configurations, with its r
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from semblend.kv.rotary_table import RotaryTable
 MOVABLE = frozenset(
     {
         "RotaryEmbedding",
+        "DeepseekScalingRotaryEmbedding",
         "LinearScalingRotaryEmbedding",
         "Llama3RotaryEmbedding",
         "YaRNScalingRotaryEmbedding",
@@ -26,31 +28,64 @@ MOVABLE = frozenset(
 """Classes whose angle is a fixed multiple of the position."""
 
 
+def cos_sin_rows(module: Any) -> torch.Tensor | None:
+    """The rows a module rotates with, [positions, rotary_dim]; None if it is no rotary module.
+
+    longrope has rows for short and for long prompts. An engine that uses one kind for all prompts
+    says so in `use_long_rope`.
+    """
+    if hasattr(module, "cos_sin_cache") and hasattr(module, "is_neox_style"):
+        return module.cos_sin_cache  # type: ignore[no-any-return]
+    if not hasattr(module, "long_short_cos_sin_cache") or not hasattr(module, "use_long_rope"):
+        return None
+    both, short = module.long_short_cos_sin_cache, module.original_max_position_embeddings
+    return both[short:] if module.use_long_rope else both[:short]  # type: ignore[no-any-return]
+
+
+def rotary_modules(model: torch.nn.Module) -> list[Any]:
+    """The rotary modules in a module, one of each kind that differs."""
+    found: list[Any] = []
+    for module in model.modules():
+        if cos_sin_rows(module) is not None and not any(_alike(module, one) for one in found):
+            found.append(module)
+    return found
+
+
 def rotary_module(model: torch.nn.Module) -> Any:
-    """The model's only rotary module.
+    """The only rotary module of a model, or of a part of it.
 
     Raises
     ------
     UnsupportedRotaryError
         If there is none, or several that differ.
     """
-    found: dict[int, Any] = {
-        id(module): module
-        for module in model.modules()
-        if hasattr(module, "cos_sin_cache") and hasattr(module, "is_neox_style")
-    }
+    found = rotary_modules(model)
     if not found:
         raise UnsupportedRotaryError("the model has no rotary module with a cos_sin_cache")
-    first, *others = found.values()
-    for module in others:
-        rows = module.cos_sin_cache
-        if rows.shape != first.cos_sin_cache.shape or not torch.equal(rows, first.cos_sin_cache):
-            raise UnsupportedRotaryError("the model has several rotary modules that differ")
-    return first
+    if len(found) > 1:
+        raise UnsupportedRotaryError("the model has several rotary modules that differ")
+    return found[0]
 
 
-def table_of(module: Any) -> RotaryTable:
+def _alike(module: Any, other: Any) -> bool:
+    rows, others = cos_sin_rows(module), cos_sin_rows(other)
+    return module is other or (
+        type(module) is type(other)
+        and getattr(module, "is_neox_style", None) == getattr(other, "is_neox_style", None)
+        and rows is not None
+        and others is not None
+        and rows.shape == others.shape
+        and torch.equal(rows, others)
+    )
+
+
+def table_of(module: Any, *, movable: Collection[str] = MOVABLE) -> RotaryTable:
     """A rotary module's table, without copying it.
+
+    Parameters
+    ----------
+    movable
+        Names of the classes whose K can be moved.
 
     Raises
     ------
@@ -58,12 +93,17 @@ def table_of(module: Any) -> RotaryTable:
         If K of this kind cannot be moved.
     """
     name = type(module).__name__
-    if name not in MOVABLE:
+    if name not in movable:
         raise UnsupportedRotaryError(
-            f"rotary module {name}: K can be moved only for {', '.join(sorted(MOVABLE))}"
+            f"rotary module {name}: K can be moved only for {', '.join(sorted(movable))}"
         )
-    pairing = Pairing.NEOX if module.is_neox_style else Pairing.INTERLEAVED
-    return RotaryTable.from_cos_sin_cache(module.cos_sin_cache.detach(), pairing=pairing)
+    rows = cos_sin_rows(module)
+    if rows is None:
+        raise UnsupportedRotaryError(f"rotary module {name}: its rows are not known")
+    # longrope's modules do not say: they have no other pairing.
+    neox = getattr(module, "is_neox_style", True)
+    pairing = Pairing.NEOX if neox else Pairing.INTERLEAVED
+    return RotaryTable.from_cos_sin_cache(rows.detach(), pairing=pairing)
 
 
 def proven_table(model: torch.nn.Module) -> RotaryTable:

@@ -99,6 +99,7 @@ class Admissions:
         *,
         most: int,
         may_load: bool,
+        continued_tokens: int = 0,
     ) -> Plan | None:
         """What can be loaded behind the engine's own prefix hit. Idempotent.
 
@@ -108,6 +109,8 @@ class Admissions:
             No more than so many tokens of the prompt may be present.
         may_load
             Whether the engine could carry a plan out.
+        continued_tokens
+            Tokens behind the exact prefix that the request's own chain has.
         """
         request.account.exact_tokens = exact_tokens
         if request.arrival.refusal is not None:
@@ -119,23 +122,26 @@ class Admissions:
         if request.stage is Stage.FAILED:
             return None
         request.withdraw()  # it is asked anew
-        plan = self._planned(request, tokens)
+        plan = self._planned(request, tokens, continued_tokens)
         if not plan.executable or plan.end > most:
             if plan.reason is not None:
                 request.decline(plan.reason, plan.detail)
-            return None
+            if not continued_tokens or exact_tokens + continued_tokens > most:
+                return None
+            plan = _bare(plan, exact_tokens, continued_tokens)
         if not (self.works and may_load):
             request.decline(DeclineReason.DISABLED, "nothing is loaded at present")
             return None
         first = request.reuse is None
         request.make_claim(plan)
-        if first:
+        if first and plan.spans:
             self._audit.advertised(_ADVERTISED, request.request_id, plan, standing=self._standing)
         return plan
 
-    def _planned(self, request: Request[Waiting], tokens: TokenIds) -> Plan:
+    def _planned(self, request: Request[Waiting], tokens: TokenIds, continued_tokens: int) -> Plan:
         """The request's plan, made once for one exact prefix; new donors may improve it."""
-        waiting, made_for = request.handle, (len(tokens), request.exact_tokens)
+        waiting = request.handle
+        made_for = len(tokens), request.exact_tokens, continued_tokens
         known = request.plan_for(made_for)
         if known is not None and not self._replans(request, known):
             return known
@@ -148,7 +154,9 @@ class Admissions:
             waiting.tokens,
             request.namespace,
             exact_tokens=request.exact_tokens,
+            continued_tokens=continued_tokens,
             hole_budget=self.hole_budget,
+            policy=request.arrival.policy,
         )
         request.account.claimed(plan)
         request.planned(plan, made_for, generation=generation)
@@ -206,8 +214,10 @@ class Admissions:
         # From here on the request's K/V is approximate: never in a prefix cache, never a donor.
         request.tainted = True
         self._loaded[request.request_id] = holes
-        donors = ",".join(plan.donor_ids)
-        self._audit.materialising(request.request_id, donor_id=donors, tokens=plan.reused_tokens)
+        if plan.spans:
+            self._audit.materialising(
+                request.request_id, donor_id=",".join(plan.donor_ids), tokens=plan.reused_tokens
+            )
         self._stats.time("load", time.perf_counter() - started)
         return plan.end - plan.exact_tokens
 
@@ -264,3 +274,15 @@ class Admissions:
     def forget(self) -> None:
         """The engine's cache was emptied."""
         self._loaded.clear()
+
+
+def _bare(plan: Plan, exact_tokens: int, continued_tokens: int) -> Plan:
+    """A plan of which only the chain is left."""
+    return Plan(
+        namespace=plan.namespace,
+        prompt_tokens=plan.prompt_tokens,
+        end=exact_tokens + continued_tokens,
+        exact_tokens=exact_tokens,
+        continued_tokens=continued_tokens,
+        evidence=plan.evidence,
+    )

@@ -1,4 +1,4 @@
-"""Which prompts become donors: the rules, the request's own choice, and what never qualifies."""
+"""What becomes a donor: the rules, the request's own choice, and what never qualifies."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from semblend.integration.scheduler.setup import CaptureRules
 QUEUE_FULL = "capture_write_queue_full"
 
 
-def skip_reason(request: Request[Any], rules: CaptureRules, *, pending: int) -> str | None:
-    """Why a prompt is not kept; None if it is.
+def skip_reason(
+    request: Request[Any], rules: CaptureRules, *, tokens: int, pending: int
+) -> str | None:
+    """Why the first `tokens` of a request, all exact, are not kept; None if they are.
 
     Parameters
     ----------
@@ -24,13 +26,15 @@ def skip_reason(request: Request[Any], rules: CaptureRules, *, pending: int) -> 
     arrival = request.arrival
     if arrival.refusal is not None:
         return arrival.refusal
-    if request.tainted or arrival.ladder_id is not None:
+    # An exact prefix was kept already, by the request that computed it.
+    new = tokens - request.exact_tokens
+    if arrival.ladder_id is not None or (request.tainted and new < rules.min_prompt_tokens):
         return "approximate"
     if arrival.wants_capture is False or rules.policy is CapturePolicy.NONE:
         return "register_donors_disabled"
     if not arrival.namespace.is_complete:
         return "incomplete_namespace"
-    if len(arrival.tokens) < rules.min_prompt_tokens:
+    if tokens < rules.min_prompt_tokens:
         return "short_prompt"
     if rules.policy is CapturePolicy.HINTED and arrival.wants_capture is not True:
         return "not_hinted"

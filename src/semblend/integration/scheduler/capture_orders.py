@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from semblend.core.namespace import Namespace
 from semblend.core.tokens import TokenArray
 from semblend.integration.auditing.audit_stream import AuditStream
 from semblend.integration.loaded_model import model_identity
@@ -31,7 +34,11 @@ class _Pending:
 
 
 class Captures:
-    """Orders the capture of each prompt once, in the step that finishes its prefill."""
+    """Orders captures: of each prompt once, in the step that finishes its prefill; of an answer
+    that is worth it, when the request ends.
+
+    Only exact K/V is captured: of a request that reused K/V, the part before it.
+    """
 
     def __init__(
         self,
@@ -66,8 +73,13 @@ class Captures:
         self._register = register
         self._share = share
         self._room = room
+        # Decided once: a certificate may expire, and a clock that jumps may bring it back. Donors
+        # registered without K/V meanwhile would be planned with, and every such load would fail.
+        self._certified = planner.allows_loads
         self._serials = itertools.count(1)
         self._pending: dict[str, _Pending] = {}
+        self._answers: list[CaptureCommand] = []
+        """Captures of requests that have ended, for the next step."""
         self._stopped: str | None = None
         self.finished: list[tuple[str, int]] = []
         """Prompts that the step being built finishes: request and tokens."""
@@ -87,23 +99,66 @@ class Captures:
 
         `computes` are requests and how many of their tokens have K/V once the step is done.
         """
-        orders: list[CaptureCommand] = []
+        orders, self._answers = self._answers, []
         self.finished = []
         for request_id, computed in computes:
             request = requests.get(request_id)
             if request is None or computed < len(request.tokens) or not request.decide_capture():
                 continue
             self.finished.append((request_id, len(request.tokens)))
-            try:
-                order = self._order(request)
-            except Exception as error:
-                # Losing a donor is harmless; this step's loads must still reach the workers.
-                logger.warning("SemBlend did not keep %s: %s", request_id, error)
-                self._audit.event("donor_registration_failed", request_id, reason=repr(error))
-                continue
+            order = self._try_order(request, request.tokens[: request.exact_until])
             if order is not None:
                 orders.append(order)
         return orders
+
+    def ended(self, request: Request[Any], block_ids: Sequence[int]) -> None:
+        """A request ends: keep its answer too, if all of it is exact and long enough to be found.
+
+        The last token has no K/V.
+        """
+        outputs = request.handle.output_tokens
+        if (
+            request.tainted
+            or not request.is_capture_decided
+            or len(outputs) <= self._setup.settings.min_span_tokens
+            or not request.handle.ended_normally
+        ):
+            return
+        answer = np.asarray(outputs[:-1], dtype=np.int32)
+        tokens = np.concatenate((request.tokens, answer))
+        order = self._try_order(request, tokens, tuple(block_ids))
+        if order is not None:
+            self._answers.append(order)
+
+    def promoted(
+        self, name: str, tokens: TokenArray, namespace: Namespace, block_ids: tuple[int, ...]
+    ) -> None:
+        """Keep K/V that was computed exactly in idle steps."""
+        if self._stopped is not None or self._planner.pending >= self._setup.capture.queue:
+            return
+        offer = Offer(
+            donor_id=f"{name}.{next(self._serials)}",
+            request_id=name,
+            tokens=tokens,
+            namespace=namespace,
+            blocks=len(block_ids),
+        )
+        if self._planner.offer(offer) and (command := self._sent(offer, block_ids)) is not None:
+            self._answers.append(command)
+
+    def _try_order(
+        self,
+        request: Request[Any],
+        tokens: TokenArray,
+        block_ids: tuple[int, ...] | None = None,
+    ) -> CaptureCommand | None:
+        try:
+            return self._order(request, tokens, block_ids)
+        except Exception as error:
+            # Losing a donor is harmless; this step's loads must still reach the workers.
+            logger.warning("SemBlend did not keep %s: %s", request.request_id, error)
+            self._audit.event("donor_registration_failed", request.request_id, reason=repr(error))
+            return None
 
     def settle(self, report: WorkerReport) -> None:
         """Register what every rank has stored; drop what any rank has not stored, or has lost."""
@@ -127,15 +182,17 @@ class Captures:
                     del self._pending[donor_id]
                     self._room.copied(donor_id)
 
-    def _order(self, request: Request[Any]) -> CaptureCommand | None:
+    def _order(
+        self, request: Request[Any], tokens: TokenArray, block_ids: tuple[int, ...] | None
+    ) -> CaptureCommand | None:
         skip = self._stopped or skip_reason(
-            request, self._setup.capture, pending=self._planner.pending
+            request, self._setup.capture, tokens=len(tokens), pending=self._planner.pending
         )
-        blocks = -(-len(request.tokens) // self._setup.block_size)
+        blocks = -(-len(tokens) // self._setup.block_size)
         offer = Offer(
             donor_id=f"{request.request_id}.{next(self._serials)}",
             request_id=request.request_id,
-            tokens=request.tokens,
+            tokens=tokens,
             namespace=request.namespace,
             blocks=blocks,
         )
@@ -146,30 +203,36 @@ class Captures:
                 self._stats.count("captures_skipped")
             self._skipped(request, skip)
             return None
-        if not self._may_load:
+        if not (self._setup.may_load and self._certified):
             # Discovery needs only its tokens; its K/V is not kept.
             if self._planner.stored(offer.donor_id, self._setup.ranks) is not None:
                 self._registered(offer)
             return None
+        command = self._sent(offer, block_ids)
+        if command is None:
+            self._skipped(request, "no_capacity")
+        return command
+
+    def _sent(self, offer: Offer, block_ids: tuple[int, ...] | None) -> CaptureCommand | None:
         try:
-            command = self._command(offer)
+            command = self._command(offer, block_ids)
         except Exception:
             self._planner.drop(offer.donor_id)
             raise
         if command is None:
             self._planner.drop(offer.donor_id)
-            self._skipped(request, "no_capacity")
             return None
-        self._pending[offer.donor_id] = _Pending(request.request_id, self._setup.ranks)
+        self._pending[offer.donor_id] = _Pending(offer.request_id, self._setup.ranks)
         return command
 
     def _skipped(self, request: Request[Any], reason: str) -> None:
         self._audit.event("donor_registration_skipped", request.request_id, reason=reason)
 
-    def _command(self, offer: Offer) -> CaptureCommand | None:
-        """The order to keep a prompt; None if the ranks have no room for it."""
+    def _command(self, offer: Offer, block_ids: tuple[int, ...] | None) -> CaptureCommand | None:
+        """The order to keep what is offered; None if the ranks have no room for it."""
         share_key = self._planner.pipeline.share_key(offer.namespace)
-        block_ids = self._blocks_of(offer.request_id)[: offer.blocks]
+        if block_ids is None:
+            block_ids = self._blocks_of(offer.request_id)
         kept, evicted = self._room.admit(offer, share_key)
         for donor_id in evicted:
             self._planner.drop(donor_id)
@@ -178,16 +241,11 @@ class Captures:
         return CaptureCommand(
             request_id=offer.request_id,
             donor_id=offer.donor_id,
-            block_ids=block_ids,
+            block_ids=block_ids[: offer.blocks],
             tokens=offer.tokens,
             share_key=share_key,
             shared_as=self._share(offer.donor_id, offer.tokens, share_key),
         )
-
-    @property
-    def _may_load(self) -> bool:
-        """Whether kept K/V may be loaded; a certificate may expire while the engine runs."""
-        return self._setup.may_load and self._planner.allows_loads
 
     def _registered(self, offer: Offer) -> bool:
         if not self._register(offer):

@@ -114,7 +114,7 @@ class Claims:
             return self._claim_again(request, computed_tokens)
         if request.started or request.stage is not Stage.SEEN:
             return NOTHING  # preempted: it continues as it began
-        request.account.exact_tokens = computed_tokens
+        request.found_cached(computed_tokens)
         if request.arrival.refusal is not None:
             request.decline(DeclineReason.UNSUPPORTED, request.arrival.refusal)
             return NOTHING
@@ -126,7 +126,7 @@ class Claims:
             if plan is None:
                 return NOTHING
         else:
-            plan = self._planned(request, computed_tokens)
+            plan = self._planned(request)
             if plan is None:
                 self._stats.count("deferred_steps")
                 return ASK_AGAIN
@@ -148,10 +148,11 @@ class Claims:
             and self._remote.waits_for(request, plan, computed_tokens)
         )
 
-    def _planned(self, request: Request[EngineRequest], computed_tokens: int) -> Plan | None:
+    def _planned(self, request: Request[EngineRequest]) -> Plan | None:
         """The request's plan, made once for one set of donors; None where the ration is spent."""
         generation = self._planner.generation
-        known = request.plan_for(computed_tokens)
+        placed = request.exact_tokens, request.account.continued_tokens
+        known = request.plan_for(placed)
         if known is not None and (request.generation == generation or self._serves(request, known)):
             return known
         if not self._ration.asks():
@@ -163,10 +164,12 @@ class Claims:
                 request.tokens,
                 request.namespace,
                 account=request.account,
-                exact_tokens=computed_tokens,
+                exact_tokens=request.exact_tokens,
+                continued_tokens=request.account.continued_tokens,
                 policy=request.arrival.policy,
+                donates=request.arrival.wants_capture is not False,
             )
-        request.planned(plan, computed_tokens, generation=generation)
+        request.planned(plan, placed, generation=generation)
         self._stats.time("lookup", time.perf_counter() - started)
         if first:
             self._audit.looked_up(request.request_id, plan)
@@ -253,7 +256,13 @@ class Claims:
             for run in plan.recompute
             if run.end > computed_tokens
         )
-        again = replace(plan, spans=spans, recompute=tuple(runs), exact_tokens=computed_tokens)
+        again = replace(
+            plan,
+            spans=spans,
+            recompute=tuple(runs),
+            exact_tokens=computed_tokens,
+            continued_tokens=0,
+        )
         holes = sum(map(len, again.holes))
         if holes > self._holes_left:
             return ASK_AGAIN

@@ -33,7 +33,7 @@ class DonorBudget:
     def admit(self, donor_id: str, keys: tuple[SegmentKey, ...]) -> tuple[bool, list[str]]:
         """Make room for a donor: whether it is kept, and who had to go."""
         evicted: list[str] = []
-        if not self._token_bytes or self._new_bytes(keys) > self._capacity:
+        if not self._token_bytes or not self._could_fit(keys):
             return False, evicted
         for candidate in list(self._donors):
             if self._fits(keys):
@@ -41,8 +41,6 @@ class DonorBudget:
             if not self.is_pinned(candidate):
                 self.remove(candidate)
                 evicted.append(candidate)
-        if not self._fits(keys):
-            return False, evicted  # everything that is left is relied on by an offer
         self._donors[donor_id] = keys
         for key in keys:
             if not self._users[key.digest]:
@@ -82,6 +80,13 @@ class DonorBudget:
     def is_pinned(self, donor_id: str) -> bool:
         """Whether an offer relies on it."""
         return self._pins[donor_id] > 0
+
+    def _could_fit(self, keys: tuple[SegmentKey, ...]) -> bool:
+        """Whether there is room beside what offers rely on, if everything else went."""
+        kept = {key.digest: key.length for key in keys}
+        for donor_id in self._pins:
+            kept |= {key.digest: key.length for key in self._donors.get(donor_id, ())}
+        return sum(kept.values()) * self._token_bytes <= self._capacity
 
     def _fits(self, keys: tuple[SegmentKey, ...]) -> bool:
         return self.used_bytes + self._new_bytes(keys) <= self._capacity

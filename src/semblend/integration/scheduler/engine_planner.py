@@ -18,7 +18,7 @@ from semblend.core.plan import Plan
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray, TokenIds, as_token_array
 from semblend.integration.held_contents import HeldContents
-from semblend.integration.modes import Mode, ReuseMode
+from semblend.integration.modes import Mode
 from semblend.integration.plan_cuts import exact_part, leading_part
 from semblend.integration.probing import declined_unprobed, needs_no_probe
 from semblend.pipeline import SemBlendPipeline
@@ -60,7 +60,7 @@ class EnginePlanner:
         self,
         *,
         settings: Settings | None,
-        mode: ReuseMode,
+        mode: Mode,
         block_size: int,
         ranks: int = 1,
         cost: CostModel | None = None,
@@ -115,9 +115,11 @@ class EnginePlanner:
         namespace: Namespace,
         *,
         exact_tokens: int,
+        continued_tokens: int = 0,
+        donates: bool = True,
         account: Account | None = None,
         policy: str | None = None,
-        mode: ReuseMode | None = None,
+        mode: Mode | None = None,
         text: str | None = None,
     ) -> Plan:
         """The plan for a prompt, cut to what the mode may supply. Never raises.
@@ -126,8 +128,12 @@ class EnginePlanner:
         ----------
         exact_tokens
             Tokens at the front that the engine's own prefix cache holds.
+        continued_tokens
+            Tokens after those that the request's own chain holds.
         account
             Records the plan, unless this is only a query.
+        donates
+            Whether the prompt, computed exactly, would become a donor.
         mode
             A mode other than the engine's own, for this prompt.
         text
@@ -151,8 +157,10 @@ class EnginePlanner:
                 tokens,
                 namespace,
                 exact_tokens=exact_tokens,
+                continued_tokens=continued_tokens,
                 block_size=self._block_size,
                 policy=policy,
+                donates=donates,
             )
         )
         try:
@@ -170,11 +178,16 @@ class EnginePlanner:
             account.claimed(plan)
         return plan
 
+    def use_cost(self, cost: CostModel) -> None:
+        """Plan with these costs from now on; plans made with others are made anew."""
+        self.pipeline.cost = cost
+        self.generation += 1
+
     def still_held(self, donor_ids: Iterable[str]) -> bool:
         """Whether all of these donors are still there."""
         return all(map(self.pipeline.holds, donor_ids))
 
-    def _cut_to(self, mode: ReuseMode, plan: Plan) -> Plan:
+    def _cut_to(self, mode: Mode, plan: Plan) -> Plan:
         if mode == Mode.EXACT_PREFIX:
             return exact_part(plan, self._block_size)
         if mode == Mode.REQUEST_ONLY_EXPERIMENTAL:
@@ -192,10 +205,6 @@ class EnginePlanner:
     def pending(self) -> int:
         """Captures that are ordered but not yet stored everywhere."""
         return len(self._offers)
-
-    def is_held(self, tokens: TokenArray, namespace: Namespace) -> bool:
-        """Whether a donor with exactly this prompt exists or is being captured."""
-        return self._contents.holds(tokens, namespace)
 
     def offer(self, offer: Offer) -> bool:
         """Offer a capture; False if a donor with exactly this prompt already exists."""

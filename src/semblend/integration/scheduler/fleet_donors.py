@@ -290,7 +290,7 @@ class FleetDonors:
         if seconds is None:
             return None
         return FleetCost(
-            compute=self._parts.setup.cost,
+            compute=self._parts.clock.cost,
             seconds_per_token=seconds,
             kv_bytes_per_token=self._kv_bytes,
             transfer_bytes_per_s=self._parts.setup.settings.transport_bytes_per_s,

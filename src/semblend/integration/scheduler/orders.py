@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Hole, Plan, Span
 from semblend.core.tokens import TokenArray
+from semblend.integration.lora_adapter import LoraAdapter
+from semblend.planning.engine_times import EngineTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,8 @@ class LoadCommand:
     """The plan, where a dynamic policy adds to the holes once the spans are in place."""
     depth_table: str = ""
     """File of the table that shifts copies to their new depth; empty for no shift."""
+    adapter: LoraAdapter | None = None
+    """What the request runs with, if not the base model."""
     refused: str = ""
     """Why this load must fail: tokens were allocated for which nothing was claimed."""
 
@@ -54,7 +58,14 @@ class LoadCommand:
 
     def claimed_blocks(self, block_size: int) -> tuple[int, ...]:
         """Blocks that hold a claimed token; these are reported when the load fails."""
-        return self.block_ids[self.start // block_size : -(-self.end // block_size)]
+        return self._blocks(self.start, block_size)
+
+    def spoilt_blocks(self, failure: LoadFailure, block_size: int) -> tuple[int, ...]:
+        """Those of them that hold anything else than the engine would compute."""
+        return self._blocks(max(self.start, failure.computed_until), block_size)
+
+    def _blocks(self, start: int, block_size: int) -> tuple[int, ...]:
+        return self.block_ids[start // block_size : -(-self.end // block_size)]
 
 
 def impossible_load(
@@ -78,13 +89,13 @@ def impossible_load(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureCommand:
-    """Copy the K/V of a prompt that this step finishes computing."""
+    """Copy exact K/V: of a prompt that this step finishes computing, or of a finished request."""
 
     request_id: str
     donor_id: str
     block_ids: tuple[int, ...]
     tokens: TokenArray
-    """The whole prompt, int32."""
+    """What is copied, from the prompt's first token on, int32."""
     share_key: bytes
     """The namespace's key: names the segments."""
     shared_as: int | None = None
@@ -117,6 +128,8 @@ class ShadowOrder:
     """How many of the last tokens' distributions are wanted."""
     warm: bool = False
     """Whether the blocks are the request's own, over reused K/V."""
+    adapter: LoraAdapter | None = None
+    """What the request ran with, if not the base model."""
 
 
 @dataclass(slots=True)
@@ -150,6 +163,8 @@ class LoadFailure:
     """A `DeclineReason`."""
     detail: str
     donor_id: str | None = None
+    computed_until: int = 0
+    """Tokens of the prompt whose slots hold what the engine would compute; 0 if none are known."""
 
     @classmethod
     def by(cls, error: BaseException) -> LoadFailure:
@@ -191,6 +206,12 @@ class WorkerReport:
     """How often the weights have changed; in every report from the first change on."""
     unfit: str = ""
     """Why a rank can neither load nor keep K/V, if so; in every report of it."""
+    clipped: int = 0
+    """Numbers of moved K that did not fit into the cache's format."""
+    engine_times: EngineTimes | None = None
+    """How fast the engine is, measured before it served; in one report."""
+    replayed: int = 0
+    """Forwards over holes that were replayed from graphs the engine had recorded."""
     layers: int = 0
     load_ms: float = 0.0
     nested_ms: float = 0.0
@@ -209,6 +230,7 @@ class WorkerReport:
             or self.shadow_failed
             or self.weights_epoch
             or self.unfit
+            or self.engine_times is not None
         )
 
     def __add__(self, other: WorkerReport) -> WorkerReport:
@@ -233,10 +255,17 @@ class WorkerReport:
             shadow_verdicts={**other.shadow_verdicts, **self.shadow_verdicts},
             weights_epoch=max(self.weights_epoch, other.weights_epoch),
             unfit=self.unfit or other.unfit,
+            clipped=self.clipped + other.clipped,
+            engine_times=_slower(self.engine_times, other.engine_times),
+            replayed=max(self.replayed, other.replayed),
             layers=max(self.layers, other.layers),
             load_ms=max(self.load_ms, other.load_ms),
             nested_ms=max(self.nested_ms, other.nested_ms),
         )
+
+
+def _slower(mine: EngineTimes | None, theirs: EngineTimes | None) -> EngineTimes | None:
+    return mine + theirs if mine is not None and theirs is not None else mine or theirs
 
 
 def _largest(mine: dict[str, float], theirs: dict[str, float]) -> dict[str, float]:

@@ -23,6 +23,16 @@ class PrefillClock:
         self._measured: deque[float] = deque(maxlen=_REMEMBERED)
 
     @property
+    def cost(self) -> CostModel:
+        """The model whose units are timed; setting another forgets the times."""
+        return self._cost
+
+    @cost.setter
+    def cost(self, cost: CostModel) -> None:
+        self._cost = cost
+        self._measured.clear()
+
+    @property
     def seconds_per_unit(self) -> float | None:
         """None until the first prompt has been computed."""
         return min(self._measured, default=None)

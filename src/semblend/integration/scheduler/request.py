@@ -21,6 +21,7 @@ from semblend.core.namespace import Namespace
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
+from semblend.integration.lora_adapter import LoraAdapter
 from semblend.integration.probing import probes, tokens_to_compute
 
 Handle = TypeVar("Handle", covariant=True)
@@ -57,11 +58,13 @@ class Arrival(Generic[Handle]):
     namespace: Namespace
     ladder_id: str | None = None
     refusal: str | None = None
-    """Why it may neither reuse nor donate, if it may not (LoRA, multimodal, …)."""
+    """Why it may neither reuse nor donate, if it may not (multimodal, …)."""
     may_reuse: bool = True
     wants_capture: bool | None = None
     """What the request itself says; None leaves it to the policy."""
     policy: str | None = None
+    adapter: LoraAdapter | None = None
+    """What it runs with, if not the base model; a part of its namespace too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,16 @@ class Claim:
         return cls(plan=plan, end=end, pass_tokens=tokens_to_compute(plan), reuse=Reuse.of(plan))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """What a request takes over from the chain it continues (`core/chain.py`)."""
+
+    exact_tokens: int
+    """Leading tokens whose K/V is exact; the chain's is approximate from there on."""
+    turns: int
+    """Requests in that chain so far."""
+
+
 class Request(Generic[Handle]):
     """One request, from its arrival until it ends. One thread calls it."""
 
@@ -101,6 +114,7 @@ class Request(Generic[Handle]):
         "arrival",
         "asked_elsewhere",
         "claim",
+        "continuation",
         "generation",
         "notes",
         "plan",
@@ -122,7 +136,9 @@ class Request(Generic[Handle]):
         self.reuse: Reuse | None = None
         """What the claim supplies, corrected by the workers' report."""
         self.tainted = False
-        """Whether any of its K/V is approximate: then it is never captured."""
+        """Whether any of its K/V is approximate: only its exact part is captured."""
+        self.continuation: Continuation | None = None
+        """What it takes over from the chain it continues."""
         self.started = False
         """Whether the engine has admitted it: later calls mean a preempted request."""
         self.was_loaded = False
@@ -167,6 +183,43 @@ class Request(Generic[Handle]):
     def exact_tokens(self) -> int:
         """Tokens of the engine's own prefix hit."""
         return self.account.exact_tokens
+
+    # -- its chain ---------------------------------------------------------------------
+
+    def follow(self, continuation: Continuation | None) -> None:
+        """It continues a chain, or does not after all; nothing is allocated to it yet."""
+        self.continuation = continuation
+        self.tainted = continuation is not None or self.ladder_id is not None
+
+    def found_cached(self, computed_tokens: int) -> None:
+        """The engine's cache holds this many of its tokens, the chain's included."""
+        exact = computed_tokens
+        if self.continuation is not None:
+            exact = min(computed_tokens, self.continuation.exact_tokens)
+        self.account.exact_tokens = exact
+        self.account.continued_tokens = computed_tokens - exact
+
+    @property
+    def placed_tokens(self) -> int:
+        """Tokens that the engine's cache holds: exact ones, then the chain's."""
+        return self.account.exact_tokens + self.account.continued_tokens
+
+    @property
+    def is_approximate(self) -> bool:
+        """Whether some of its K/V is: it was loaded, or its chain's."""
+        return self.tainted and (self.was_loaded or self.continuation is not None)
+
+    @property
+    def exact_until(self) -> int:
+        """Leading tokens of the prompt whose K/V is exact, whatever the rest is."""
+        if self.ladder_id is not None:
+            return 0
+        if not self.tainted:
+            return len(self.tokens)
+        if self.continuation is not None:
+            return self.continuation.exact_tokens
+        first = None if self.plan is None else self.plan.first_approximate_token
+        return 0 if first is None else first
 
     # -- planning ----------------------------------------------------------------------
 
@@ -232,7 +285,7 @@ class Request(Generic[Handle]):
         if self.stage is Stage.ENDED:
             raise IllegalStepError(f"request {self.request_id} cannot fail: it has ended")
         if not self.was_loaded:
-            self.tainted = self.ladder_id is not None
+            self.tainted = self.ladder_id is not None or self.continuation is not None
         self.stage = Stage.FAILED
 
     def released(self) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from semblend.core.chain import MEASURED_TURNS
 from semblend.core.namespace import NONE, Namespace
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray
 from semblend.integration.loaded_model.model_certificates import standing_of, uncertified_standing
-from semblend.integration.modes import CapturePolicy, Execution, Mode, ReuseMode
+from semblend.integration.modes import CapturePolicy, Execution, Mode
 from semblend.integration.probing import can_probe, needs_no_probe
 from semblend.planning.boundaries import Boundaries
 from semblend.planning.certificates import Standing
@@ -58,6 +59,12 @@ class SchedulerSetup:
     """What certificates say about the model; asked in mode `segmented` only."""
     boundaries: Boundaries | None = None
     capture: CaptureRules = field(default_factory=CaptureRules)
+    chain_turns: int = MEASURED_TURNS
+    """Requests of one conversation over approximate K/V, where the engine's blocks have names; a
+    certificate may set a lower limit.
+    """
+    promotes: bool = True
+    """Whether such conversations are computed exactly in idle steps."""
     audit: Mapping[str, Any] = field(default_factory=dict)
     """How the audit stream is kept: `AdapterOptions.audit`."""
     make_decoder: Callable[[], Decoder] | None = None
@@ -88,7 +95,7 @@ class SchedulerSetup:
         return needs_no_probe(policy) or (self.nested and can_probe(policy))
 
 
-def may_load(mode: ReuseMode, settings: Settings, standing: Standing) -> bool:
+def may_load(mode: Mode, settings: Settings, standing: Standing) -> bool:
     """Whether donor K/V may be loaded: requested, and certified where required."""
     if settings.discovery_only or not mode.loads:
         return False
@@ -96,7 +103,7 @@ def may_load(mode: ReuseMode, settings: Settings, standing: Standing) -> bool:
 
 
 def standing_for(
-    mode: ReuseMode,
+    mode: Mode,
     name: str,
     hf_config: Any,
     *,
@@ -104,6 +111,8 @@ def standing_for(
     settings: Settings,
     revision: str | None = None,
     quantization: str = NONE,
+    kv_format: str = NONE,
+    speculation: str = NONE,
     can_run: Callable[[str], bool] | None = None,
 ) -> Standing:
     """What certificates say about the model; only `segmented` requires one."""
@@ -115,6 +124,7 @@ def standing_for(
             settings=settings,
             revision=revision,
             quantization=quantization,
+            kv_format=kv_format,
         )
     return standing_of(
         name,
@@ -123,5 +133,7 @@ def standing_for(
         settings=settings,
         revision=revision,
         quantization=quantization,
+        kv_format=kv_format,
+        speculation=speculation,
         can_run=can_run,
     )

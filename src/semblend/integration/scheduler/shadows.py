@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from semblend.core.tokens import TokenArray
+from semblend.integration.lora_adapter import LoraAdapter
 from semblend.integration.scheduler.orders import ShadowOrder, WorkerReport
 from semblend.integration.scheduler.port import EngineRequest, Loan, SchedulerPort
 from semblend.integration.scheduler.request import Request
@@ -45,6 +46,10 @@ FREE_SHARE = 0.25
 class _Sample:
     sample_id: int
     request_id: str
+    handle: EngineRequest
+    adapter: LoraAdapter | None
+    kept: bool
+    """Whether others may use what is computed for it."""
     key: bytes
     tokens: TokenArray
     """Prompt and the compared output tokens except the last, int32 [tokens]."""
@@ -58,6 +63,14 @@ class _Sample:
     ordered: bool = False
 
 
+KeepSample = Callable[[EngineRequest, TokenArray, Loan], None]
+"""Given a request, a sample's tokens and the blocks with their K/V, computed cold."""
+
+
+def _not_kept(handle: EngineRequest, tokens: TokenArray, loan: Loan) -> None:
+    pass
+
+
 class ShadowOrders:
     """Owns the samples and the blocks they borrow. Called on the scheduler's thread."""
 
@@ -69,6 +82,7 @@ class ShadowOrders:
         block_size: int,
         chunk_tokens: int,
         stats: Stats,
+        keep: KeepSample = _not_kept,
         watch: ShadowWatch | None = None,
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -79,6 +93,7 @@ class ShadowOrders:
         self._block_size = block_size
         self._chunk = min(CHUNK_TOKENS, chunk_tokens)
         self._stats = stats
+        self._keep = keep
         self._random = random.Random(seed)
         self._clock = clock
         self._serials = itertools.count(1)
@@ -111,6 +126,9 @@ class ShadowOrders:
             _Sample(
                 sample_id=next(self._serials),
                 request_id=request.request_id,
+                handle=request.handle,
+                adapter=request.arrival.adapter,
+                kept=request.arrival.wants_capture is not False,
                 key=key,
                 tokens=np.concatenate((request.tokens, behind)).astype(np.int32),
                 compared=compared,
@@ -141,6 +159,8 @@ class ShadowOrders:
             if sample.sample_id in report.shadow_failed:
                 self._end(sample)
             elif (verdict := report.shadow_verdicts.get(sample.sample_id)) is not None:
+                if sample.kept and sample.loan is not None:
+                    self._keep(sample.handle, sample.tokens, sample.loan)
                 self._end(sample)
                 divergence, disagreement = verdict
                 self.watch.observe(sample.key, divergence=divergence, disagreement=disagreement)
@@ -173,6 +193,7 @@ class ShadowOrders:
                         block_ids=sample.warm_blocks,
                         compared=sample.compared,
                         warm=True,
+                        adapter=sample.adapter,
                     )
                 )
         return orders
@@ -204,6 +225,7 @@ class ShadowOrders:
             end=end,
             block_ids=sample.loan.block_ids,
             compared=sample.compared if end == size else 0,
+            adapter=sample.adapter,
         )
         sample.done, sample.ordered = end, True
         return [order]

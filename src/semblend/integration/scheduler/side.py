@@ -22,6 +22,7 @@ from semblend.integration.loaded_model import model_identity
 from semblend.integration.probing import probes
 from semblend.integration.scheduler.capture_orders import Captures
 from semblend.integration.scheduler.claims import NOTHING, Claims
+from semblend.integration.scheduler.engine_chains import ChainPort, EngineChains
 from semblend.integration.scheduler.engine_planner import EnginePlanner, PlanRewriter
 from semblend.integration.scheduler.held_blocks import HeldBlocks
 from semblend.integration.scheduler.orders import (
@@ -32,8 +33,9 @@ from semblend.integration.scheduler.orders import (
     impossible_load,
 )
 from semblend.integration.scheduler.parts import SchedulerParts
-from semblend.integration.scheduler.port import EngineHandle, SchedulerPort, Step
+from semblend.integration.scheduler.port import EngineHandle, Loan, SchedulerPort, Step
 from semblend.integration.scheduler.prefill_clock import PrefillClock
+from semblend.integration.scheduler.promotions import Promotions
 from semblend.integration.scheduler.rank_room import RankRoom
 from semblend.integration.scheduler.remote_donors import RemoteDonors
 from semblend.integration.scheduler.request import Claim, Request, Stage
@@ -44,6 +46,7 @@ from semblend.integration.scheduler.similar_donors import MeaningThread
 from semblend.integration.scheduler.staged import Rungs, StagedClaims
 from semblend.integration.stats import Stats
 from semblend.planning.depth import table_for
+from semblend.planning.engine_times import PERFECT_HIT, EngineTimes, ever_pays, fitted_to
 
 logger = logging.getLogger("semblend.adapter")
 
@@ -74,6 +77,7 @@ class SchedulerSide(Generic[EngineHandle]):
         rewrite: PlanRewriter | None = None,
         rungs: Rungs | None = None,
         room: RankRoom | None = None,
+        chain_port: ChainPort | None = None,
     ) -> None:
         """Start with no requests and no donors.
 
@@ -83,6 +87,8 @@ class SchedulerSide(Generic[EngineHandle]):
             Ladders in progress; by default those that clients ask for in their requests.
         room
             Who makes room for donors on the ranks; by default they do.
+        chain_port
+            The names of the engine's cached blocks, where conversations can continue.
         """
         self.setup = setup
         self._port = port
@@ -127,6 +133,7 @@ class SchedulerSide(Generic[EngineHandle]):
             remote=self.remote,
             objection=self._objection,
         )
+        self.chains = self._start_chains(chain_port)
         self._captures = Captures(
             setup=setup,
             planner=self.planner,
@@ -137,6 +144,7 @@ class SchedulerSide(Generic[EngineHandle]):
             share=_not_shared if self.remote is None else self.remote.share,
             room=self._room,
         )
+        self.promotions = self._start_promotions()
         self._settlements = Settlements(
             ledger=self.planner.pipeline.ledger, audit=self.audit, stats=self.stats
         )
@@ -167,6 +175,34 @@ class SchedulerSide(Generic[EngineHandle]):
             block_size=setup.block_size,
             chunk_tokens=setup.step_tokens,
             stats=self.stats,
+            keep=self._keep_sample,
+        )
+
+    def _start_chains(self, port: ChainPort | None) -> EngineChains | None:
+        """None where nothing approximate is loaded, or where blocks have no names."""
+        setup = self.setup
+        turns = min(setup.chain_turns, setup.standing.chain_turns)
+        if port is None or not (setup.nested and setup.may_load and turns > 1):
+            return None
+        return EngineChains(
+            port=port,
+            pipeline=self.planner.pipeline,
+            block_size=setup.block_size,
+            max_turns=turns,
+            objection=self._chain_objection,
+        )
+
+    def _start_promotions(self) -> Promotions | None:
+        if self.chains is None or not self.setup.promotes:
+            return None
+        return Promotions(
+            chains=self.chains,
+            port=self._port,
+            block_size=self.setup.block_size,
+            step_tokens=self.setup.step_tokens,
+            donate=self._captures.promoted,
+            is_donating=self._captures.is_pending,
+            stats=self.stats,
         )
 
     # -- a request arrives and is scheduled ------------------------------------------
@@ -185,6 +221,19 @@ class SchedulerSide(Generic[EngineHandle]):
         self.requests[request.request_id] = request
         self.audit.first_seen(request.request_id, request.tokens)
         return request
+
+    def without_chains(self) -> None:
+        """The engine's cache is not as chains need it: continue and promote nothing."""
+        self.chains = self.promotions = None
+
+    def before_lookup(self, native: Any) -> None:
+        """The engine is about to look for a waiting request's prefix in its own cache."""
+        if self.chains is None:
+            return
+        with beside("look up a chain"):
+            request = self.requests.get(self._port.request_id(native))
+            if request is not None:
+                self.chains.before_lookup(request)
 
     def matched_tokens(self, native: Any, computed_tokens: int) -> int | None:
         """How many tokens after `computed_tokens` are supplied; None means "ask again"."""
@@ -220,7 +269,7 @@ class SchedulerSide(Generic[EngineHandle]):
         if external_tokens == 0:
             if request.stage is Stage.CLAIMED:
                 request.decline(DeclineReason.NOT_WORTH_IT, "the engine did not take the offer")
-            self.clock.started(request.request_id, request.exact_tokens)
+            self.clock.started(request.request_id, request.placed_tokens)
             return  # a claim that was not taken is undone when the step is built
         blocks, orders = tuple(block_ids()), len(self._loads)
         try:
@@ -248,6 +297,7 @@ class SchedulerSide(Generic[EngineHandle]):
             holes=plan.holes,
             refine=plan if probes(plan) else None,
             depth_table=table_for(plan.policy, self.setup.standing.depth_table),
+            adapter=request.arrival.adapter,
         )
         self._admit(request, claim, command)
 
@@ -311,6 +361,8 @@ class SchedulerSide(Generic[EngineHandle]):
             if self.shadows is not None:
                 orders.shadows = self.shadows.orders(idle=step.idle)
                 orders.shadows_dropped = self.shadows.take_dropped()
+            if self.promotions is not None:
+                orders.shadows += self.promotions.orders(idle=step.idle and not self.requests)
             self._time_prefills(orders.preempted)
             self.stats.count("donors_dropped", len(orders.dropped))
 
@@ -340,6 +392,9 @@ class SchedulerSide(Generic[EngineHandle]):
         if request is not None:
             with beside("settle a request"):
                 self._settle(request)
+                self._captures.ended(request, block_ids)
+                if self.chains is not None:
+                    self.chains.keep(request)
                 sampled = self._sample(request, block_ids)
                 report = {"semblend": request.report(certified=self.setup.certified)}
             request.ended()
@@ -369,16 +424,25 @@ class SchedulerSide(Generic[EngineHandle]):
 
     def _sample(self, request: Request[EngineHandle], block_ids: Sequence[int]) -> bool:
         """Have some reused requests computed cold too, if they ended normally."""
-        approximate = request.was_loaded and request.tainted and request.ladder_id is None
-        if not approximate or self.shadows is None or not request.handle.ended_normally:
+        if not request.is_approximate or request.ladder_id is not None or self.shadows is None:
+            return False
+        if not request.handle.ended_normally:
             return False
         key = self.planner.pipeline.share_key(request.namespace)
         return self.shadows.take(request, key, tuple(block_ids))
+
+    def _keep_sample(self, handle: Any, tokens: TokenArray, loan: Loan) -> None:
+        if self.chains is not None and self.setup.promotes:
+            with beside("keep what a sample has computed"):
+                self.chains.publish(handle, tokens, loan.blocks)
 
     def _objection(self, request: Request[Any]) -> str | None:
         if self.shadows is None or not request.namespace.is_complete:
             return None
         return self.shadows.watch.objection(self.planner.pipeline.share_key(request.namespace))
+
+    def _chain_objection(self, request: Request[Any]) -> str | None:
+        return self._objection(request) if self._claims.may_load else "nothing is loaded"
 
     def is_capturing(self, request_id: str) -> bool:
         """Whether some rank still reads a request's blocks."""
@@ -399,6 +463,8 @@ class SchedulerSide(Generic[EngineHandle]):
                 return
             if report.weights_epoch > self._weights_epoch:
                 self._weights_changed(report.weights_epoch)
+            if report.engine_times is not None:
+                self._use_times(report.engine_times)
             if report.unfit and not self._unfit:
                 self._unfit = report.unfit
                 self._stop(f"the workers cannot load: {report.unfit}")
@@ -409,14 +475,37 @@ class SchedulerSide(Generic[EngineHandle]):
                 if request_id not in report.failed and ranks >= self.setup.ranks:
                     with beside("settle a load"):
                         self._load_ended_well(request_id, report)
+            if report.clipped:
+                self.stats.count("clipped_numbers", report.clipped)
+            if report.replayed:
+                self.stats.count("replayed_passes", report.replayed)
             if report.loaded or report.failed:
                 self.stats.time("load", report.load_ms / 1e3)
                 self.stats.time("nested", report.nested_ms / 1e3)
             self._captures.settle(report)
             if self.shadows is not None:
                 self.shadows.settle(report)
+            if self.promotions is not None:
+                self.promotions.settle(report)
             if self.remote is not None:
                 self.remote.settle(report)
+
+    def _use_times(self, measured: EngineTimes) -> None:
+        """The workers measured the engine, before it served the first request."""
+        cost = fitted_to(self.setup.cost, measured)
+        if not cost.measured:
+            logger.warning("SemBlend plans with constants: the measured times do not fit together")
+            return
+        if not ever_pays(cost):
+            logger.warning(
+                "SemBlend plans with constants: this engine computes %d tokens faster than it "
+                "could copy them, so reuse makes no answer faster here",
+                PERFECT_HIT,
+            )
+            return
+        self.setup.logger.info("SemBlend measured this engine: %s", cost)
+        self.clock.cost = cost
+        self.planner.use_cost(cost)
 
     def _load_failed(self, request_id: str, failure: LoadFailure) -> None:
         if failure.donor_id is not None:
@@ -428,12 +517,15 @@ class SchedulerSide(Generic[EngineHandle]):
         request.failed()
         if not request.was_loaded:
             request.handle.undo_private()
-            request.handle.tell_cached(exact_tokens=request.exact_tokens, reused_tokens=0)
-        self._settlements.failed(request, failure, blocks=blocks)
+            request.handle.tell_cached(exact_tokens=request.placed_tokens, reused_tokens=0)
+        if failure.reason == DeclineReason.POLICY_DECLINED:
+            self._settlements.declined(request, DeclineReason.POLICY_DECLINED, failure.detail)
+        else:
+            self._settlements.failed(request, failure, blocks=blocks)
 
     def _blocks_of(self, claim: Claim) -> int:
         size = self.setup.block_size
-        return -(-claim.end // size) - claim.plan.exact_tokens // size
+        return -(-claim.end // size) - claim.plan.placed_tokens // size
 
     def _load_ended_well(self, request_id: str, report: WorkerReport) -> None:
         request = self.requests.get(request_id)
@@ -444,7 +536,7 @@ class SchedulerSide(Generic[EngineHandle]):
         request.handle.keep_private()
         if not again and request.reuse is not None:
             request.handle.tell_cached(
-                exact_tokens=request.exact_tokens, reused_tokens=request.reuse.reused_tokens
+                exact_tokens=request.placed_tokens, reused_tokens=request.reuse.reused_tokens
             )
         self._staged.confirmed(request)
         self._settlements.confirmed(request, layers=report.layers)
@@ -461,6 +553,9 @@ class SchedulerSide(Generic[EngineHandle]):
             loading=self._claims.may_load,
             captures_waiting=self.planner.pending,
         )
+        gauges["cost_measured"] = float(self.planner.pipeline.cost.measured)
+        if self.chains is not None:
+            gauges["chains"] = len(self.chains)
         if self.shadows is not None:
             gauges["suspended_namespaces"] = self.shadows.watch.stats().suspended
             gauges["shadow_waiting"] = self.shadows.waiting
@@ -478,17 +573,25 @@ class SchedulerSide(Generic[EngineHandle]):
     def has_pending_work(self) -> bool:
         """Whether the engine should keep stepping although no request waits for it."""
         moving = self.remote is not None and self.remote.has_pending_work
-        return moving or (self.shadows is not None and self.shadows.has_pending_work)
+        promoting = self.promotions is not None and self.promotions.has_pending_work
+        sampling = self.shadows is not None and self.shadows.has_pending_work
+        return moving or promoting or sampling
 
     def let_go_of_blocks(self) -> None:
-        """The engine wants every block back at once: samples end."""
+        """The engine wants every block back at once: samples and promotions end."""
         with beside("let go of blocks"):
             if self.shadows is not None:
                 self.shadows.clear()
+            if self.promotions is not None:
+                self.promotions.clear()
             self._held.let_go()
 
     def reset(self) -> None:
-        """Forget every donor, here and in the workers, and lift shadow suspensions."""
+        """Forget every donor and chain, here and in the workers, and lift shadow suspensions."""
+        if self.promotions is not None:
+            self.promotions.clear()
+        if self.chains is not None:
+            self.chains.clear()
         if self.shadows is not None:
             self.shadows.clear()
             self.shadows.watch.resume()
@@ -530,8 +633,8 @@ def _impossible(
         request_id=request.request_id,
         block_ids=block_ids,
         tokens=request.tokens,
-        start=request.exact_tokens,
-        end=request.exact_tokens + external_tokens,
+        start=request.placed_tokens,
+        end=request.placed_tokens + external_tokens,
     )
 
 

@@ -6,11 +6,11 @@ shown a tree of one node with the donor's tokens and told that the node is gone.
 
 from __future__ import annotations
 
-from array import array
 from types import SimpleNamespace
 from typing import Any
 
 from semblend.integration.provider import DonorRecord
+from semblend.integration.sglang.radix_keys import radix_key
 
 _SPARSE_TOKENS = 16
 """Of smaller pages only those that end at a multiple of this are named, and the last: a tree
@@ -41,13 +41,8 @@ class BlockNamer:
     def names(self, donor: DonorRecord) -> list[int]:
         """The donor's pages, 64 bits each with a sign; every one, or of small ones some."""
         from sglang.srt.mem_cache.events import KVCacheEventRecorder
-        from sglang.srt.mem_cache.radix_cache import RadixKey
 
-        key = RadixKey(
-            array("q", donor.tokens.tolist()),
-            extra_key=donor.extra_key,
-            cache_salt=donor.cache_salt,
-        )
+        key = radix_key(donor.tokens, extra_key=donor.extra_key, cache_salt=donor.cache_salt)
         node = SimpleNamespace(key=key, parent=None, hash_value=None, event_hash_value=None)
         aside = KVCacheEventRecorder(
             enabled=True,

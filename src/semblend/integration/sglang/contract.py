@@ -1,15 +1,15 @@
 """What the backend relies on in SGLang's sources, asked of the installed ones.
 
-A version number says what was released; signatures say what is there. Everything that
-the backend overrides, calls or reads and that has changed between releases is listed.
+Everything that the backend overrides, calls or reads and that has changed between releases is
+listed.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any
+
+from semblend.integration.asked_interfaces import lacking, parameters
 
 HOOKED = "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation"
 """The one function that is hooked."""
@@ -21,10 +21,31 @@ _OVERRIDDEN = {
     "prefix_device_indices": ["req"],
     "checkpoint": ["req", "up_to"],
     "_apply_cache_action": ["action"],
+    "claim_kv_row": ["req"],
     "on_release": ["req", "checkpointed"],
     "reset": [],
 }
-_CALLED = ("lock", "unlock", "root_node_handle", "evictable_size", "supports_prefix_sharing")
+_CALLED = (
+    "insert",
+    "lock",
+    "unlock",
+    "root_node_handle",
+    "evictable_size",
+    "supports_prefix_sharing",
+)
+_REGISTRY = (
+    "register_radix_cache_backend",
+    "get_radix_cache_factory",
+    "default_radix_cache_factory",
+)
+_REQUEST = (
+    "skip_radix_cache_insert",
+    "discard_output_reason",
+    "cached_tokens_device",
+    "owned_kv_len",
+)
+_BATCH = ("prefix_lens", "extend_lens", "req_pool_indices_cpu", "out_cache_loc")
+_LOAD_FIELDS = ("req", "best_match_node", "host_hit_length")
 _MATCH_FIELDS = ("device_prefix_len", "last_device_node", "best_match_node", "host_hit_length")
 
 
@@ -58,15 +79,7 @@ def _asked(questions: Callable[[], list[str]]) -> list[str]:
 def _registry_problems() -> list[str]:
     from sglang.srt.mem_cache import registry
 
-    return [
-        f"sglang.srt.mem_cache.registry has no {name}"
-        for name in (
-            "register_radix_cache_backend",
-            "get_radix_cache_factory",
-            "default_radix_cache_factory",
-        )
-        if not hasattr(registry, name)
-    ]
+    return lacking(registry, _REGISTRY)
 
 
 def _hook_problems() -> list[str]:
@@ -83,31 +96,19 @@ def _tree_problems() -> list[str]:
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
     problems = []
-    if "cache_class" not in _parameters(registry.create_unified_radix_cache):
+    if "cache_class" not in parameters(registry.create_unified_radix_cache):
         problems.append("create_unified_radix_cache takes no cache_class")
     for name, expected in _OVERRIDDEN.items():
         method = getattr(UnifiedRadixCache, name, None)
         if method is None:
             problems.append(f"UnifiedRadixCache has no {name}")
-        elif not set(expected) <= set(_parameters(method)):
-            problems.append(f"UnifiedRadixCache.{name} takes {_parameters(method)}")
-    problems += [
-        f"UnifiedRadixCache has no {name}"
-        for name in _CALLED
-        if not hasattr(UnifiedRadixCache, name)
-    ]
-    problems += [
-        f"MatchResult has no {name}" for name in _MATCH_FIELDS if name not in MatchResult._fields
-    ]
+        elif not set(expected) <= set(parameters(method)):
+            problems.append(f"UnifiedRadixCache.{name} takes {parameters(method)}")
+    problems += lacking(UnifiedRadixCache, _CALLED)
+    problems += lacking(MatchResult, _MATCH_FIELDS)
     if "device_indices" in MatchResult._fields:
         problems.append("MatchResult still carries device_indices: an older interface")
-    named = {field.name for field in dataclasses.fields(InitLoadBackParams)}
-    problems += [
-        f"InitLoadBackParams has no {name}"
-        for name in ("req", "best_match_node", "host_hit_length")
-        if name not in named
-    ]
-    return problems
+    return [*problems, *lacking(InitLoadBackParams, _LOAD_FIELDS)]
 
 
 def _worker_problems() -> list[str]:
@@ -118,23 +119,7 @@ def _worker_problems() -> list[str]:
     problems = []
     if "self.prefill_cuda_graph_runner is not None" not in inspect.getsource(ModelRunner):
         problems.append("ModelRunner cannot be told to run without prefill graphs")
-    if "batch" not in _parameters(TpModelWorker.forward_batch_generation):
+    if "batch" not in parameters(TpModelWorker.forward_batch_generation):
         problems.append(f"{HOOKED} takes no batch")
-    # Instance attributes: only the source says that they exist.
-    source = inspect.getsource(Req)
-    problems += [
-        f"Req has no {name}"
-        for name in ("skip_radix_cache_insert", "discard_output_reason", "cached_tokens_device")
-        if f"self.{name}" not in source
-    ]
-    fields = {field.name for field in dataclasses.fields(ScheduleBatch)}
-    problems += [
-        f"ScheduleBatch has no {name}"
-        for name in ("prefix_lens", "extend_lens", "req_pool_indices_cpu", "out_cache_loc")
-        if name not in fields
-    ]
-    return problems
-
-
-def _parameters(function: Any) -> list[str]:
-    return list(inspect.signature(function).parameters)
+    problems += lacking(Req, _REQUEST, of_instances=True)
+    return [*problems, *lacking(ScheduleBatch, _BATCH)]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from semblend.core.architectures import EngineName
 from semblend.integration.findings import (
     Finding,
     Verdict,
@@ -21,7 +22,7 @@ from semblend.integration.findings import (
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.plugin import unseen
 from semblend.integration.sglang.support import ATTENTION_BACKENDS, feature_refusals, resolved
-from semblend.integration.sglang.versions import SUPPORTED, installed
+from semblend.integration.sglang.versions import VERSIONS, installed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +55,7 @@ def _installation() -> Iterator[Finding]:
     if verdict is None or importlib.util.find_spec("sglang") is None:
         yield not_installed("SGLang", extra="sglang")
         return
-    if not verdict.supported:
-        known = ", ".join(SUPPORTED)
-        detail = f"{verdict.version}: its interfaces are not known here; known are {known}"
-        yield Finding(check="SGLang", verdict=Verdict.REFUSED, detail=detail)
-    else:
-        yield Finding(
-            check="SGLang",
-            verdict=Verdict.OK if verdict.verified else Verdict.NOTE,
-            detail=verdict.version if verdict.verified else f"{verdict.version}: read, not run",
-        )
+    yield VERSIONS.finding(verdict)
     yield _plugin()
 
 
@@ -95,7 +87,7 @@ def _engine(question: SetupQuestion) -> Iterator[Finding]:
     yield from refused_things("features", feature_refusals(arguments))
     yield _attention(arguments)
     tried = bool(question.config.get("unverified_architectures"))
-    yield from model_findings(str(arguments.model_path), unverified=tried)
+    yield from model_findings(str(arguments.model_path), engine=EngineName.SGLANG, unverified=tried)
 
 
 def _attention(arguments: Any) -> Finding:

@@ -14,6 +14,8 @@ from semblend.kv.paged_kv import PagedKv
 class KvPool:
     """A plain pool: a list of K and of V buffers, [slots, kv_heads, head_dim] a layer."""
 
+    draft_layers = 0
+
     def __init__(self, runner: Any) -> None:
         """Learn where K/V is.
 
@@ -30,7 +32,8 @@ class KvPool:
         except PlanError as error:
             raise UnsupportedModelError(f"K/V pool: {error}") from error
         first: torch.Tensor = pool.k_buffer[0]
-        self.device, self.head_dim = first.device, int(first.shape[-1])
+        self.device = first.device
+        self.kv_heads, self.head_dim = map(int, first.shape[-2:])
         self.stream = getattr(runner, "forward_stream", None) if first.is_cuda else None
         """The stream of the engine's forwards, on a GPU."""
 
@@ -48,3 +51,7 @@ class KvPool:
         """
         slots = self._rows.req_to_token[block_ids[0], start:end].to(torch.int64)
         return torch.stack([buffer[slots] for buffer in self._layers[layer]])
+
+    def window(self, layer: int) -> int | None:
+        """None: models with windows are refused."""
+        return None

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from semblend.core.errors import MissingExtraError, SettingsError
-from semblend.integration.launching import flags_of, stopping, values_of
+from semblend.integration.launching import flags_of, given_flag, stopping, values_of
 from semblend.integration.sglang.options import VARIABLE, BackendOptions
 from semblend.integration.sglang.plugin import BACKEND
 from semblend.integration.sglang.versions import installed
@@ -81,18 +81,15 @@ def _name_worker() -> None:
 
 def without_backend(argv: list[str]) -> list[str]:
     """SGLang's arguments for a version that cannot be given our backend: the flag is refused."""
-    index = next((i for i, each in enumerate(argv) if each.partition("=")[0] == _FLAG), len(argv))
-    taken = 1 if "=" in "".join(argv[index : index + 1]) else 2
-    return argv[:index] + argv[index + taken :]
+    flag = given_flag(argv, (_FLAG,))
+    return argv if flag is None else [*flag.before, *flag.behind]
 
 
 def _with_backend(argv: list[str]) -> list[str]:
-    for index, argument in enumerate(argv):
-        name, equals, value = argument.partition("=")
-        if name != _FLAG:
-            continue
-        chosen = value if equals else (argv[index + 1] if index + 1 < len(argv) else "")
-        if chosen != BACKEND:
-            raise SettingsError(f"{_FLAG} {chosen}: semblend-sglang starts backend {BACKEND}")
-        return argv
-    return [*argv, _FLAG, BACKEND]
+    flag = given_flag(argv, (_FLAG,))
+    if flag is None:
+        return [*argv, _FLAG, BACKEND]
+    if flag.value != BACKEND:
+        chosen = flag.value or ""
+        raise SettingsError(f"{_FLAG} {chosen}: semblend-sglang starts backend {BACKEND}")
+    return argv

@@ -8,7 +8,6 @@ a load never narrows what the scheduler counted on when it admitted others.
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 import torch
@@ -17,21 +16,37 @@ from semblend.core.errors import CapacityError
 from semblend.core.faults import FaultPoint, fault_point
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
-from semblend.integration.provider import DonorRecord, DonorsLostError, SemBlendProvider
+from semblend.integration.provider import DonorsLostError, SemBlendProvider
+from semblend.integration.sglang.radix_keys import lookup
 from semblend.integration.sglang.request_state import PrivateLoad
+from semblend.integration.sglang.scheduler_ranks import SchedulerRanks
+from semblend.integration.sglang.tree_chains import Following, TreeChains
 from semblend.integration.worker.pool_copies import DonorSlots, PoolCopies
 
 
 class SpanLoader:
     """Carries plans out in the tree's own pool."""
 
-    def __init__(self, cache: Any, copies: PoolCopies, provider: SemBlendProvider) -> None:
+    def __init__(
+        self,
+        cache: Any,
+        copies: PoolCopies,
+        provider: SemBlendProvider,
+        ranks: SchedulerRanks,
+        chains: TreeChains | None,
+    ) -> None:
+        self.chains = chains
         self._cache = cache
         self._copies = copies
         self._provider = provider
+        self._ranks = ranks
 
-    def load(self, plan: Plan, tokens: TokenArray) -> PrivateLoad:
-        """Slots for the plan's region, with its spans in place.
+    def load(
+        self, plan: Plan, tokens: TokenArray, following: Following | None = None
+    ) -> PrivateLoad:
+        """Slots for the plan's region, with its spans in place, on every rank or on none.
+
+        `following` has the tokens that the plan continues.
 
         Raises
         ------
@@ -39,16 +54,22 @@ class SpanLoader:
             Naming the donors that are gone.
         CapacityError
             If the pool has no room left.
+        RanksPartError
+            If that is so on some ranks alone.
         """
         locks: list[Any] = []
         try:
-            donors = self._resolve(plan, locks)
-            slots = self.take(plan.end - plan.exact_tokens)
-            try:
-                self._copies.place(plan, tokens, donors, slots)
-            except BaseException:
-                self.give_back(slots)
-                raise
+            with self._ranks.together():
+                donors = self._resolve(plan, locks)
+                continued = self._continued(plan, tokens, following, locks)
+                self._ranks.meet()  # taking slots evicts
+                slots = self.take(plan.end - plan.exact_tokens)
+                try:
+                    self._copies.place(plan, tokens, donors, slots, continued=continued)
+                    self._ranks.meet()
+                except BaseException:
+                    self.give_back(slots)
+                    raise
         finally:
             for lock in locks:
                 self._cache.unlock(lock)
@@ -93,6 +114,19 @@ class SpanLoader:
             raise DonorsLostError(lost, f"no longer in the tree: {', '.join(lost)}")
         return found
 
+    def _continued(
+        self, plan: Plan, tokens: TokenArray, following: Following | None, locks: list[Any]
+    ) -> torch.Tensor | None:
+        """Slots of what the plan continues, their path locked."""
+        if not plan.continued_tokens:
+            return None
+        found = None
+        if following is not None and self.chains is not None:
+            found = self.chains.slots(following, tokens, locks)
+        if found is None or len(found) != plan.continued_tokens:
+            raise DonorsLostError([], "the conversation is no longer in the tree")
+        return found
+
     @fault_point(FaultPoint.LEASE)
     def _slots_of(self, donor_id: str, end: int, locks: list[Any]) -> DonorSlots | None:
         donor = self._provider.donor(donor_id)
@@ -100,7 +134,9 @@ class SpanLoader:
             return None
         page = self._cache.page_size
         whole = min(-(-end // page) * page, len(donor.tokens))
-        match = self._cache.match_prefix(_lookup(donor, whole))
+        match = self._cache.match_prefix(
+            lookup(donor.tokens[:whole], extra_key=donor.extra_key, cache_salt=donor.cache_salt)
+        )
         if match.device_prefix_len < end:
             return None
         node = match.last_device_node
@@ -108,12 +144,3 @@ class SpanLoader:
         root = self._cache.root_node_handle(donor.extra_key)
         path: torch.Tensor = self._cache.tree_core.collect_full_device_indices(node, root)
         return DonorSlots(tokens=donor.tokens, slots=path[:end])
-
-
-def _lookup(donor: DonorRecord, tokens: int) -> Any:
-    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
-    from sglang.srt.mem_cache.radix_cache import RadixKey
-
-    ids = array("q", donor.tokens[:tokens].tolist())
-    key = RadixKey(ids, extra_key=donor.extra_key, cache_salt=donor.cache_salt)
-    return MatchPrefixParams(key=key)

@@ -47,10 +47,14 @@ def engine_namespace(context: Any, options: BackendOptions, settings: Settings) 
 
 def quantised(context: Any) -> dict[str, Any]:
     """How the weights are quantised, in the words of `model_identity`."""
-    model = context.tp_worker.model_runner.model_config
+    return quantised_model(context.tp_worker.model_runner.model_config, context.server_args)
+
+
+def quantised_model(model: Any, server_args: Any) -> dict[str, Any]:
+    """The same from SGLang's ModelConfig and ServerArgs."""
     return {
         "method": model.quantization,
         "stored": getattr(model.hf_config, "quantization_config", None),
         # Quantises in place, whatever `quantization` says.
-        "told": getattr(context.server_args, "torchao_config", None),
+        "told": getattr(server_args, "torchao_config", None),
     }

@@ -24,6 +24,7 @@ import torch
 from semblend.core.errors import UnsupportedModelError
 from semblend.core.faults import FaultPoint, fault_point
 from semblend.integration.probing import ProbeUnavailableError, watch_queries
+from semblend.integration.sglang.scheduler_ranks import SchedulerRanks
 from semblend.integration.worker.port import Watch
 from semblend.integration.worker.sequences import PassLimits, VirtualSequence
 
@@ -35,12 +36,18 @@ class NestedPass:
     """
 
     def __init__(
-        self, runner: Any, batch: Any, limits: PassLimits, attention: Sequence[Any] = ()
+        self,
+        runner: Any,
+        batch: Any,
+        limits: PassLimits,
+        ranks: SchedulerRanks,
+        attention: Sequence[Any] = (),
     ) -> None:
         """`attention` are the modules of the model's layers, which can be watched."""
         self._runner = runner
         self._batch = batch
         self._limits = limits
+        self._ranks = ranks
         self._attention = attention
 
     def run(self, sequences: Sequence[VirtualSequence], *, watch: Watch | None = None) -> int:
@@ -52,7 +59,9 @@ class NestedPass:
         for forward in forwards:
             tokens = sum(map(len, forward))
             with self._watched(watch if forward is forwards[-1] else None, tokens):
-                self._forward(self._batch_of(forward))
+                prepared = self._prepared(forward)
+                self._ranks.meet()
+                self._runner.forward(prepared)
         return sum(map(len, sequences))
 
     @contextmanager
@@ -78,16 +87,15 @@ class NestedPass:
             raise ProbeUnavailableError("the model's attention layers were not seen to run")
 
     @fault_point(FaultPoint.NESTED_PASS)
-    def _forward(self, nested: Any) -> None:
+    def _prepared(self, sequences: Sequence[VirtualSequence]) -> Any:
         from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 
-        forward = ForwardBatch.init_new(
-            nested,
+        return ForwardBatch.init_new(
+            self._batch_of(sequences),
             self._runner,
             capture_hidden_mode=CaptureHiddenMode.NULL,
             return_hidden_states_before_norm=False,
         )
-        self._runner.forward(forward)
 
     def _batch_of(self, sequences: Sequence[VirtualSequence]) -> Any:
         """An extend batch of virtual sequences over the rows of the scheduled one.
@@ -102,14 +110,17 @@ class NestedPass:
         lengths = [len(item) for item in sequences]
         ends = np.array([item.end for item in sequences], dtype=np.int64)
         table = self._runner.req_to_token_pool.req_to_token
-        slots = [
-            table[int(index), item.start : item.end]
-            for index, item in zip(indices, sequences, strict=True)
-        ]
+        # A prompt may have hundreds of holes: their slots are looked up at once.
+        places = np.concatenate(
+            [
+                index * table.stride(0) + np.arange(item.start, item.end)
+                for index, item in zip(indices, sequences, strict=True)
+            ]
+        )
         tokens = np.concatenate([item.tokens[item.start : item.end] for item in sequences])
-        there = uploaded(np.concatenate([tokens, ends, indices]), self._runner.device)
-        sizes = [len(tokens), len(sequences), len(sequences)]
-        input_ids, on_device, on_device_indices = torch.split(there, sizes)
+        there = uploaded(np.concatenate([tokens, places, ends, indices]), self._runner.device)
+        sizes = [len(tokens), len(tokens), len(sequences), len(sequences)]
+        input_ids, at, on_device, on_device_indices = torch.split(there, sizes)
         nested = copy(batch)
         replaced: dict[str, Any] = {
             "reqs": requests,
@@ -124,7 +135,7 @@ class NestedPass:
             "seq_lens_cpu": torch.from_numpy(ends),
             "seq_lens_sum": int(ends.sum()),
             "orig_seq_lens": on_device.to(torch.int32),
-            "out_cache_loc": torch.cat(slots).to(torch.int64),
+            "out_cache_loc": table.view(-1)[at].to(torch.int64),
             "return_logprob": False,
             "top_logprobs_nums": None,
             "token_ids_logprobs": None,

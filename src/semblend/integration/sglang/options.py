@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from semblend.core.chain import MEASURED_TURNS
+from semblend.integration.modes import Mode
 from semblend.integration.options import VariableOptions
-from semblend.integration.sglang.modes import Mode
 
 VARIABLE = "SEMBLEND_SGLANG_CONFIG"
 
@@ -15,6 +16,8 @@ class BackendOptions(VariableOptions):
 
     ENGINE = "SGLang"
     SOURCE = PREFIX = VARIABLE
+    MODES = (Mode.DISCOVERY_ONLY, Mode.SEGMENTED_EXPERIMENTAL, Mode.SEGMENTED)
+    """SGLang's own radix tree serves exact prefixes; there is no mode for them."""
 
     mode: Mode = Field(
         Mode.SEGMENTED,
@@ -35,6 +38,14 @@ class BackendOptions(VariableOptions):
         3,
         ge=1,
         description="Failed loads or passes in a row after which nothing is loaded any more.",
+    )
+    chain_turns: int = Field(
+        MEASURED_TURNS,
+        ge=1,
+        description=(
+            "Requests of one conversation over approximate K/V, the first included; 1 continues "
+            "none. A certificate may set a lower limit."
+        ),
     )
     report: bool = Field(
         True, description="Whether responses say what was reused (meta_info.semblend)."

@@ -15,18 +15,24 @@ import torch
 
 from semblend.integration.sglang.log_lines import logger
 from semblend.integration.sglang.nested_pass import NestedPass, uploaded
+from semblend.integration.sglang.scheduler_ranks import SchedulerRanks
 from semblend.integration.worker.pass_proof import TRIAL_TOKENS, SlotTrial, holes_share_a_pass
 from semblend.integration.worker.sequences import PassLimits, block_table
 
 
-def proven(runner: Any, cache: Any, limits: PassLimits) -> PassLimits:
+def proven(runner: Any, cache: Any, limits: PassLimits, ranks: SchedulerRanks) -> PassLimits:
     """The limits with whether holes share a pass in this engine; untried, they do not."""
     apart = replace(limits, together=False)
     if limits.sequences < 2 or limits.tokens < TRIAL_TOKENS:
         return apart
     try:
-        with torch.inference_mode(), _trial(runner, cache, replace(limits, together=True)) as trial:
+        with (
+            torch.inference_mode(),
+            ranks.together(),
+            _trial(runner, cache, replace(limits, together=True), ranks) as trial,
+        ):
             shared = holes_share_a_pass(trial)
+            shared = all(ranks.all_true([shared]))
     except Exception:
         logger.warning("SemBlend could not try passes of several holes", exc_info=True)
         return apart
@@ -35,7 +41,9 @@ def proven(runner: Any, cache: Any, limits: PassLimits) -> PassLimits:
 
 
 @contextmanager
-def _trial(runner: Any, cache: Any, limits: PassLimits) -> Iterator[SlotTrial]:
+def _trial(
+    runner: Any, cache: Any, limits: PassLimits, ranks: SchedulerRanks
+) -> Iterator[SlotTrial]:
     """Slots and a row are the engine's own and are given back as they were: nothing runs yet."""
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -71,7 +79,7 @@ def _trial(runner: Any, cache: Any, limits: PassLimits) -> Iterator[SlotTrial]:
         line[: len(slots)] = slots.to(line.dtype)
         kv = runner.token_to_kv_pool
         yield SlotTrial(
-            NestedPass(runner, batch, limits),
+            NestedPass(runner, batch, limits, ranks),
             tokens,
             blocks=block_table((row,)),
             slots=slots.to(torch.int64),

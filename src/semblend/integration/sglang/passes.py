@@ -9,7 +9,7 @@ the engine's own forward. The last cannot fail apart from the engine itself.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -32,9 +32,13 @@ from semblend.integration.sglang.request_state import (
     computed_exactly,
     loads_of,
 )
-from semblend.integration.worker.policy_probe import LoadProbe
+from semblend.integration.sglang.scheduler_ranks import SchedulerRanks
+from semblend.integration.worker.policy_probe import (
+    LoadProbe,
+    asked_together,
+    chosen_together,
+)
 from semblend.integration.worker.pool_copies import PoolCopies
-from semblend.integration.worker.port import OneRank
 from semblend.integration.worker.sequences import PassLimits, VirtualSequence, in_turn, sequences_of
 
 
@@ -49,8 +53,10 @@ class RegionPasses:
         copies: PoolCopies,
         limits: PassLimits,
         loader: SpanLoader,
+        ranks: SchedulerRanks,
     ) -> None:
         self.limits = limits
+        self._ranks = ranks
         self._runner = runner
         self._pool = pool
         self._copies = copies
@@ -61,24 +67,24 @@ class RegionPasses:
         self, batch: Any, loaded: Loaded, settlements: Settlements, log: BackendLog
     ) -> tuple[Any, bool]:
         """The batch to run, and whether a pass failed. Never raises."""
-        nested = NestedPass(self._runner, batch, self.limits, self._attention)
+        nested = NestedPass(self._runner, batch, self.limits, self._ranks, self._attention)
         try:
-            self._copies.wait()
-            laid_out = [
-                self._sequences(batch, nested, row, state, load)
-                for row, state, load in loads_of(loaded)
-            ]
-            nested.run(in_turn(laid_out))
+            with self._ranks.together():
+                self._copies.wait()
+                nested.run(in_turn(self._laid_out(batch, nested, loaded)))
+                self._ranks.meet()
         except Exception as error:
             logger.warning("SemBlend's pass over holes failed", exc_info=True)
             return self._computed(batch, nested, loaded, settlements, error), True
         for _, state, load in loads_of(loaded):
-            if load.plan.reused_tokens:
+            if load.plan.reused_tokens or load.plan.continued_tokens:
                 state.plan, state.account.exact_tokens = load.plan, load.plan.exact_tokens
+                state.account.continued_tokens = load.plan.continued_tokens
                 state.loaded(load.plan.reused_tokens)
+            if load.plan.reused_tokens:
                 if settlements.confirmed(state, layers=self._pool.layer_count):
                     log.placed(state.request_id, load.plan)
-            else:
+            elif not load.plan.continued_tokens:
                 detail = f"{load.plan.policy} recomputes every reusable token"
                 settlements.declined(state, DeclineReason.POLICY_DECLINED, detail)
                 computed_exactly(state)
@@ -86,18 +92,29 @@ class RegionPasses:
             correct_cached_tokens(request, state, reused=True)
         return batch, False
 
-    def _sequences(
-        self, batch: Any, nested: NestedPass, row: int, state: State, load: PrivateLoad
-    ) -> list[VirtualSequence]:
-        """What is left to compute of a load, which holds its final plan afterwards."""
-        command = _command(batch, row, state, load)
-        if not probes(load.plan):
-            return sequences_of(command, load.plan.holes)
-        probe = LoadProbe(command, load.plan, self._pool)
-        with self._whole_row(batch, row, load.plan):
-            plan = probe.chosen(nested, OneRank().summed)
-        state.handle.load = replace(load, plan=plan)
-        return sequences_of(command, probe.left_to_compute(plan))
+    def _laid_out(
+        self, batch: Any, nested: NestedPass, loaded: Loaded
+    ) -> list[list[VirtualSequence]]:
+        """What is left to compute of each load, which holds its final plan afterwards."""
+        left: list[list[VirtualSequence]] = []
+        asked: dict[LoadProbe, tuple[int, State, PrivateLoad]] = {}
+        for row, state, load in loads_of(loaded):
+            command = _command(batch, row, state, load)
+            if probes(load.plan):
+                asked[LoadProbe(command, load.plan, self._pool)] = row, state, load
+            else:
+                left.append(sequences_of(command, load.plan.holes))
+        for group in asked_together(list(asked), self.limits):
+            with ExitStack() as lent:
+                for row, _, load in map(asked.__getitem__, group):
+                    lent.enter_context(self._whole_row(batch, row, load.plan))
+                plans = chosen_together(group, self._pool, nested, self._ranks.summed)
+            for probe, plan in zip(group, plans, strict=True):
+                row, state, load = asked[probe]
+                state.handle.load = replace(load, plan=plan)
+                holes = probe.left_to_compute(plan)
+                left.append(sequences_of(_command(batch, row, state, load), holes))
+        return left
 
     @contextmanager
     def _whole_row(self, batch: Any, row: int, plan: Plan) -> Iterator[None]:
@@ -132,7 +149,8 @@ class RegionPasses:
         left: dict[int, Hole] = {}
         for row, state, load in loads_of(loaded):
             try:
-                nested.run(sequences_of(_command(batch, row, state, load), [load.region]))
+                with self._ranks.together():
+                    nested.run(sequences_of(_command(batch, row, state, load), [load.region]))
             except Exception:
                 logger.warning("SemBlend's exact pass failed too", exc_info=True)
                 left[row] = load.region
@@ -164,7 +182,7 @@ def correct_cached_tokens(request: Any, state: State, *, reused: bool) -> None:
         return
     plan = state.handle.load.plan
     region = plan.end - plan.exact_tokens
-    kept = plan.reused_tokens if reused else 0
+    kept = plan.continued_tokens + plan.reused_tokens if reused else 0
     request.cached_tokens -= region - kept
     request.cached_tokens_host -= region
     request.cached_tokens_device += kept

@@ -82,6 +82,13 @@ class SemBlendRadixCache(UnifiedRadixCache):
             self.side.freed(list(slots))
         super()._apply_cache_action(action)
 
+    def claim_kv_row(self, req: Any) -> bool:
+        """Asked before the request's row is freed; a conversation may keep what is its own."""
+        if super().claim_kv_row(req):
+            return True
+        self.side.ending(req)
+        return False
+
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
         """The request's row is freed."""
         super().on_release(req, checkpointed=checkpointed)

@@ -46,8 +46,7 @@ def patch_radix_cache() -> str:
     options = BackendOptions.from_env()
     if options.settings().strict_start:
         raise UnsupportedModelError(f"patch_radix_cache(): {'; '.join(reasons)}")
-    running = RunningMode.nothing(options.mode, "; ".join(reasons))
-    logger.log(running.level, "%s", running)
+    RunningMode.nothing(options.mode, "; ".join(reasons)).say(logger)
     return ""
 
 

@@ -18,6 +18,8 @@ from semblend.integration.scheduler.request import Arrival, Request
 if TYPE_CHECKING:
     import torch
 
+    from semblend.integration.sglang.tree_chains import Following
+
 _ATTRIBUTE = "semblend_state"
 
 
@@ -45,6 +47,8 @@ class Row:
     losses: int = 0
     """Times a donor turned out to be gone."""
     donated: bool = False
+    following: Following | None = None
+    """What it takes from the conversation it continues."""
 
 
 State: TypeAlias = Request[Row]
@@ -58,14 +62,19 @@ def loads_of(loaded: Loaded) -> list[tuple[int, State, PrivateLoad]]:
     return [(row, state, load) for row, state, load in found if load is not None]
 
 
-def state_of(request: Any, accounts: Accounts, namespace: Namespace) -> State:
-    """The request's state, made the first time."""
+def state_of(
+    request: Any, accounts: Accounts, namespace: Namespace, *, names_policy: bool = False
+) -> State:
+    """The request's state, made the first time.
+
+    Without a certificate that settles it, the request may name its policy (`names_policy`).
+    """
     state: State | None = known_state(request)
     if state is None:
         from semblend.integration.sglang.support import request_refusal
 
         hints = _hints(request)
-        prompt = _prompt_of(request)
+        prompt, policy = _prompt_of(request), hints.get("policy")
         arrival = Arrival(
             request_id=str(request.rid),
             handle=Row(tokens=prompt),
@@ -74,6 +83,7 @@ def state_of(request: Any, accounts: Accounts, namespace: Namespace) -> State:
             refusal=request_refusal(request),
             may_reuse=hints.get("reuse") is not False,
             wants_capture=None if hints.get("donate") is not False else False,
+            policy=policy if names_policy and isinstance(policy, str) else None,
         )
         size = len(request.origin_input_ids)
         state = Request(arrival, accounts.open(arrival.request_id, prompt_tokens=size))
@@ -88,12 +98,14 @@ def known_state(request: Any) -> State | None:
 
 def released(state: State) -> None:
     """Its slots are gone: it was retracted and may come back, or was not admitted after all."""
-    state.handle.load = None
+    state.handle.load = state.handle.following = state.continuation = None
+    state.account.continued_tokens = 0
     state.released()
 
 
 def computed_exactly(state: State) -> None:
     """A load came to nothing. SGLang was told that this request's K/V never enters its tree."""
+    state.continuation = None
     state.failed()
     state.tainted = True
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from semblend.core.errors import CapacityError
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
+from semblend.core.tokens import as_token_array
 from semblend.integration.donor_queue import DonorQueue
 from semblend.integration.gauges import pipeline_gauges
 from semblend.integration.modes import CapturePolicy
@@ -36,6 +37,8 @@ from semblend.integration.sglang.log_lines import ENGINE, BackendLog, logger
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.passes import RegionPasses
 from semblend.integration.sglang.request_state import State, known_state, released, state_of
+from semblend.integration.sglang.scheduler_ranks import RanksPartError, SchedulerRanks
+from semblend.integration.sglang.tree_chains import Following
 from semblend.planning.certificates import Standing
 
 if TYPE_CHECKING:
@@ -60,9 +63,11 @@ class SchedulerSide:
         hole_budget: int,
         standing: Standing,
         host_tier: HostTier,
+        ranks: SchedulerRanks,
     ) -> None:
         """Build from parts; without loader and passes it only discovers."""
         self._host_tier = host_tier
+        self._ranks = ranks
         self.provider = provider
         self.log = log
         self.stats = stats
@@ -92,6 +97,11 @@ class SchedulerSide:
         self._show()
 
     @property
+    def speaks(self) -> bool:
+        """Whether this is the rank that speaks for all: each has the same donors."""
+        return self._ranks.rank == 0
+
+    @property
     def can_load(self) -> bool:
         """Whether this engine and mode load at all: fixed at start."""
         return self._loader is not None and self._passes is not None
@@ -113,20 +123,19 @@ class SchedulerSide:
         if request.kv.holds_kv:
             return result
         namespace = self.provider.namespace_of(request.extra_key, request.cache_salt)
-        state = state_of(request, self.settlements.accounts, namespace)
+        state = state_of(
+            request,
+            self.settlements.accounts,
+            namespace,
+            names_policy=self._options.mode.uncertified,
+        )
         if state.stage is Stage.LOADING:
             self._take_back(state)
         if result.host_hit_length:  # HiCache has more of the prefix, and that is exact
             state.withdraw()
             state.account.exact_tokens = int(result.device_prefix_len)
             return result
-        plan = self.admissions.claim(
-            state,
-            key.token_ids,
-            int(result.device_prefix_len),
-            most=len(key),
-            may_load=self.can_load and self.hook_seen,
-        )
+        plan = self._claimed(state, key, int(result.device_prefix_len))
         if plan is None:
             return result
         node = result.last_device_node
@@ -135,6 +144,36 @@ class SchedulerSide:
             best_match_node=node,
             host_hit_length=plan.end - plan.exact_tokens,
         )
+
+    def _claimed(self, state: State, key: Any, exact_tokens: int) -> Plan | None:
+        """What all ranks would load; nothing where they do not mean the same."""
+        if self._ranks.count > 1:
+            self._donors.wait()  # or a rank would know of a donor before the others do
+        with self._ranks.together():
+            following = self._following(state, key, exact_tokens)
+            plan = self.admissions.claim(
+                state,
+                key.token_ids,
+                exact_tokens,
+                most=len(key),
+                may_load=self.can_load and self.hook_seen,
+                continued_tokens=0 if following is None else following.end - following.start,
+            )
+            state.handle.following = None if plan is None else following
+            meant = None if plan is None else (plan.copies, plan.holes, plan.end, plan.policy)
+            if not self._ranks.agree(meant):
+                state.withdraw()
+                raise RanksPartError("the ranks' plans differ")
+        return plan
+
+    def _following(self, state: State, key: Any, exact_tokens: int) -> Following | None:
+        """What of a conversation the request continues, if it is there."""
+        chains = None if self._loader is None else self._loader.chains
+        if chains is None or not len(chains) or not state.arrival.may_reuse:
+            return None
+        if len(state.handle.tokens) != len(key.token_ids):
+            state.handle.tokens = as_token_array(key.token_ids)
+        return chains.find(state, state.handle.tokens, exact_tokens, most=len(key))
 
     def _take_back(self, state: State) -> None:
         """A load whose request was not run after all: its slots go back."""
@@ -173,8 +212,10 @@ class SchedulerSide:
         def carry_out(plan: Plan) -> None:
             if self._host_tier.is_loading:
                 raise CapacityError("HiCache loads all the time")
-            state.handle.load = loader.load(plan, state.handle.tokens)
+            following = state.handle.following
+            state.handle.load = loader.load(plan, state.handle.tokens, following)
             request.skip_radix_cache_insert = True
+            state.continuation = None if following is None else following.continuation
 
         loaded = self.admissions.load(state, carry_out)
         return None if loaded is None else (loaded, request.last_node)
@@ -223,13 +264,13 @@ class SchedulerSide:
         whole = self.provider.whole_pages(len(prompt))
         if state is None or not 0 < whole <= len(row):
             return
-        state.handle.donated |= self._donors.keep(
-            state,
-            prompt,
-            extra_key=request.extra_key,
-            cache_salt=request.cache_salt,
-            last_slot=row[whole - 1],
-        )
+        keys = {"extra_key": request.extra_key, "cache_salt": request.cache_salt}
+        state.handle.donated |= self._donors.keep(state, prompt, last_slot=row[whole - 1], **keys)
+        # A shorter answer than a span has at least could never be found.
+        shortest = self.provider.pipeline.settings.min_span_tokens
+        if request.finished() and len(row) - len(prompt) >= shortest:
+            said = [*prompt, *request.output_ids][: len(row)]
+            self._donors.keep_answer(state, said, last_slot=row[len(said) - 1], **keys)
 
     def freed(self, slots: Sequence[torch.Tensor]) -> None:
         """The tree has let go of slots, and with them of donors."""
@@ -238,6 +279,15 @@ class SchedulerSide:
     def wait_for_donors(self) -> None:
         """Until all that the tree has taken and let go of is known. For tests and benchmarks."""
         self._donors.wait()
+
+    def ending(self, request: Any) -> None:
+        """The request's row is about to be freed; if it has ended, its conversation may go on."""
+        state = known_state(request)
+        if state is None or self._loader is None or self._loader.chains is None:
+            return
+        if request.finished():
+            with beside("keep a conversation"):
+                self._loader.chains.keep(request, state)
 
     def released(self, request: Any) -> None:
         """The request's slots were given back: it has ended, or was retracted."""
@@ -270,3 +320,5 @@ class SchedulerSide:
         self._donors.clear()
         self.provider.clear()
         self.admissions.forget()
+        if self._loader is not None and self._loader.chains is not None:
+            self._loader.chains.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from semblend.integration.loaded_model.model_cost import cost_model
@@ -23,13 +24,15 @@ from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.pass_proof import proven
 from semblend.integration.sglang.passes import RegionPasses
 from semblend.integration.sglang.radix_cache import SemBlendRadixCache
+from semblend.integration.sglang.scheduler_ranks import SchedulerRanks
 from semblend.integration.sglang.scheduler_side import SchedulerSide
 from semblend.integration.sglang.stats import backend_stats
 from semblend.integration.sglang.support import resolved
+from semblend.integration.sglang.tree_chains import TreeChains, chain_problems
 from semblend.integration.starting import Start
 from semblend.integration.worker.pool_copies import PoolCopies
 from semblend.integration.worker.sequences import PassLimits
-from semblend.kv.depth_drift import read_table
+from semblend.kv.depth_drift import DepthDrift, read_table
 
 _UNCHUNKED_PASS = 8192
 """Tokens of a pass where the engine does not cut its prefills."""
@@ -50,6 +53,9 @@ def _side(
 ) -> SchedulerSide:
     options = start.allowed(asked)
     runner = context.tp_worker.model_runner
+    ranks = SchedulerRanks.of_this_process()
+    if ranks.rank:  # the first one speaks for all
+        options = options.model_copy(update={"audit_path": None})
     settings = options.settings()
     namespace = namespaces.engine_namespace(context, options, settings)
     model = runner.model_config
@@ -74,30 +80,32 @@ def _side(
     budget = _pass_tokens(context.server_args)
     loads = may_load(options.mode, settings, standing)
     loader, passes = None, None
+    turns = min(options.chain_turns, standing.chain_turns)
     if loads:
-        pool, table = KvPool(runner), standing.depth_table
+        pool = KvPool(runner)
         copies = PoolCopies(
             pool.slots,
             proven_table(runner.model),
-            drift=None if table is None else read_table(table),
+            drift=_drift(standing.depth_table, pool, ranks),
             stream=pool.stream,
         )
-        loader = SpanLoader(cache, copies, provider)
+        loader = SpanLoader(
+            cache, copies, provider, ranks, _chains(context, cache, provider, turns)
+        )
         # The engine's input buffers have this many rows: more would crash it.
         limits = PassLimits(sequences=int(runner.max_running_requests), tokens=budget)
-        limits = proven(runner, cache, limits)
-        passes = RegionPasses(runner, pool=pool, copies=copies, limits=limits, loader=loader)
+        limits = proven(runner, cache, limits, ranks)
+        passes = RegionPasses(
+            runner, pool=pool, copies=copies, limits=limits, loader=loader, ranks=ranks
+        )
     running = RunningMode.of(
-        asked.mode,
-        given="mode" in asked.model_fields_set,
+        asked,
         settings=asked.settings(),
         standing=standing,
         model=str(runner.model_config.model_path),
         objection=start.objection,
     )
-    logger.log(running.level, "%s", running)
-    if unheeded := options.unheeded():
-        logger.warning("SemBlend: %s", unheeded)
+    running.say(logger, unheeded=options.unheeded())
     return SchedulerSide(
         options=options,
         provider=provider,
@@ -112,6 +120,29 @@ def _side(
         hole_budget=options.max_hole_tokens_per_step or budget,
         standing=standing,
         host_tier=HostTier(cache),
+        ranks=ranks,
+    )
+
+
+def _chains(
+    context: Any, cache: SemBlendRadixCache, provider: SemBlendProvider, turns: int
+) -> TreeChains | None:
+    """Conversations, where they can go on over approximate K/V."""
+    if turns < 2:
+        return None
+    problems = chain_problems(resolved(context.server_args), context.params)
+    if problems:
+        logger.info("SemBlend continues no conversations: %s", "; ".join(problems))
+        return None
+    return TreeChains(cache, provider.pipeline, max_turns=turns)
+
+
+def _drift(table: Path | None, pool: KvPool, ranks: SchedulerRanks) -> DepthDrift | None:
+    """This rank's heads of a table of depth drift."""
+    if table is None:
+        return None
+    return read_table(table).of_rank(
+        layers=pool.layer_count, kv_heads=pool.kv_heads, rank=ranks.rank, ranks=ranks.count
     )
 
 

@@ -46,11 +46,11 @@ def build_tree_cache(context: Any, *, followers: Iterable[Callable[[Any], object
     if start.does_nothing:
         from sglang.srt.mem_cache.registry import default_radix_cache_factory
 
-        running = RunningMode.nothing(options.mode, str(start.objection))
-        logger.log(running.level, "%s", running)
+        RunningMode.nothing(options.mode, str(start.objection)).say(logger)
         return default_radix_cache_factory(context)
-    for follower in followers:
-        follower(cache)
+    if cache is not None and cache.side.speaks:
+        for follower in followers:
+            follower(cache)
     return cache
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from semblend.core.architectures import EngineName
 from semblend.core.errors import UnsupportedRotaryError
 from semblend.integration.probing import can_probe
 from semblend.integration.refusals import (
@@ -29,7 +30,13 @@ _OTHER_CACHES: Features = (
     ("FlexKV", stated("enable_flexkv")),
 )
 _FEATURES: Features = (
-    ("tensor parallelism", more_than_one("tp_size")),
+    (
+        "HiCache on several ranks",
+        lambda args: (
+            bool(getattr(args, "enable_hierarchical_cache", False))
+            and more_than_one("tp_size")(args)
+        ),
+    ),
     ("pipeline parallelism", more_than_one("pp_size")),
     ("data parallelism", more_than_one("dp_size")),
     ("context parallelism", more_than_one("attn_cp_size")),
@@ -183,7 +190,11 @@ def _model_refusals(runner: Any, options: BackendOptions) -> list[Refusal]:
         refusals.append(Refusal(feature="multimodal models"))
     if getattr(config, "is_encoder_decoder", False):
         refusals.append(Refusal(feature="encoder-decoder models"))
-    refusals += architecture_refusals(config.hf_config, unverified=options.unverified_architectures)
+    refusals += architecture_refusals(
+        config.hf_config,
+        engine=EngineName.SGLANG,
+        unverified=options.unverified_architectures,
+    )
     try:
         proven_table(runner.model)
     except UnsupportedRotaryError as error:

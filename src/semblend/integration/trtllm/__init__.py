@@ -14,7 +14,7 @@ Where things are, scheduler side first:
 - `upstream`, `interfaces`, `engine_facts`, `namespaces`, `support`: what the engine is known to be,
   and what is refused by name.
 - `fleet`: donors announced to a fleet.
-- `options`, `modes`, `launcher`, `diagnosis`, `contract`: what is set, started, judged, relied on.
+- `options`, `launcher`, `diagnosis`, `contract`: what is set, started, judged, relied on.
 
 Nothing is imported here: TensorRT-LLM loads `connector` by its name.
 """

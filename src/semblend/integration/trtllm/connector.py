@@ -26,6 +26,7 @@ from semblend.core.distribution import require_this_distribution
 from semblend.integration.ladder_socket import DeskServer
 from semblend.integration.refusals import Refusal, UnsupportedEngineError
 from semblend.integration.scheduler.engine_planner import PlanRewriter
+from semblend.integration.starting import Start
 from semblend.integration.trtllm import upstream
 from semblend.integration.trtllm.engine_facts import EngineFacts
 from semblend.integration.trtllm.interfaces import SchedulerOutput, UpstreamRequest
@@ -34,12 +35,7 @@ from semblend.integration.trtllm.options import ConnectorOptions
 from semblend.integration.trtllm.pool_view import PoolView
 from semblend.integration.trtllm.scheduler_side import TrtSchedulerSide
 from semblend.integration.trtllm.setup import TrtSetup
-from semblend.integration.trtllm.start import (
-    idle_scheduler,
-    idle_worker,
-    say_nothing_is_done,
-    trtllm_start,
-)
+from semblend.integration.trtllm.start import idle_scheduler, idle_worker, trtllm_start
 from semblend.integration.trtllm.support import MANAGER_REMEDY
 from semblend.integration.trtllm.wiring import link_of, unlink
 from semblend.integration.trtllm.worker_side import TrtWorkerSide
@@ -56,6 +52,7 @@ class SemBlendKvConnectorScheduler(_SchedulerBase):  # type: ignore[misc, valid-
     """Offers donors' K/V to requests; lives in the leader's process."""
 
     supports_attention_dp = False
+    _start: Start
 
     def __new__(cls, llm_args: Any) -> Any:
         """A connector, or one that does nothing where the interface is not as we know it.
@@ -67,9 +64,10 @@ class SemBlendKvConnectorScheduler(_SchedulerBase):  # type: ignore[misc, valid-
         """
         start = trtllm_start(llm_args)
         if start.does_nothing:
-            say_nothing_is_done(start)
-            return idle_scheduler(_SchedulerBase)(llm_args)
-        return super().__new__(cls)
+            return idle_scheduler(_SchedulerBase, start)(llm_args)
+        made = super().__new__(cls)
+        made._start = start
+        return made
 
     def __init__(self, llm_args: Any) -> None:
         """Set up; whatever is unknown or unproven means discovery, never a failed start.
@@ -84,10 +82,8 @@ class SemBlendKvConnectorScheduler(_SchedulerBase):  # type: ignore[misc, valid-
         require_this_distribution("trtllm")
         super().__init__(llm_args)
         options = ConnectorOptions.from_env()
-        setup = TrtSetup.of(llm_args, options, link_of(llm_args))
-        logger.log(setup.running.level, "%s", setup.running)
-        if unheeded := options.unheeded():
-            logger.warning("SemBlend: %s", unheeded)
+        setup = TrtSetup.of(llm_args, options, link_of(llm_args), self._start)
+        setup.running.say(logger, unheeded=options.unheeded())
         self.side = TrtSchedulerSide(setup, rewrite=self.rewrite_plan)
         self.announcer = self.side.announcer
         self.desk_server: DeskServer | None = None

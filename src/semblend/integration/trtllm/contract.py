@@ -6,8 +6,9 @@ has become abstract is a problem all the same: a class without it cannot be made
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
+
+from semblend.integration.asked_interfaces import parameters
 
 REQUIRED: dict[str, dict[str, tuple[str, ...]]] = {
     "KvCacheConnectorScheduler": {
@@ -53,7 +54,7 @@ def contract_problems(module: Any) -> list[str]:
             if function is None:
                 problems.append(f"{name}.{method} is missing")
                 continue
-            found = tuple(inspect.signature(function).parameters)[1:]
+            found = tuple(parameters(function)[1:])
             if found != expected:
                 problems.append(f"{name}.{method}{found}: {expected} expected")
         known = {*methods, *IMPLEMENTED[name]}

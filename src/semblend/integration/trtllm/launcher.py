@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from semblend.core.errors import MissingExtraError, SettingsError
-from semblend.integration.launching import flags_of, stopping, values_of
+from semblend.integration.launching import flags_of, given_flag, stopping, values_of
 from semblend.integration.trtllm.options import VARIABLE, ConnectorOptions, forward
 from semblend.integration.trtllm.support import MANAGER_SETTING
 
@@ -126,19 +126,17 @@ def _parser() -> argparse.ArgumentParser:
 def _with_connector(argv: list[str], folder: Path) -> tuple[list[str], dict[str, Any]]:
     """The arguments with an options file that names the connector, and what is in it."""
     path = str(folder / "options.json")
-    for index, argument in enumerate(argv):
-        name, equals, value = argument.partition("=")
-        if name not in _OPTION_FLAGS:
-            continue
-        if not equals and index + 1 >= len(argv):
-            raise SettingsError(f"{name}: a file expected")
-        options = _options(value if equals else argv[index + 1])
-        named = options.get("kv_connector_config")
-        if named is not None and named != CONNECTOR:
-            raise SettingsError(f"{name}: kv_connector_config names another connector: {named}")
-        rest = argv[index + 1 :] if equals else argv[index + 2 :]
-        return [*argv[:index], name, path, *rest], {**options, "kv_connector_config": CONNECTOR}
-    return [*argv, _OPTION_FLAGS[0], path], {"kv_connector_config": CONNECTOR}
+    flag = given_flag(argv, _OPTION_FLAGS)
+    if flag is None:
+        return [*argv, _OPTION_FLAGS[0], path], {"kv_connector_config": CONNECTOR}
+    if flag.value is None:
+        raise SettingsError(f"{flag.name}: a file expected")
+    options = _options(flag.value)
+    named = options.get("kv_connector_config")
+    if named is not None and named != CONNECTOR:
+        raise SettingsError(f"{flag.name}: kv_connector_config names another connector: {named}")
+    arguments = [*flag.before, flag.name, path, *flag.behind]
+    return arguments, {**options, "kv_connector_config": CONNECTOR}
 
 
 def _with_manager(options: dict[str, Any]) -> dict[str, Any]:

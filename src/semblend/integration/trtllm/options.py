@@ -13,8 +13,8 @@ from pathlib import Path
 from pydantic import Field
 
 from semblend.core.errors import SettingsError
+from semblend.integration.modes import Mode
 from semblend.integration.options import VariableOptions
-from semblend.integration.trtllm.modes import Mode
 
 _PREFIX = "SEMBLEND_TRTLLM_"
 VARIABLE = _PREFIX + "CONFIG"
@@ -28,6 +28,7 @@ class ConnectorOptions(VariableOptions):
     ENGINE = "TensorRT-LLM"
     SOURCE = VARIABLE
     PREFIX = _PREFIX
+    MODES = tuple(mode for mode in Mode if mode is not Mode.REQUEST_ONLY_EXPERIMENTAL)
 
     mode: Mode = Field(
         Mode.SEGMENTED,

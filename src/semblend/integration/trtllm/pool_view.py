@@ -22,6 +22,9 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 class PoolView:
     """Token-wise access to one rank's pool (`KvAccess`). Does not own the memory."""
 
+    draft_layers = 0
+    clipped: torch.Tensor | None = None
+
     def __init__(self, tensor: torch.Tensor, *, block_size: int, head_dim: int) -> None:
         """Check the shape.
 
@@ -48,7 +51,7 @@ class PoolView:
         if tensor.ndim == 6 and tuple(tensor.shape) != shape:
             raise UnsupportedModelError(f"K/V pool {tuple(tensor.shape)}: {shape} expected")
         self.tensor = tensor.view(shape)
-        self.block_size, self.head_dim = block_size, head_dim
+        self.block_size, self.head_dim, self.parts = block_size, head_dim, 2
         self.dtype, self.device = tensor.dtype, tensor.device
         self.head_shape = (self.kv_heads, head_dim)
         self.token_bytes = self.layer_count * 2 * self.kv_heads * head_dim * tensor.dtype.itemsize
@@ -89,6 +92,10 @@ class PoolView:
     ) -> torch.Tensor:
         """K/V of positions [start, end) on one layer: [2, tokens, kv_heads, head_dim]."""
         return self.read(block_ids, start, end)[layer]
+
+    def window(self, layer: int) -> int | None:
+        """None: models with windows are refused."""
+        return None
 
     def host_slots(self, block_ids: Sequence[int], start: int, end: int) -> SlotArray:
         """Slots of positions [start, end) of a request with these blocks.

@@ -19,10 +19,10 @@ from semblend.integration.scheduler.setup import (
     may_load,
     standing_for,
 )
+from semblend.integration.starting import Start
 from semblend.integration.trtllm import namespaces
 from semblend.integration.trtllm.engine_facts import EngineFacts
 from semblend.integration.trtllm.options import ConnectorOptions
-from semblend.integration.trtllm.support import engine_refusals
 from semblend.integration.trtllm.wiring import WorkerLink
 from semblend.planning.certificates import Standing
 from semblend.planning.cost import CostModel
@@ -51,7 +51,7 @@ class TrtSetup:
     scheduler: LinkedSetup
     unknown_parts: tuple[str, ...]
     """Parts of the namespace; each is this process's own name then, and nothing is loaded."""
-    refusals: tuple[str, ...]
+    start: Start
     objection: str | None
     """Why nothing is loaded at all, if so."""
 
@@ -70,8 +70,7 @@ class TrtSetup:
     def running(self) -> RunningMode:
         """Which mode really runs, and why."""
         return RunningMode.of(
-            self.options.mode,
-            given="mode" in self.options.model_fields_set,
+            self.options,
             settings=self.scheduler.settings,
             standing=self.scheduler.standing,
             model=str(self.facts.model),
@@ -85,7 +84,7 @@ class TrtSetup:
             "mode": self.options.mode.value,
             "namespace": namespaces.shown(self.scheduler.namespace),
             "unknown_parts": list(self.unknown_parts),
-            "refusals": list(self.refusals),
+            "refusals": list(map(str, self.start.refusals)),
             "may_load": self.objection is None,
             "certified": self.scheduler.certified,
             "block_size": self.scheduler.block_size,
@@ -93,12 +92,13 @@ class TrtSetup:
         }
 
     @classmethod
-    def of(cls, llm_args: Any, options: ConnectorOptions, link: WorkerLink) -> TrtSetup:
+    def of(
+        cls, llm_args: Any, options: ConnectorOptions, link: WorkerLink, start: Start
+    ) -> TrtSetup:
         """Read what is needed from the engine's arguments."""
         settings, facts = options.settings(), EngineFacts.of(llm_args)
         stated = namespaces.engine_namespace(facts, options, settings)
-        refusals = tuple(map(str, engine_refusals(llm_args, facts, options)))
-        objection = _objection(options, settings, stated.unknown_parts, refusals)
+        objection = _objection(settings, start)
         scheduler = LinkedSetup(
             engine="trtllm",
             logger=logger,
@@ -128,24 +128,15 @@ class TrtSetup:
             facts=facts,
             scheduler=scheduler,
             unknown_parts=stated.unknown_parts,
-            refusals=refusals,
+            start=start,
             objection=objection,
         )
 
 
-def _objection(
-    options: ConnectorOptions,
-    settings: Settings,
-    unknown_parts: tuple[str, ...],
-    refusals: tuple[str, ...],
-) -> str | None:
+def _objection(settings: Settings, start: Start) -> str | None:
     if not settings.enabled:
         return "SEMBLEND_ENABLED is 0"
-    if not options.mode.loads or settings.discovery_only:
-        return "discovery_only"
-    if unknown_parts:
-        return f"unknown parts of the namespace: {', '.join(unknown_parts)}"
-    return refusals[0] if refusals else None
+    return "discovery_only" if settings.discovery_only else start.objection
 
 
 def _tokenizer(facts: EngineFacts) -> Any:

@@ -46,14 +46,9 @@ def trtllm_start(llm_args: Any) -> Start:
     return start_of(options, settings, loading=loading, discovery=discovery)
 
 
-def say_nothing_is_done(start: Start) -> None:
-    """The one line of a connector that does nothing."""
-    running = RunningMode.nothing(ConnectorOptions.from_env().mode, str(start.objection))
-    logger.log(running.level, "%s", running)
-
-
-def idle_scheduler(base: type) -> Any:
-    """A scheduler's half that offers nothing and holds nothing."""
+def idle_scheduler(base: type, start: Start) -> Any:
+    """A scheduler's half that offers nothing and holds nothing, and says why."""
+    RunningMode.nothing(ConnectorOptions.from_env().mode, str(start.objection)).say(logger)
     answers = {
         "get_num_new_matched_tokens": lambda: (0, False),
         "build_connector_meta": lambda: None,

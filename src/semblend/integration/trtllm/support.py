@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from semblend.core.architectures import EngineName
 from semblend.integration.probing import is_static
 from semblend.integration.refusals import (
     Features,
@@ -70,7 +71,9 @@ def _cache_refusals(facts: EngineFacts) -> list[Refusal]:
 
 def _model_refusals(facts: EngineFacts, options: ConnectorOptions) -> list[Refusal]:
     text = facts.text_config
-    refusals = architecture_refusals(facts.hf_config, unverified=options.unverified_architectures)
+    refusals = architecture_refusals(
+        facts.hf_config, engine=EngineName.TRTLLM, unverified=options.unverified_architectures
+    )
     if getattr(text, "kv_lora_rank", None):
         refusals.append(Refusal(feature="multi-head latent attention"))
     if getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True):

@@ -26,7 +26,12 @@ from semblend.integration.worker.agreement import Agreement, Gather
 from semblend.integration.worker.capture_copies import CaptureThread
 from semblend.integration.worker.donors import DonorRoom, WorkerDonors, make_tiers
 from semblend.integration.worker.loads import failure_of
-from semblend.integration.worker.loads_in_flight import LoadInFlight, LoadsInFlight, wait_for
+from semblend.integration.worker.loads_in_flight import (
+    LoadInFlight,
+    LoadsInFlight,
+    Placed,
+    wait_for,
+)
 from semblend.integration.worker.span_loader import SpanLoader
 from semblend.kv.rotary_table import RotaryTable
 
@@ -188,10 +193,10 @@ class TrtWorkerSide:
         finally:
             load.close()
 
-    def _copy_beside(self, command: LoadCommand, placed: Callable[[], None]) -> None:
+    def _copy_beside(self, command: LoadCommand, placed: Placed) -> None:
         reach(FaultPoint.KILLED_WORKER)
         self._copy(command)
-        placed()
+        placed(None)  # no pass waits for it
 
     def _loaded(self, command: LoadCommand, error: BaseException | None, *, private: bool) -> None:
         if error is None:

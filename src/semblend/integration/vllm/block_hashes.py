@@ -5,11 +5,12 @@ that, when the blocks are allocated, we install a private chain: from the first 
 block on, random hashes that no other request can compute. Blocks before it are exact and stay
 public. Later blocks (tail and decode) chain off the last hash and are therefore private too.
 Published as K/V events they carry a mark, so that no follower mistakes them for an exact
-prefix.
+prefix. A request that continues a chain starts its private hashes with the chain's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from semblend.core.private_hashes import private_hashes
@@ -21,23 +22,26 @@ class PrivateChain:
     Invariant: until :meth:`keep`, :meth:`undo` restores the request exactly.
     """
 
-    __slots__ = ("_original", "_request", "first_private")
+    __slots__ = ("_kept", "_request", "public")
 
-    def __init__(self, request: Any, *, first_approximate_token: int, hash_block_size: int) -> None:
+    def __init__(self, request: Any, *, first: int, chain: Sequence[bytes] = ()) -> None:
+        """Replace hashes from block `first` on: by those of `chain`, then by random ones."""
         self._request = request
+        self._kept = False
         hashes = request.block_hashes
-        self._original: list[Any] | None = list(hashes)
-        self.first_private = min(first_approximate_token // hash_block_size, len(hashes))
-        hashes[self.first_private :] = private_hashes(len(hashes) - self.first_private)
+        self.public: tuple[bytes, ...] = tuple(hashes)
+        """The hashes vLLM computed, when this chain was installed."""
+        first = min(first, len(hashes))
+        drawn = private_hashes(len(hashes) - first - len(chain))
+        hashes[first:] = [*chain, *drawn]
 
     def keep(self) -> None:
         """The load succeeded: keep the chain for the request's whole life."""
-        self._original = None
+        self._kept = True
 
     def undo(self) -> None:
         """The load failed: restore the replaced hashes."""
-        if self._original is None:
-            return
-        # In place, because vLLM's block hasher appends to this very list.
-        self._request.block_hashes[: len(self._original)] = self._original
-        self._original = None
+        if not self._kept:
+            # In place, because vLLM's block hasher appends to this very list.
+            self._request.block_hashes[: len(self.public)] = self.public
+            self._kept = True

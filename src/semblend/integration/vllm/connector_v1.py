@@ -35,6 +35,7 @@ from semblend.integration.scheduler.engine_planner import PlanRewriter
 from semblend.integration.scheduler.side import SchedulerSide
 from semblend.integration.starting import Start, build
 from semblend.integration.vllm import worker_port
+from semblend.integration.vllm.chain_blocks import VllmChains, ask_before_lookups
 from semblend.integration.vllm.fleet import FleetMember
 from semblend.integration.vllm.interface import (
     BASES,
@@ -44,12 +45,12 @@ from semblend.integration.vllm.interface import (
     SupportsHMA,
 )
 from semblend.integration.vllm.metadata import ConnectorMeta, RankReports
+from semblend.integration.vllm.neighbours import neighbour_refusals
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.rank_agreement import TensorParallelRanks
 from semblend.integration.vllm.scheduler_port import VllmRequest, VllmScheduler, step_of
 from semblend.integration.vllm.setup import VllmSetup
 from semblend.integration.vllm.start import vllm_start
-from semblend.integration.vllm.support import sharing_refusal
 from semblend.integration.worker.side import WorkerSide
 from semblend.integration.worker.unfit import AnyWorker, UnfitWorker, prepared
 
@@ -99,9 +100,8 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
                 start, asked.settings(), lambda start: VllmSetup.of(vllm_config, asked, start)
             )
         if start.does_nothing:
-            running = RunningMode.nothing(asked.mode, str(start.objection))
             if role is KVConnectorRole.SCHEDULER:
-                logger.log(running.level, "%s", running)
+                RunningMode.nothing(asked.mode, str(start.objection)).say(logger)
             return _idle_connector()(vllm_config, role, kv_cache_config)
         made = super().__new__(cls)
         made._start, made._setup = start, setup
@@ -129,10 +129,9 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
                 self._port,
                 make_remote=self.fleet.join,
                 rewrite=self.rewrite_plan,
+                chain_port=VllmChains(self._port) if self._port.names_whole_blocks else None,
             )
-            logger.log(self._setup.running.level, "%s", self._setup.running)
-            if unheeded := options.unheeded():
-                logger.warning("SemBlend: %s", unheeded)
+            self._setup.running.say(logger, unheeded=options.unheeded())
         else:
             self.worker_side = WorkerSide(
                 worker_port.worker_setup(vllm_config, options), make_exchange=self.fleet.exchange
@@ -167,8 +166,8 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
             from vllm.distributed.kv_transfer import get_kv_transfer_group
 
             group = get_kv_transfer_group()
-            if group is not self:
-                raise UnsupportedEngineError([sharing_refusal(group, self)])
+            if group is not self and (refusals := neighbour_refusals(group, self)):
+                raise UnsupportedEngineError(refusals)
             worker_port.attach(side, self._config, kv_caches, nested=self.options.nested)
 
         self._prepare(attach)
@@ -176,6 +175,10 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
     def bind_model_runner(self, runner: Any) -> None:
         """Called by :class:`semblend.integration.vllm.worker.SemBlendWorker`."""
         self._prepare(lambda side: worker_port.bind(side, self._config, runner))
+
+    def engine_ready(self) -> None:
+        """Called by our worker class: the model is compiled and its graphs are recorded."""
+        self._worker.engine_ready()
 
     def _prepare(self, step: Callable[[WorkerSide], None]) -> None:
         """Carry out a step of the worker's start; where it fails, nothing is loaded or kept."""
@@ -250,6 +253,8 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         self._port.manager = kv_cache_manager
         if self.options.mode.loads:  # discovery holds no blocks
             _let_go_before_resets(kv_cache_manager, self._scheduler)
+        if self._scheduler.chains is not None:
+            ask_before_lookups(kv_cache_manager, self._scheduler)
 
     def on_new_request(self, request: Any) -> None:
         self._scheduler.arrived(request)

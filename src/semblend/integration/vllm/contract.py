@@ -6,10 +6,11 @@ answers, and if requests and steps have what it reads.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
+
+from semblend.integration.asked_interfaces import lacking
 
 _ASKED_FOR = (
     "get_num_new_matched_tokens",
@@ -47,7 +48,14 @@ def contract_problems(connector: type, bases: Iterable[type]) -> list[str]:
     problems += [f"vLLM's connectors have no {name}" for name in _ASKED_FOR if name not in known]
     for base in bases:
         problems += _method_problems(connector, base)
-    return [*problems, *_request_problems(), *_step_problems()]
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+    return [
+        *problems,
+        *lacking(Request, _REQUEST, of_instances=True),
+        *lacking(SchedulerOutput, _STEP),
+    ]
 
 
 def _method_problems(connector: type, base: type) -> list[str]:
@@ -77,22 +85,3 @@ def _answers(ours: Callable[..., Any], theirs: Callable[..., Any]) -> bool:
         for name, parameter in mine.items()
         if parameter.kind not in _GATHERING and parameter.default is parameter.empty
     )
-
-
-def _request_problems() -> list[str]:
-    from vllm.v1.request import Request
-
-    # Instance attributes: only the source says that they exist.
-    source = inspect.getsource(Request)
-    return [
-        f"Request has no {name}"
-        for name in _REQUEST
-        if f"self.{name}" not in source and not hasattr(Request, name)
-    ]
-
-
-def _step_problems() -> list[str]:
-    from vllm.v1.core.sched.output import SchedulerOutput
-
-    fields = {field.name for field in dataclasses.fields(SchedulerOutput)}
-    return [f"SchedulerOutput has no {name}" for name in _STEP if name not in fields]

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from semblend.core.architectures import EngineName, rows_of
 from semblend.core.errors import SemBlendError, SettingsError
 from semblend.integration.findings import (
     Finding,
@@ -17,9 +18,14 @@ from semblend.integration.findings import (
     own_installation,
 )
 from semblend.integration.modes import Execution, Mode
+from semblend.integration.refusals import architecture_names
 from semblend.integration.vllm.options import ConnectorOptions
-from semblend.integration.vllm.support import engine_refusals, offloading_refusals
-from semblend.integration.vllm.versions import SUPPORTED, VersionSupport, judge
+from semblend.integration.vllm.support import (
+    engine_refusals,
+    has_windows,
+    offloading_refusals,
+)
+from semblend.integration.vllm.versions import VERSIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +58,8 @@ def _installation() -> Iterator[Finding]:
     if importlib.util.find_spec("vllm") is None:
         yield not_installed("vLLM", extra="vllm")
         return
-    verdict = judge(_vllm_version())
-    yield _version_finding(verdict)
+    verdict = VERSIONS.judge(_vllm_version())
+    yield VERSIONS.finding(verdict)
     if verdict.supported:
         yield from _platform()
 
@@ -67,22 +73,6 @@ def _vllm_version() -> str:
     return "unknown"
 
 
-def _version_finding(verdict: VersionSupport) -> Finding:
-    if not verdict.supported:
-        return Finding(
-            check="vLLM",
-            verdict=Verdict.REFUSED,
-            detail=f"{verdict.version} is not supported; supported are {', '.join(SUPPORTED)}",
-        )
-    if verdict.verified:
-        return Finding(check="vLLM", verdict=Verdict.OK, detail=f"{verdict.version}, tested")
-    return Finding(
-        check="vLLM",
-        verdict=Verdict.NOTE,
-        detail=f"{verdict.version}: only its connector contract was compared, it was not run",
-    )
-
-
 def _platform() -> Iterator[Finding]:
     from vllm.platforms import current_platform
 
@@ -92,7 +82,7 @@ def _platform() -> Iterator[Finding]:
         yield Finding(
             check="platform",
             verdict=Verdict.NOTE,
-            detail=f"{current_platform.device_name}: supported, but not yet run (docs/vllm.md)",
+            detail=f"{current_platform.device_name}: docs/vllm.md says what was run on GPUs",
         )
 
 
@@ -142,6 +132,8 @@ def _engine(question: SetupQuestion, options: ConnectorOptions) -> Iterator[Find
         lines = str(error).strip().splitlines() or [type(error).__name__]
         yield Finding(check="model", verdict=Verdict.REFUSED, detail=f"vLLM says: {lines[-1]}")
         return
+    yield from _architecture(config)
+    yield from hybrid_manager(config)
     refusals = engine_refusals(config, options)
     for refusal in refusals:
         loads = options.mode.loads
@@ -173,6 +165,31 @@ def _engine(question: SetupQuestion, options: ConnectorOptions) -> Iterator[Find
             f"{setup.ranks} rank(s)"
         ),
     )
+
+
+def _architecture(config: Any) -> Iterator[Finding]:
+    """What the table says of the model; what it refuses is among the refusals."""
+    names = architecture_names(config.model_config.hf_config)
+    for row in rows_of(names, EngineName.VLLM):
+        special = ", ".join(sorted(row.traits)) or "dense layers, full attention"
+        yield Finding(
+            check="architecture",
+            verdict=Verdict.OK,
+            detail=f"{row.name} ({row.models}): tested; {special}",
+        )
+
+
+def hybrid_manager(config: Any) -> Iterator[Finding]:
+    """Whether vLLM would keep windowed layers apart, which is found out only at start."""
+    if has_windows(config) and not config.scheduler_config.disable_hybrid_kv_cache_manager:
+        yield Finding(
+            check="windows",
+            verdict=Verdict.NOTE,
+            detail=(
+                "start vLLM with --disable-hybrid-kv-cache-manager: its hybrid manager drops K/V "
+                "beyond windows, and loading is refused with it (docs/vllm.md)"
+            ),
+        )
 
 
 def _vllm_config(question: SetupQuestion) -> Any:

@@ -18,6 +18,7 @@ from semblend.fleet.transport.store import open_store
 from semblend.integration.scheduler.fleet_donors import FleetDonors
 from semblend.integration.scheduler.parts import SchedulerParts
 from semblend.integration.vllm.options import ConnectorOptions
+from semblend.integration.vllm.replicas import replica_of
 from semblend.integration.worker.donors import WorkerDonors
 from semblend.integration.worker.port import KvAccess
 from semblend.integration.worker.segment_exchange import SegmentExchange
@@ -45,7 +46,7 @@ class FleetMember:
         SettingsError
             If the fleet's secret or an address is malformed.
         """
-        settings, dp_rank = self._settings, int(self._config.parallel_config.data_parallel_rank)
+        settings, dp_rank = self._settings, replica_of(self._config)
         pipeline, namespace = parts.planner.pipeline, parts.setup.namespace
         self.announcer = join(pipeline, settings, namespace, dp_rank=dp_rank)
         if self.announcer is None:
@@ -97,4 +98,5 @@ def kv_bytes_per_token(config: Any) -> int:
     model = config.model_config
     layers = int(model.get_num_layers(config.parallel_config))
     heads, width = int(model.get_total_num_kv_heads()), int(model.get_head_size())
-    return layers * 2 * heads * width * int(model.dtype.itemsize)
+    parts = 1 if model.use_mla else 2
+    return layers * parts * heads * width * int(model.dtype.itemsize)

@@ -12,7 +12,27 @@ from semblend.core.namespace import NONE, Namespace
 from semblend.core.settings import Settings
 from semblend.integration import isolation
 from semblend.integration.loaded_model import model_identity
+from semblend.integration.lora_adapter import LoraAdapter
+from semblend.integration.vllm import speculation
+from semblend.integration.vllm.length_class import length_class
 from semblend.integration.vllm.options import ConnectorOptions
+
+FP8_CACHES = ("fp8", "fp8_e4m3")
+"""What `--kv-cache-dtype` calls one and the same format, e4m3."""
+
+
+def cache_format(config: Any) -> str:
+    """The format of the K/V cache: the model's own, or fp8."""
+    dtype = str(config.cache_config.cache_dtype)
+    if dtype == "auto":
+        return str(config.model_config.dtype).removeprefix("torch.")
+    return "fp8_e4m3" if dtype in FP8_CACHES else dtype
+
+
+def kv_format(config: Any) -> str:
+    """The K/V cache's own number format; "none" if it is the model's."""
+    dtype = str(config.model_config.dtype).removeprefix("torch.")
+    return NONE if (found := cache_format(config)) == dtype else found
 
 
 def engine_namespace(config: Any, options: ConnectorOptions, settings: Settings) -> Namespace:
@@ -22,7 +42,6 @@ def engine_namespace(config: Any, options: ConnectorOptions, settings: Settings)
     """
     model, cache = config.model_config, config.cache_config
     dtype = str(model.dtype).removeprefix("torch.")
-    cache_dtype = str(cache.cache_dtype)
     name = options.model_id or str(model.model)
     weights = (
         model_identity.weights_by_content if options.mode.loads else model_identity.weights_by_files
@@ -33,17 +52,26 @@ def engine_namespace(config: Any, options: ConnectorOptions, settings: Settings)
         tokenizer=name if model.tokenizer == model.model else str(model.tokenizer),
         tokenizer_revision=str(model.tokenizer_revision or weights),
         kv_dtype=dtype,
-        cache_dtype=dtype if cache_dtype == "auto" else cache_dtype,
+        cache_dtype=cache_format(config),
         quantization=model_identity.quantization_name(**quantised(model)),
         adapter=NONE,
-        rope=model_identity.rope_name(model.hf_text_config),
+        rope=model_identity.rope_name(model.hf_text_config) + length_class(model),
         tensor_parallel=int(config.parallel_config.tensor_parallel_size),
         block_size=int(cache.block_size),
-        cache_layout="segments:layers,2,tokens,kv_heads,head_dim",
+        cache_layout=_layout(config),
         tenant=settings.donor_tenant,
         template=settings.donor_template,
         cache_salt=NONE,
     )
+
+
+def _layout(config: Any) -> str:
+    """How donors lie: a drafter's layers come after the model's."""
+    latent = config.model_config.use_mla
+    rows = "1,tokens,1,latent+k_pe" if latent else "2,tokens,kv_heads,head_dim"
+    layers = f"segments:layers,{rows}"
+    drafter = speculation.drafter_name(config)
+    return layers if drafter == NONE else f"{layers}+{drafter}"
 
 
 def quantised(model: Any) -> dict[str, Any]:
@@ -59,9 +87,12 @@ def quantised(model: Any) -> dict[str, Any]:
     }
 
 
-def of_request(engine: Namespace, cache_salt: str | None) -> Namespace:
+def of_request(
+    engine: Namespace, cache_salt: str | None, adapter: LoraAdapter | None = None
+) -> Namespace:
     """The namespace of one request under this engine."""
-    return engine.with_parts(cache_salt=isolation_of(cache_salt))
+    parts = {} if adapter is None else {"adapter": adapter.part}
+    return engine.with_parts(cache_salt=isolation_of(cache_salt), **parts)
 
 
 def isolation_of(cache_salt: str | None) -> str:

@@ -10,7 +10,7 @@ into several, earlier holes first.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -20,9 +20,17 @@ import numpy.typing as npt
 import torch
 
 from semblend.core.errors import CapacityError, UnsupportedModelError
-from semblend.integration.vllm import lora
-from semblend.integration.worker.port import Watch
-from semblend.integration.worker.sequences import PassLimits, VirtualSequence
+from semblend.integration.lora_adapter import LoraAdapter
+from semblend.integration.vllm.layer_queries import attending, queries_of
+from semblend.integration.vllm.lora import Adapters
+from semblend.integration.vllm.model_inputs import ModelInputs
+from semblend.integration.vllm.piecewise_graphs import PiecewiseGraphs
+from semblend.integration.vllm.speculation import DraftPass
+from semblend.integration.worker.port import BeforeLayer, Watch
+from semblend.integration.worker.sequences import PassLimits, VirtualSequence, adapter_of
+
+_NO_SLOT = -1
+"""vLLM writes no K/V of tokens with this slot."""
 
 
 class NestedPass:
@@ -33,24 +41,52 @@ class NestedPass:
     compiled code is used: eagerly, its many small kernels take longer to launch than to run.
     """
 
-    def __init__(self, runner: Any, vllm_config: Any, layers: Sequence[Any]) -> None:
-        """`layers` are the model's attention layers, in order."""
-        groups = [group for groups in runner.attn_groups for group in groups]
-        if len(groups) != 1:
-            raise UnsupportedModelError(f"{len(groups)} attention groups; one is supported")
-        if getattr(groups[0], "kernel_block_size", None) is not None:  # since vLLM 0.32
+    def __init__(
+        self,
+        runner: Any,
+        vllm_config: Any,
+        layers: Mapping[str, Any],
+        *,
+        draft: DraftPass | None = None,
+    ) -> None:
+        """Make metadata builders of our own.
+
+        Parameters
+        ----------
+        layers
+            The attention layers in order, those of a drafter last.
+        draft
+            Runs the drafter whose layers these are.
+        """
+        if len(runner.attn_groups) != 1:
+            raise UnsupportedModelError(f"{len(runner.attn_groups)} K/V cache groups, not one")
+        groups = [
+            dataclasses.replace(group, metadata_builders=[]) for group in runner.attn_groups[0]
+        ]
+        if any(getattr(group, "kernel_block_size", None) is not None for group in groups):
             raise UnsupportedModelError("kernel blocks smaller than K/V cache blocks")
         self._runner = runner
-        self._layers = layers
+        self._layers = tuple(layers.values())
+        self._draft = draft
+        self._adapters = Adapters(runner)
         self._config = vllm_config
         self._device = torch.device(runner.device)
+        self._inputs = ModelInputs(runner, vllm_config, self._device)
         self._block_size = int(vllm_config.cache_config.block_size)
-        group = dataclasses.replace(groups[0], metadata_builders=[])
-        group.create_metadata_builders(vllm_config, self._device)
-        self._builder = group.get_metadata_builder(0)
-        self.layer_names: tuple[str, ...] = tuple(group.layer_names)
-        self.limits = limits_of(self._builder, vllm_config.scheduler_config)
+        for group in groups:
+            group.create_metadata_builders(vllm_config, self._device)
+        self._builders = [
+            (tuple(group.layer_names), group.get_metadata_builder(0)) for group in groups
+        ]
+        """Layers of one kind share metadata: with windows, there may be several kinds."""
+        self.layer_names = tuple(layers)
+        self.limits = limits_of(
+            [builder for _, builder in self._builders], vllm_config.scheduler_config
+        )
         self._skip_compiled = True
+        self._graphs: PiecewiseGraphs | None = None
+        self._is_serving = False
+        self.replayed = 0
 
     def serving(self) -> None:
         """The engine has compiled its model, for shapes of its own choosing.
@@ -58,19 +94,40 @@ class NestedPass:
         Code that shards sequences over the ranks accepts only multiples of their number, so it
         is not used.
         """
+        if self._is_serving:
+            return
+        self._is_serving = True
         passes = getattr(self._config.compilation_config, "pass_config", None)
         self._skip_compiled = bool(getattr(passes, "enable_sp", False))
+        if not self._skip_compiled and self._device.type == "cuda":
+            self._graphs = PiecewiseGraphs.of(self._runner, self._config)
+
+    def prepare(self, adapter: LoraAdapter | None, *, alone: bool) -> None:
+        """Make an adapter ready beside the engine's step, or raise."""
+        self._adapters.prepare(adapter, alone=alone)
+
+    def adapters_changed(self) -> bool:
+        """Whether some adapter has other weights than it had."""
+        return self._adapters.changed()
 
     @torch.inference_mode()
-    def run(self, sequences: Sequence[VirtualSequence], *, watch: Watch | None = None) -> int:
+    def run(
+        self,
+        sequences: Sequence[VirtualSequence],
+        *,
+        watch: Watch | None = None,
+        before_layer: BeforeLayer | None = None,
+        alone: bool = False,
+    ) -> int:
         """Compute the K/V of all sequences' query tokens; return how many there were.
 
         Sequences over the same blocks come in position order; the last forward is watched.
         """
         forwards = self.limits.forwards(sequences)
         for forward in forwards:
-            with self._watched(watch if forward is forwards[-1] else None):
-                self._forward(forward)
+            watched = watch if forward is forwards[-1] else None
+            with self._announced(before_layer), self._watched(watched, sum(map(len, forward))):
+                self._forward(forward, alone=alone)
         return sum(len(sequence) for sequence in sequences)
 
     @torch.inference_mode()
@@ -87,20 +144,50 @@ class NestedPass:
             return None
         if len(hidden) < last:
             raise CapacityError(f"{last} tokens to compare, but one forward holds {len(hidden)}")
-        with lora.base_model(self._runner, tokens=len(hidden), rows=last):
+        with self._adapters.mapped(sequence.adapter, tokens=len(hidden), rows=last, alone=False):
             logits = self._runner.get_model().compute_logits(hidden[-last:])
         return None if logits is None else logits.float().log_softmax(-1).cpu()
 
     @contextmanager
-    def _watched(self, watch: Watch | None) -> Iterator[None]:
+    def _watched(self, watch: Watch | None, tokens: int) -> Iterator[None]:
+        if watch is None:
+            yield
+            return
+
+        def see(layer: int, query: torch.Tensor) -> None:
+            last = query[:tokens][-watch.last :]  # what comes after these tokens is padding
+            watch.see(layer, queries_of(self._layers[layer], last))
+
         with ExitStack() as watchers:
-            if watch is not None:
-                for layer in watch.layers:
-                    see = partial(watch.see, layer)
-                    watchers.enter_context(_watched(self._layers[layer].impl, see))
+            for number in watch.layers:
+                after = partial(see, number)
+                watchers.enter_context(attending(self._layers[number], after=after))
             yield
 
-    def _forward(self, sequences: Sequence[VirtualSequence]) -> torch.Tensor:
+    @contextmanager
+    def _announced(self, before_layer: BeforeLayer | None) -> Iterator[None]:
+        """Announce every layer before its attention, or fail: it may have read too early."""
+        if before_layer is None:
+            yield
+            return
+        announced: set[int] = set()
+
+        def announce(layer: int) -> None:
+            before_layer(layer)
+            announced.add(layer)
+
+        with ExitStack() as layers:
+            for number, layer in enumerate(self._layers):
+                layers.enter_context(attending(layer, before=partial(announce, number)))
+            yield
+        if len(announced) < len(self._layers):
+            raise UnsupportedModelError(
+                f"{len(self._layers) - len(announced)} layers did not wait for their K/V"
+            )
+
+    def _forward(
+        self, sequences: Sequence[VirtualSequence], *, alone: bool = False
+    ) -> torch.Tensor:
         """Hidden states of all query tokens, [tokens, hidden]."""
         from vllm.forward_context import set_forward_context
 
@@ -108,25 +195,41 @@ class NestedPass:
         tokens, positions = self._uploaded(layout.tokens), self._uploaded(layout.positions)
         slots = self._uploaded(layout.slots)
         common = self._common_metadata(layout, slots, positions)
-        metadata = self._builder.build(common_prefix_len=0, common_attn_metadata=common)
+        metadata: dict[str, Any] = {}
+        for names, builder in self._builders:
+            built = builder.build(common_prefix_len=0, common_attn_metadata=common)
+            metadata |= dict.fromkeys(names, built)
         count = len(layout.tokens)
+        size = self._graphs.size_for(count) if alone and self._graphs is not None else None
+        how: dict[str, Any] = {"skip_compiled": self._skip_compiled}
+        if size is not None and self._graphs is not None:
+            how |= self._graphs.context(size)
+            tokens, positions = self._graphs.inputs(tokens, positions, size)
+            slots = torch.nn.functional.pad(slots, (0, size - count), value=_NO_SLOT)
         with (
-            lora.base_model(self._runner, tokens=count, rows=len(sequences)),
+            self._adapters.mapped(
+                adapter_of(sequences), tokens=count, rows=len(sequences), alone=alone
+            ),
             set_forward_context(
-                dict.fromkeys(self.layer_names, metadata),
+                metadata,
                 self._config,
-                num_tokens=count,
+                num_tokens=size or count,
                 slot_mapping=dict.fromkeys(self.layer_names, slots),
-                skip_compiled=self._skip_compiled,
+                **how,
             ),
         ):
-            hidden: torch.Tensor = self._runner.get_model()(
-                input_ids=tokens,
-                positions=positions,
-                intermediate_tensors=None,
-                inputs_embeds=None,
-            )
-        return hidden
+            try:
+                hidden: torch.Tensor = self._runner.get_model()(
+                    **self._inputs.of(tokens, positions), intermediate_tensors=None
+                )
+            except Exception:
+                if size is not None:
+                    self._graphs = None  # this load fails; later ones do without
+                raise
+            self.replayed += size is not None
+            if self._draft is not None:
+                self._draft(self._uploaded(_following(sequences)), positions, hidden)
+        return hidden[:count]
 
     def _uploaded(self, values: npt.NDArray[Any]) -> torch.Tensor:
         """Copy to the device without waiting for its current work."""
@@ -201,30 +304,19 @@ class _Layout:
         )
 
 
-@contextmanager
-def _watched(impl: Any, watch: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Call `watch` with an attention layer's queries once attention has used them.
-
-    Not a hook on the module: compiled code calls the layer's implementation directly.
-    """
-    attend = impl.forward
-
-    def forward(layer: Any, query: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        result = attend(layer, query, *arguments, **options)
-        watch(query)
-        return result
-
-    impl.forward = forward
-    try:
-        yield
-    finally:
-        del impl.forward
+def _following(sequences: Sequence[VirtualSequence]) -> npt.NDArray[np.int32]:
+    """The token after each query token; after the last of all, the last itself."""
+    after = (
+        item.tokens[np.minimum(np.arange(item.start + 1, item.end + 1), len(item.tokens) - 1)]
+        for item in sequences
+    )
+    return np.concatenate(list(after)).astype(np.int32)
 
 
-def limits_of(builder: Any, scheduler_config: Any) -> PassLimits:
-    """What an attention metadata builder and the engine's buffers have room for."""
+def limits_of(builders: Sequence[Any], scheduler_config: Any) -> PassLimits:
+    """What attention metadata builders and the engine's buffers have room for."""
     return PassLimits(
-        sequences=_most_sequences(builder, scheduler_config),
+        sequences=min(_most_sequences(builder, scheduler_config) for builder in builders),
         tokens=int(scheduler_config.max_num_batched_tokens),
     )
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from pydantic import Field
 
+from semblend.core.chain import MEASURED_TURNS
 from semblend.core.errors import SettingsError
 from semblend.core.settings import EmbedderKind, Settings, variable
 from semblend.core.unheeded import unheeded
@@ -84,6 +85,21 @@ class ConnectorOptions(AdapterOptions):
     )
     capture_queue: int = Field(
         8, ge=1, description="Prompts that may wait to be copied; further ones are not kept."
+    )
+    chain_turns: int = Field(
+        MEASURED_TURNS,
+        ge=1,
+        description=(
+            "Requests of one conversation over approximate K/V, the first included; 1 continues "
+            "none. A certificate may set a lower limit."
+        ),
+    )
+    promote_chains: bool = Field(
+        True,
+        description=(
+            "Whether conversations over approximate K/V that went on are computed exactly in idle "
+            "steps."
+        ),
     )
     host_donor_bytes: int | None = Field(
         None,

@@ -10,6 +10,7 @@ through that same call, layer by layer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,12 +18,16 @@ import numpy as np
 import torch
 
 from semblend.core.errors import PlanError, UnsupportedModelError
+from semblend.integration.vllm.layer_kv import latent_dim, parts_of, update_cache, window_of
 from semblend.kv.layout import SlotArray
+from semblend.kv.numbers import decoded, is_fp8
 from semblend.kv.paged_kv import PagedKv
 from semblend.kv.span_batch import Destination
 
 _BASE = 64
-"""Digits below this are exact in every cache type, including float16 and bfloat16."""
+"""Digits below this are exact in float16, bfloat16 and float32."""
+_FP8_BASE = 16
+"""The same for fp8."""
 
 
 class PagedAccess:
@@ -35,8 +40,20 @@ class PagedAccess:
     scratch_block = 1
     """Block 0 is vLLM's null block. Nothing is cached yet when the layout is probed."""
 
-    def __init__(self, layers: dict[str, Any], *, block_size: int) -> None:
-        """Learn the layout from layers whose caches are allocated.
+    def __init__(
+        self,
+        layers: dict[str, Any],
+        *,
+        block_size: int,
+        draft_layers: int = 0,
+        computed_in: torch.dtype | None = None,
+    ) -> None:
+        """Learn the layout from layers whose caches are allocated; a drafter's come last.
+
+        Parameters
+        ----------
+        computed_in
+            The type in which the model hands K/V to its cache; by default the cache's own.
 
         Raises
         ------
@@ -45,20 +62,34 @@ class PagedAccess:
         """
         if not layers:
             raise UnsupportedModelError("the engine has no attention layers with a K/V cache")
-        self.names = tuple(layers)
+        self.named_layers = layers
         self.layers = tuple(layers.values())
         self.block_size = block_size
+        self.draft_layers = draft_layers
         first = self.layers[0]
         self.kv_heads, self.head_dim = int(first.num_kv_heads), int(first.head_size)
+        self.parts = parts_of(first)
         self.dtype, self.device = first.kv_cache.dtype, first.kv_cache.device
+        self.clipped: torch.Tensor | None = None
+        if is_fp8(self.dtype):
+            if self.parts != 2:
+                raise UnsupportedModelError("fp8 rows of latents: they have formats of their own")
+            self.clipped = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._computed_in = self.dtype if computed_in is None else computed_in
         for name, layer in layers.items():
-            if layer.kv_cache.shape != first.kv_cache.shape or layer.kv_cache.dtype != self.dtype:
+            if (
+                layer.kv_cache.shape != first.kv_cache.shape
+                or layer.kv_cache.dtype != self.dtype
+                or parts_of(layer) != self.parts
+                or latent_dim(layer) != latent_dim(first)
+            ):
                 raise UnsupportedModelError(f"layer {name}: its K/V cache differs from layer 0's")
         self._places = self._probe(first)
         self.pool: PagedKv | None = strided_pool(
             [layer.kv_cache for layer in self.layers],
             self._places,
             shape=(block_size, self.kv_heads, self.head_dim),
+            clipped=self.clipped,
         )
         """The cache as strides; None if only the backend can address it."""
 
@@ -85,7 +116,8 @@ class PagedAccess:
     @property
     def token_bytes(self) -> int:
         """Bytes of one token's K and V on all layers of this rank."""
-        return len(self.layers) * 2 * self.kv_heads * self.head_dim * int(self.dtype.itemsize)
+        numbers = self.parts * self.kv_heads * self.head_dim
+        return len(self.layers) * numbers * int(self.dtype.itemsize)
 
     @property
     def blocks(self) -> int:
@@ -98,19 +130,31 @@ class PagedAccess:
         positions = np.arange(start, end, dtype=np.int64)
         return table[positions // self.block_size] * self.block_size + positions % self.block_size
 
+    def window(self, layer: int) -> int | None:
+        """Tokens a query of a layer sees, itself included; None for all before it."""
+        return window_of(self.layers[layer])
+
     def write(
-        self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor | None, slots: torch.Tensor
     ) -> None:
-        """Write K and V of tokens into their slots."""
+        """Write K and V of tokens into their slots, in the cache's own type."""
         module = self.layers[layer]
-        module.impl.do_kv_cache_update(module, keys, values, module.kv_cache, slots)
+        if not is_fp8(self.dtype):
+            update_cache(module, keys, values, module.kv_cache, slots)
+            return
+        # The backend would quantise them again.
+        cache = module.kv_cache.view(self.blocks, -1)
+        block, offset = (slots // self.block_size)[:, None], slots % self.block_size
+        parts = (keys,) if values is None else (keys, values)
+        for numbers, places in zip(parts, self._places, strict=True):
+            cache[block, places.view(self.block_size, -1)[offset]] = numbers.flatten(1)
 
     def read(self, block_ids: Sequence[int], start: int, end: int) -> torch.Tensor:
-        """K/V of positions [start, end): [layers, 2, tokens, kv_heads, head_dim]."""
+        """K/V of positions [start, end): [layers, parts, tokens, kv_heads, head_dim]."""
         first, last = start // self.block_size, -(-end // self.block_size)
         blocks = torch.tensor(block_ids[first:last], device=self.device)
         skip = start - first * self.block_size
-        shape = (len(self.layers), 2, end - start, self.kv_heads, self.head_dim)
+        shape = (len(self.layers), self.parts, end - start, self.kv_heads, self.head_dim)
         result = torch.empty(shape, dtype=self.dtype, device=self.device)
         for index, layer in enumerate(self.layers):
             self._read_into(result[index], layer, blocks, skip)
@@ -119,54 +163,83 @@ class PagedAccess:
     def read_layer(
         self, layer: int, block_ids: Sequence[int], start: int, end: int
     ) -> torch.Tensor:
-        """K/V of positions [start, end) on one layer: [2, tokens, kv_heads, head_dim]."""
+        """K/V of [start, end) on one layer, [parts, tokens, kv_heads, head_dim], as numbers."""
         first, last = start // self.block_size, -(-end // self.block_size)
         blocks = torch.tensor(block_ids[first:last], device=self.device)
-        shape = (2, end - start, self.kv_heads, self.head_dim)
+        shape = (self.parts, end - start, self.kv_heads, self.head_dim)
         result = torch.empty(shape, dtype=self.dtype, device=self.device)
-        self._read_into(result, self.layers[layer], blocks, start - first * self.block_size)
-        return result
+        module = self.layers[layer]
+        self._read_into(result, module, blocks, start - first * self.block_size)
+        if not is_fp8(self.dtype):
+            return result
+        numbers = decoded(result)
+        return numbers * _scales(module)
 
     def _read_into(self, result: torch.Tensor, layer: Any, blocks: torch.Tensor, skip: int) -> None:
-        """Fill [2, tokens, kv_heads, head_dim] from a layer's blocks, skipping `skip` tokens."""
+        """Fill [parts, tokens, kv_heads, head_dim] from a layer's blocks, without `skip` tokens."""
         flat = layer.kv_cache.index_select(0, blocks).flatten(1)
         for part, places in enumerate(self._places):
             tokens = flat.index_select(1, places).view(-1, self.kv_heads, self.head_dim)
             result[part] = tokens[skip : skip + result.shape[1]]
 
-    def _probe(self, layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Find where in a block K and V of each (offset, head, dim) are."""
-        shape = (2, self.block_size, self.kv_heads, self.head_dim)
-        count = 2 * self.block_size * self.kv_heads * self.head_dim
+    def _probe(self, layer: Any) -> tuple[torch.Tensor, ...]:
+        """Find where in a block each (offset, head, dim) of each part is."""
+        shape = (self.parts, self.block_size, self.kv_heads, self.head_dim)
+        count = math.prod(shape)
         numbers = torch.arange(count, device=self.device).view(shape)
         slots = torch.arange(self.block_size, dtype=torch.int64, device=self.device)
         found = torch.zeros(layer.kv_cache[0].numel(), dtype=torch.int64, device=self.device)
-        weight = 1
+        weight, base = 1, _FP8_BASE if is_fp8(self.dtype) else _BASE
         while weight < count:
             scratch = torch.zeros(
                 (1, *layer.kv_cache.shape[1:]), dtype=self.dtype, device=self.device
             )
-            digits = ((numbers // weight) % _BASE).to(self.dtype)
-            layer.impl.do_kv_cache_update(
-                layer, digits[0].contiguous(), digits[1].contiguous(), scratch, slots
-            )
-            found += scratch.flatten().to(torch.int64) * weight
-            weight *= _BASE
+            digits = ((numbers // weight) % base).to(self._computed_in)
+            values = digits[1].contiguous() if self.parts == 2 else None
+            target = _Unscaled(layer) if is_fp8(self.dtype) else layer
+            update_cache(target, digits[0].contiguous(), values, scratch, slots)
+            found += decoded(scratch.flatten()).to(torch.int64) * weight
+            weight *= base
         ordered, places = torch.sort(found)
         if found.numel() != count or not torch.equal(ordered, torch.arange(count).to(found)):
             raise UnsupportedModelError(
                 f"attention backend {type(layer.impl).__name__}: a block of the K/V cache does not "
                 f"hold each number of its tokens exactly once"
             )
-        half = count // 2
-        return places[:half].contiguous(), places[half:].contiguous()
+        return tuple(part.contiguous() for part in places.view(self.parts, -1))
+
+
+class _Unscaled:
+    """A layer whose fp8 cache has scale 1, so that the numbers written into it are those found."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+        self._k_scale = self._v_scale = torch.ones(1, device=layer.kv_cache.device)
+        self._k_scale_float = self._v_scale_float = 1.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+
+def _scales(layer: Any) -> torch.Tensor:
+    """What an fp8 byte's number is multiplied by: [2, 1, 1 or kv_heads, 1], K's first.
+
+    CPU kernels know one scale a tensor, and vLLM gives them the largest of the heads'.
+    """
+    cache = layer.kv_cache
+    if cache.device.type == "cpu":
+        both = torch.tensor([[layer._k_scale_float], [layer._v_scale_float]])
+    else:
+        both = torch.stack((layer._k_scale.flatten(), layer._v_scale.flatten()))
+    return both.float().to(cache.device)[:, None, :, None]
 
 
 def strided_pool(
     caches: Sequence[torch.Tensor],
-    places: tuple[torch.Tensor, torch.Tensor],
+    places: tuple[torch.Tensor, ...],
     *,
     shape: tuple[int, int, int],
+    clipped: torch.Tensor | None = None,
 ) -> PagedKv | None:
     """The caches as strided views; None if the layout has no strides.
 
@@ -175,10 +248,12 @@ def strided_pool(
     caches
         One per layer, blocks along the first dimension, with any strides.
     places
-        For K and V, where each (offset, head, number) is among a block's numbers, counted
-        in the order of the cache's dimensions.
+        For K and V (or for their one part), where each (offset, head, number) is among a
+        block's numbers, counted in the order of the cache's dimensions.
     shape
         Tokens per block, heads, numbers per head.
+    clipped
+        Counts what does not fit, where the caches hold fp8.
     """
     views: list[tuple[torch.Tensor, ...]] = []
     for part in places:
@@ -199,7 +274,8 @@ def strided_pool(
     if any(cache.stride() != caches[0].stride() for cache in caches):
         return None
     try:
-        return PagedKv(keys=views[0], values=views[1])
+        values = views[1] if len(views) == 2 else ()
+        return PagedKv(keys=views[0], values=values, clipped=clipped)
     except PlanError:
         return None  # K and V, or layers, are laid out differently
 

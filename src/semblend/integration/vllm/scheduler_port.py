@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from semblend.core.tokens import as_token_array
+from semblend.core.errors import DonorError
+from semblend.core.tokens import TokenArray, as_token_array
 from semblend.integration.ladder import split_salt
+from semblend.integration.lora_adapter import LoraAdapter
 from semblend.integration.modes import ReuseRequests
 from semblend.integration.scheduler.port import Loan, Step
 from semblend.integration.scheduler.request import Arrival
 from semblend.integration.vllm import namespaces
+from semblend.integration.vllm.adapter_names import AdapterNames
 from semblend.integration.vllm.block_hashes import PrivateChain
 from semblend.integration.vllm.samples import samples_of
 from semblend.integration.vllm.setup import VllmSetup
@@ -22,32 +25,64 @@ _FINISHED_NORMALLY = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_RE
 class VllmRequest:
     """One of vLLM's requests."""
 
-    __slots__ = ("_chain", "_port", "request")
+    __slots__ = ("_chain", "_continues", "_port", "request")
 
     def __init__(self, request: Any, port: VllmScheduler) -> None:
         self.request = request
         self._port = port
         self._chain: PrivateChain | None = None
+        self._continues = False
+        """Whether its hashes are those of a chain, which a failed load leaves as they are."""
 
     def make_private(self, first_approximate_token: int) -> None:
         """Replace block hashes from here on with ones nobody else can compute."""
         if self._chain is None:
-            self._chain = PrivateChain(
-                self.request,
-                first_approximate_token=first_approximate_token,
-                hash_block_size=self._port.hash_block_size,
-            )
+            first = first_approximate_token // self._port.hash_block_size
+            self._chain = PrivateChain(self.request, first=first)
 
     def undo_private(self) -> None:
         """Restore the replaced hashes."""
-        if self._chain is not None:
+        if self._chain is not None and not self._continues:
             self._chain.undo()
             self._chain = None
+
+    def continue_with(self, first: int, chain: Sequence[bytes]) -> None:
+        """Take over a chain's hashes from block `first` on, and be private behind them."""
+        self.leave_chain()
+        self._chain, self._continues = PrivateChain(self.request, first=first, chain=chain), True
+
+    def leave_chain(self) -> None:
+        """Restore the hashes if they are those of a chain."""
+        if self._continues:
+            self._continues = False
+            self.undo_private()
+
+    @property
+    def public_hashes(self) -> Sequence[bytes]:
+        """The hashes vLLM computed for the prompt's whole blocks."""
+        hashes = self.request.block_hashes if self._chain is None else self._chain.public
+        prompt = len(self.request.prompt_token_ids or ())
+        return tuple(hashes[: prompt // self._port.hash_block_size])
 
     def keep_private(self) -> None:
         """Keep the chain for the request's whole life."""
         if self._chain is not None:
             self._chain.keep()
+
+    def stand_in(self, tokens: TokenArray) -> Any:
+        """A request of vLLM's for these tokens, with the hashes vLLM gives them."""
+        from vllm.v1.request import Request
+
+        native = self.request
+        return Request(
+            request_id=f"{native.request_id}.stand-in",
+            prompt_token_ids=tokens.tolist(),
+            sampling_params=native.sampling_params,
+            pooling_params=None,
+            lora_request=native.lora_request,
+            cache_salt=native.cache_salt,
+            block_hasher=native._block_hasher,
+        )
 
     def tell_cached(self, *, exact_tokens: int, reused_tokens: int) -> None:
         """Correct what vLLM reports as cached, because it counts every claimed token."""
@@ -90,8 +125,11 @@ class VllmScheduler:
     def __init__(self, setup: VllmSetup) -> None:
         self._setup = setup
         self.hash_block_size = setup.hash_block_size
+        self.names_whole_blocks = setup.hash_block_size == setup.scheduler.block_size
+        """Whether each block of the cache has a hash of its own."""
         self.manager: Any = None
         """Set later: vLLM creates its cache manager after the connector."""
+        self._adapters = AdapterNames()
 
     def request_id(self, native: Any) -> str:
         return str(native.request_id)
@@ -106,6 +144,7 @@ class VllmScheduler:
         user_salt, ladder_id = native.cache_salt, None
         if options.staged:
             user_salt, ladder_id = split_salt(native.cache_salt)
+        adapter, refusal = self._adapter(native.lora_request)
         hints = handle.hints()
         wanted, policy = hints.get("reuse"), hints.get("policy")
         opt_in = options.reuse is ReuseRequests.OPT_IN
@@ -113,13 +152,30 @@ class VllmScheduler:
             request_id=str(native.request_id),
             handle=handle,
             tokens=as_token_array(native.prompt_token_ids or []),
-            namespace=namespaces.of_request(self._setup.scheduler.namespace, user_salt),
+            namespace=namespaces.of_request(self._setup.scheduler.namespace, user_salt, adapter),
             ladder_id=ladder_id,
-            refusal=request_refusal(native),
+            refusal=request_refusal(native) or refusal,
             may_reuse=wanted is True if opt_in else wanted is not False,
             wants_capture=hints.get("capture"),
             policy=policy if isinstance(policy, str) and options.mode.uncertified else None,
+            adapter=adapter,
         )
+
+    def _adapter(self, request: Any) -> tuple[LoraAdapter | None, str | None]:
+        """What a request runs with, or why it may neither reuse nor donate.
+
+        Only nested passes see an adapter's weights, and certificates are of the base model.
+        """
+        if request is None:
+            return None, None
+        if not self._setup.options.nested:
+            return None, "lora: only nested execution reuses with adapters"
+        if not self._setup.options.mode.uncertified:
+            return None, "lora: no certificate covers an adapter"
+        try:
+            return self._adapters.of(request), None
+        except (DonorError, OSError) as error:
+            return None, f"lora: {error}"
 
     def blocks_of(self, request_id: str) -> tuple[int, ...]:
         """The request's blocks in vLLM's only cache group."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from semblend.integration.loaded_model.model_cost import cost_model
-from semblend.integration.loaded_model.model_identity import added_quantization
 from semblend.integration.modes import Provider
 from semblend.integration.running_mode import RunningMode
 from semblend.integration.scheduler.setup import (
@@ -18,6 +17,7 @@ from semblend.integration.scheduler.setup import (
 )
 from semblend.integration.starting import UNHINDERED, Start
 from semblend.integration.vllm import namespaces
+from semblend.integration.vllm.asked_at_load import asked_at_load
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.tokenizer import boundaries_of, decoder_of
 
@@ -44,8 +44,7 @@ class VllmSetup:
     def running(self) -> RunningMode:
         """The mode that really runs, and why."""
         return RunningMode.of(
-            self.asked.mode,
-            given="mode" in self.asked.model_fields_set,
+            self.asked,
             settings=self.asked.settings(),
             standing=self.scheduler.standing,
             model=str(self.config.model_config.model),
@@ -69,6 +68,7 @@ class VllmSetup:
 
 def _scheduler_setup(config: Any, options: ConnectorOptions, block_size: int) -> SchedulerSetup:
     settings, model = options.settings(), config.model_config
+    asked = asked_at_load(config)
     step_tokens = int(config.scheduler_config.max_num_batched_tokens)
     most = options.max_hole_tokens_per_step
 
@@ -94,7 +94,9 @@ def _scheduler_setup(config: Any, options: ConnectorOptions, block_size: int) ->
             dtype=str(model.dtype).removeprefix("torch."),
             settings=settings,
             revision=model.revision,
-            quantization=added_quantization(**namespaces.quantised(model)),
+            quantization=asked["quantization"],
+            kv_format=asked["kv_format"],
+            speculation=asked["speculation"],
         ),
         boundaries=boundaries_of(model) if options.mode.segmented else None,
         capture=CaptureRules(
@@ -103,6 +105,9 @@ def _scheduler_setup(config: Any, options: ConnectorOptions, block_size: int) ->
             queue=options.capture_queue,
             min_prompt_tokens=options.min_prompt_tokens,
         ),
+        chain_turns=options.chain_turns,
+        # Our passes compute no K/V of a drafter, which would miss in what they publish.
+        promotes=options.promote_chains and getattr(config, "speculative_config", None) is None,
         audit=options.audit,
         make_decoder=decoder if options.provider is Provider.SEMBLEND else None,
     )

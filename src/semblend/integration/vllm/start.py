@@ -11,7 +11,12 @@ from semblend.integration.refusals import Refusal
 from semblend.integration.starting import Start, start_of
 from semblend.integration.vllm.contract import contract_problems
 from semblend.integration.vllm.options import ConnectorOptions
-from semblend.integration.vllm.support import cache_refusals, engine_refusals, version_refusals
+from semblend.integration.vllm.support import (
+    cache_refusals,
+    engine_refusals,
+    taken_traits,
+    version_refusals,
+)
 
 
 def vllm_start(
@@ -49,6 +54,6 @@ def loading_refusals(
     yield from version_refusals(vllm_version)
     yield from engine_refusals(vllm_config, options)
     if kv_cache_config is not None:
-        yield from cache_refusals(kv_cache_config)
+        yield from cache_refusals(kv_cache_config, taken_traits(vllm_config))
     if options.staged and not vllm_config.cache_config.enable_prefix_caching:
         yield Refusal(feature="prefix caching off", remedy="the staged ladder climbs on it")

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
+from semblend.core.architectures import EngineName, Trait, traits_taken
+from semblend.integration.modes import Mode
 from semblend.integration.refusals import (
     Features,
     Refusal,
+    Traits,
+    architecture_names,
     architecture_refusals,
     refused_features,
     rotary_refusals,
+    trait_refusals,
 )
+from semblend.integration.vllm.length_class import length_class
+from semblend.integration.vllm.namespaces import FP8_CACHES
 from semblend.integration.vllm.options import ConnectorOptions
+from semblend.integration.vllm.speculation import speculation_refusals
 from semblend.integration.vllm.versions import judge
 
 WORKER_CLASS = "semblend.integration.vllm.worker.SemBlendWorker"
 _BEAM = re.compile(r"-beam-\d+(-[0-9a-f]+)?$")
 """Request ids of the server's beam search. Every step of every beam is a separate request that
 would load the prompt again; if computed, they all share it through vLLM's prefix cache."""
-CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
+CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", *FP8_CACHES)
+_CACHE_MODES = ("NONE", "FP8_PER_TENSOR")
+"""How vLLM quantises caches; it calls scales of heads the second, too."""
 
 
 def _model(config: Any, name: str) -> bool:
@@ -31,7 +41,8 @@ def _text(config: Any, name: str) -> Any:
     return getattr(config.model_config.hf_text_config, name, None)
 
 
-def _sliding(config: Any) -> bool:
+def has_windows(config: Any) -> bool:
+    """Whether some layer of a model has a sliding window."""
     kinds = _text(config, "layer_types")
     if kinds is not None:
         return any("sliding" in kind for kind in kinds)
@@ -40,8 +51,6 @@ def _sliding(config: Any) -> bool:
 
 
 _FEATURES: Features = (
-    ("pipeline parallelism", lambda c: c.parallel_config.pipeline_parallel_size > 1),
-    ("data parallelism", lambda c: c.parallel_config.data_parallel_size > 1),
     (
         "decode context parallelism",
         lambda c: getattr(c.parallel_config, "decode_context_parallel_size", 1) > 1,
@@ -54,35 +63,50 @@ _FEATURES: Features = (
         "dual batch overlap",
         lambda c: bool(getattr(c.parallel_config, "use_ubatching", False)),
     ),
-    ("speculative decoding", lambda c: c.speculative_config is not None),
     ("encoder-decoder models", lambda c: _model(c, "is_encoder_decoder")),
-    ("multi-head latent attention", lambda c: _model(c, "use_mla")),
     ("hybrid or state-space models", lambda c: _model(c, "is_hybrid")),
-    ("M-RoPE", lambda c: _model(c, "uses_mrope")),
     ("ALiBi positions", lambda c: _model(c, "uses_alibi")),
-    ("sliding-window attention", _sliding),
-    ("chunked local attention", lambda c: bool(_text(c, "attention_chunk_size"))),
-    (
-        "logit soft-capping in attention",
-        lambda c: bool(_text(c, "attn_logit_softcapping") or _text(c, "attention_logit_cap")),
-    ),
     (
         "pooling models",
         lambda c: getattr(c.model_config, "runner_type", "generate") != "generate",
     ),
     (
-        "cross-layer K/V sharing",
+        "scales of the K/V cache measured at run time",
+        lambda c: bool(getattr(c.cache_config, "calculate_kv_scales", False)),
+    ),
+)
+
+_TRAITS: Traits = (
+    (Trait.LATENT, lambda c: _model(c, "use_mla")),
+    (Trait.MROPE, lambda c: _model(c, "uses_mrope")),
+    (Trait.WINDOWS, has_windows),
+    (Trait.CHUNKS, lambda c: bool(_text(c, "attention_chunk_size"))),
+    (
+        Trait.SOFT_CAPS,
+        lambda c: bool(_text(c, "attn_logit_softcapping") or _text(c, "attention_logit_cap")),
+    ),
+    (
+        Trait.SHARED_KV,
         lambda c: (
             bool(_text(c, "num_kv_shared_layers"))
             or bool(getattr(c.cache_config, "kv_sharing_fast_prefill", False))
         ),
     ),
 )
+"""Taken where a row of `core.architectures` has it for vLLM, refused elsewhere."""
+
+
+def taken_traits(config: Any) -> frozenset[Trait]:
+    """What vLLM was run with in this model's architecture."""
+    return traits_taken(architecture_names(config.model_config.hf_config), EngineName.VLLM)
 
 
 def engine_refusals(config: Any, options: ConnectorOptions) -> list[Refusal]:
     """Everything in a VllmConfig that rules out loading donor K/V."""
-    refusals = refused_features(_FEATURES, config)
+    refusals = _parallel_refusals(config.parallel_config)
+    refusals += refused_features(_FEATURES, config) + speculation_refusals(config)
+    taken = taken_traits(config)
+    refusals += trait_refusals(_TRAITS, config, taken=taken)
     dtype = str(config.cache_config.cache_dtype)
     if dtype not in CACHE_DTYPES:
         refusals.append(Refusal(feature=f"quantised K/V cache ({dtype})"))
@@ -90,10 +114,22 @@ def engine_refusals(config: Any, options: ConnectorOptions) -> list[Refusal]:
         refusals.append(
             Refusal(
                 feature="quantised K/V cache (the checkpoint asks for one)",
-                remedy="pass --kv-cache-dtype bfloat16",
+                remedy="pass --kv-cache-dtype fp8 or bfloat16",
             )
         )
-    refusals += rotary_refusals(config.model_config.hf_text_config)
+    refusals += rotary_refusals(
+        config.model_config.hf_text_config,
+        by_layer=True,
+        text_positions=Trait.MROPE in taken,
+        fixed_length=True,
+    )
+    if options.mode is Mode.SEGMENTED and length_class(config.model_config):
+        refusals.append(
+            Refusal(
+                feature="dynamic NTK or longrope under a certificate",
+                remedy="certificates do not say which length class they were measured with",
+            )
+        )
     transfer = config.kv_transfer_config
     if transfer.kv_load_failure_policy != "recompute":
         refusals.append(
@@ -105,10 +141,28 @@ def engine_refusals(config: Any, options: ConnectorOptions) -> list[Refusal]:
     if transfer.kv_role != "kv_both":
         refusals.append(Refusal(feature=f"kv_role={transfer.kv_role!r}", remedy="use kv_both"))
     refusals += architecture_refusals(
-        config.model_config.hf_config, unverified=options.unverified_architectures
+        config.model_config.hf_config,
+        engine=EngineName.VLLM,
+        unverified=options.unverified_architectures,
     )
     if options.nested:
         refusals += _worker_refusals(config.parallel_config.worker_cls)
+    return refusals
+
+
+def _parallel_refusals(parallel: Any) -> list[Refusal]:
+    """Ranks that compute parts of one pass, or that wait for each other's.
+
+    Data-parallel replicas of a dense model are engines of their own: vLLM tells each that it is
+    alone, so they do not show here.
+    """
+    refusals = []
+    if parallel.pipeline_parallel_size > 1:
+        remedy = "a pass would have to go through all stages: docs/vllm.md#parallelism"
+        refusals.append(Refusal(feature="pipeline parallelism", remedy=remedy))
+    if parallel.data_parallel_size > 1:
+        remedy = "its ranks step together, and would not for our passes: docs/vllm.md#parallelism"
+        refusals.append(Refusal(feature="data parallelism with experts", remedy=remedy))
     return refusals
 
 
@@ -135,19 +189,6 @@ def offloading_refusals(kv_offloading_size: float | None) -> list[Refusal]:
     ]
 
 
-def sharing_refusal(group: Any, own: Any) -> Refusal:
-    """The refusal of a MultiConnector that has `own` among others, which it names."""
-    others = (type(one).__name__ for one in getattr(group, "_connectors", ()) if one is not own)
-    named = ", ".join(dict.fromkeys(others)) or "others"
-    return Refusal(
-        feature=f"MultiConnector with {named}",
-        remedy=(
-            "connectors that key K/V by token ids, such as LMCache's, would store approximate "
-            "K/V as exact; make SemBlend the only connector, or use mode discovery_only"
-        ),
-    )
-
-
 def version_refusals(version: str) -> list[Refusal]:
     """Empty for a version whose contract is known."""
     if judge(version).supported:
@@ -155,35 +196,56 @@ def version_refusals(version: str) -> list[Refusal]:
     return [Refusal(feature=f"vLLM {version}", remedy="its connector contract is not known")]
 
 
-def cache_refusals(kv_cache_config: Any) -> list[Refusal]:
-    """Everything in a KVCacheConfig that rules out loading donor K/V."""
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
+def cache_refusals(kv_cache_config: Any, taken: Container[Trait] = ()) -> list[Refusal]:
+    """Everything in a KVCacheConfig that rules out loading donor K/V.
+
+    `taken` are the traits that vLLM was run with in this model's architecture.
+    """
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
-        return [Refusal(feature=f"{len(groups)} K/V cache groups")]
+        # A group keeps only what its windows still see, so donors would have gaps.
+        remedy = "pass --disable-hybrid-kv-cache-manager" if Trait.WINDOWS in taken else ""
+        return [Refusal(feature=f"{len(groups)} K/V cache groups", remedy=remedy)]
     spec = groups[0].kv_cache_spec
-    if type(spec) is not FullAttentionSpec:
+    kinds = (FullAttentionSpec, *([MLAAttentionSpec] if Trait.LATENT in taken else []))
+    if type(spec) not in kinds:
         return [Refusal(feature=f"K/V cache of kind {type(spec).__name__}")]
     refusals = []
     dtype = str(spec.dtype).removeprefix("torch.")
-    if dtype not in CACHE_DTYPES:
+    if dtype not in (*CACHE_DTYPES, "uint8") or _mode(spec) not in _CACHE_MODES:
         # A checkpoint may ask for it beside its weights, whatever `--kv-cache-dtype` says.
-        refusals.append(Refusal(feature=f"quantised K/V cache ({dtype})"))
-    if spec.sliding_window or spec.attention_chunk_size:
-        refusals.append(Refusal(feature="sliding-window or chunked attention"))
+        refusals.append(Refusal(feature=f"quantised K/V cache ({dtype}, {_mode(spec)})"))
+    elif type(spec) is MLAAttentionSpec and _mode(spec) != "NONE":
+        refusals.append(Refusal(feature=f"quantised rows of latents ({_mode(spec)})"))
+    for trait, limit in (
+        (Trait.WINDOWS, spec.sliding_window),
+        (Trait.CHUNKS, spec.attention_chunk_size),
+    ):
+        if limit and trait not in taken:
+            refusals.append(Refusal(feature=trait.value))
     if getattr(spec, "non_causal", False):
         refusals.append(Refusal(feature="attention that is not causal"))
     return refusals
 
 
-def layer_refusals(layers: Iterable[Any]) -> list[Refusal]:
-    """Everything in the attention layers that was not proven."""
+def _mode(spec: Any) -> str:
+    """How a cache's numbers are quantised; "NONE" if they are not."""
+    return str(getattr(getattr(spec, "kv_quant_mode", None), "name", "NONE"))
+
+
+def layer_refusals(layers: Iterable[Any], taken: Container[Trait] = ()) -> list[Refusal]:
+    """Everything in the attention layers that was not proven. `taken` as in `cache_refusals`."""
     refusals: dict[str, Refusal] = {}
     for layer in layers:
         impl = layer.impl
         for feature, present in (
-            ("attention sinks", getattr(impl, "sinks", None) is not None),
+            (
+                Trait.SINKS.value,
+                getattr(impl, "sinks", None) is not None and Trait.SINKS not in taken,
+            ),
+            ("a sparse-attention indexer", getattr(layer, "indexer", None) is not None),
             ("ALiBi positions", getattr(impl, "alibi_slopes", None) is not None),
             ("cross-layer K/V sharing", bool(getattr(layer, "kv_sharing_target_layer_name", None))),
             (
@@ -202,8 +264,6 @@ def request_refusal(request: Any) -> str | None:
         return "prompt_embeds"
     if request.pooling_params is not None:
         return "pooling"
-    if request.lora_request is not None:
-        return "lora"
     if request.mm_features:
         return "multimodal"
     if _BEAM.search(str(request.request_id)):

@@ -19,6 +19,7 @@ from vllm.platforms import current_platform
 from semblend.core.settings import Settings
 from semblend.core.tokens import as_token_array
 from semblend.integration.refusals import UnsupportedEngineError
+from semblend.integration.vllm.neighbours import children
 from semblend.integration.vllm.support import offloading_refusals
 
 if TYPE_CHECKING or current_platform.is_cpu():
@@ -66,6 +67,12 @@ class SemBlendWorker(PlatformWorker):
         super().initialize_from_config(kv_cache_config)
         _tell("bind_model_runner", self.model_runner)
 
+    def compile_or_warm_up_model(self) -> Any:
+        """Warm up as usual; the engine is then as fast as it will be."""
+        times = super().compile_or_warm_up_model()
+        _tell("engine_ready")
+        return times
+
     def kv_of_donor(self, tokens: list[int]) -> Any:
         """This rank's K/V of a prompt that was kept; `semblend certify` asks all ranks for it."""
         return _tell("kv_of_donor", as_token_array(tokens))
@@ -81,9 +88,14 @@ class SemBlendWorker(PlatformWorker):
 
 
 def _tell(method: str, *arguments: Any) -> Any:
-    """Call the connector, where there is one and it is ours; what it returns, or None."""
-    told = getattr(get_kv_transfer_group(), method, None) if has_kv_transfer_group() else None
-    return None if told is None else told(*arguments)
+    """Call the connector, where ours is there, alone or among others; what it returns, or None."""
+    if not has_kv_transfer_group():
+        return None
+    for connector in children(get_kv_transfer_group()):
+        told = getattr(connector, method, None)
+        if told is not None:
+            return told(*arguments)
+    return None
 
 
 def _changing(name: str) -> Callable[..., Any]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from semblend.core.errors import UnsupportedModelError
 from semblend.integration.refusals import UnsupportedEngineError
-from semblend.integration.vllm import rotary
+from semblend.integration.vllm import rotary, speculation
 from semblend.integration.vllm.nested_pass import NestedPass
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.paged_access import PagedAccess
 from semblend.integration.vllm.rank_agreement import TensorParallelRanks
-from semblend.integration.vllm.support import layer_refusals
+from semblend.integration.vllm.replicas import replica_of
+from semblend.integration.vllm.support import layer_refusals, taken_traits
 from semblend.integration.worker.donors import DonorRoom
 from semblend.integration.worker.port import KvAccess
 from semblend.integration.worker.side import WorkerSetup, WorkerSide
+from semblend.kv.layer_rotary import Rotary
 
 
 def worker_setup(config: Any, options: ConnectorOptions) -> WorkerSetup:
@@ -28,11 +32,20 @@ def worker_setup(config: Any, options: ConnectorOptions) -> WorkerSetup:
         room=DonorRoom(
             host_bytes=options.host_donor_bytes,
             disk_bytes=options.disk_donor_bytes,
-            folder=options.donor_folder,
+            folder=_folder(config, options),
         ),
         load_threads=options.load_threads,
         faults=options.settings().faults,
+        measures=options.settings().measure_speed,
     )
+
+
+def _folder(config: Any, options: ConnectorOptions) -> Path | None:
+    """A replica's own: a folder belongs to one process."""
+    replica = replica_of(config)
+    if options.donor_folder is None or not replica:
+        return options.donor_folder
+    return options.donor_folder / f"replica{replica}"
 
 
 def attach(
@@ -46,15 +59,22 @@ def attach(
         Naming everything in the attention layers that was not proven.
     """
     static = config.compilation_config.static_forward_context
-    layers = {name: static[name] for name in kv_caches}
-    refusals = layer_refusals(layers.values())
+    # In the model's order: caches come group by group.
+    cached = {name: layer for name, layer in static.items() if name in kv_caches}
+    layers, drafted = speculation.drafter_last(cached, config)
+    refusals = layer_refusals(layers.values(), taken_traits(config))
     if refusals:
         raise UnsupportedEngineError(refusals)
     side.attach(
-        PagedAccess(layers, block_size=int(config.cache_config.block_size)),
+        PagedAccess(
+            layers,
+            block_size=int(config.cache_config.block_size),
+            draft_layers=drafted,
+            computed_in=config.model_config.dtype,
+        ),
         TensorParallelRanks(config),
         place=_tp_place(),
-        table=None if nested else rotary.table_from_config(config),
+        table=None if nested else rotary.table_from_config(config, tuple(layers.values())),
     )
 
 
@@ -63,10 +83,20 @@ def bind(side: WorkerSide, config: Any, runner: Any) -> None:
     model = runner.get_model()
 
     def passes(access: KvAccess) -> NestedPass:
-        layers = access.layers if isinstance(access, PagedAccess) else ()
-        return NestedPass(runner, config, layers)
+        if not isinstance(access, PagedAccess):
+            raise UnsupportedModelError("the K/V cache is not vLLM's")
+        draft = None
+        if access.draft_layers:
+            own = tuple(access.named_layers)[: -access.draft_layers]
+            speculation.check_own_layers(model, set(own))
+            draft = speculation.DraftPass(runner)
+        return NestedPass(runner, config, access.named_layers, draft=draft)
 
-    side.bind(model, make_passes=passes, make_table=lambda: rotary.table_from_model(model))
+    def table() -> Rotary:
+        layers = side.access.layers if isinstance(side.access, PagedAccess) else ()
+        return rotary.table_from_model(model, layers)
+
+    side.bind(model, make_passes=passes, make_table=table)
 
 
 def _tp_place() -> tuple[int, int]:

@@ -93,6 +93,11 @@ class WorkerDonors:
     def __contains__(self, donor_id: str) -> bool:
         return donor_id in self._donors
 
+    def ids(self) -> tuple[str, ...]:
+        """All of them, oldest first."""
+        with self._lock:
+            return tuple(self._donors)
+
     def claim(self, donor_id: str, tokens: TokenArray, keys: tuple[SegmentKey, ...]) -> None:
         """Note whose segments these are, before they are stored."""
         with self._lock:

@@ -12,15 +12,21 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from semblend.core.errors import DonorError
 from semblend.core.faults import FaultPoint, reach
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
 from semblend.integration.scheduler.orders import LoadCommand, LoadFailure, WorkerReport
-from semblend.integration.worker.loads_in_flight import LoadInFlight, LoadsInFlight, wait_for
-from semblend.integration.worker.policy_probe import LoadProbe
-from semblend.integration.worker.port import KvAccess, Passes, Ranks
+from semblend.integration.worker.loads_in_flight import (
+    LoadInFlight,
+    LoadsInFlight,
+    Placed,
+    wait_for,
+)
+from semblend.integration.worker.policy_probe import LoadProbe, PolicyDeclinedError
+from semblend.integration.worker.port import KvAccess, Passes, Ranks, Watch
 from semblend.integration.worker.sequences import VirtualSequence, sequences_of
 from semblend.integration.worker.span_loader import DonorLostError, SpanLoader
 
@@ -81,7 +87,7 @@ class WorkerLoads:
                 self._copies.wait_a_little()
             ended, due = self._states(idle=idle)
             started = time.perf_counter()
-            self._compute(due, report)
+            self._compute(due, report, idle=idle)
             if due:
                 report.nested_ms += (time.perf_counter() - started) * 1e3
             self._answer([load for load in ended if load.computed], report)
@@ -114,15 +120,14 @@ class WorkerLoads:
 
     # -- in order ----------------------------------------------------------------------
 
-    def _copy_spans(self, command: LoadCommand, placed: Callable[[], None]) -> None:
+    def _copy_spans(self, command: LoadCommand, placed: Placed) -> None:
         if command.refused:
             raise DonorError(command.refused)
         if (command.holes or command.refine) and self._nested is None:
             raise DonorError("holes, and no model to compute them with")
         load = self._loader.begin(command)
         try:
-            load.place_all()
-            placed()
+            placed(load.place_all())
             load.finish()
         finally:
             load.close()
@@ -139,7 +144,8 @@ class WorkerLoads:
 
         A pass may be queued after copies that are still in progress, which overlaps the two. In a
         busy step that would make other requests wait for the bus, so there a load is due only
-        when its copy has ended, and only as many loads as the step has room for.
+        when its copy has ended, and only as many loads as the step has room for. One pass runs
+        with one adapter, so loads of other adapters wait for the next step.
         """
         count = len(self._loads)
         flags = self._ranks.all_true(
@@ -155,27 +161,37 @@ class WorkerLoads:
         for load, is_ready in zip(self._loads, ready, strict=True):
             if not is_ready or load.computed:
                 continue
+            if due and load.command.adapter != due[0].command.adapter:
+                continue
             room -= load.command.tokens_to_compute
             if due and room < 0 and not idle:
                 break
             due.append(load)
         return ended, due
 
-    def _compute(self, loads: list[_Load], report: WorkerReport) -> None:
+    def _compute(self, loads: list[_Load], report: WorkerReport, *, idle: bool) -> None:
         for load in loads:
             load.computed = True
-            load.copy.wait_on_stream()
-        good = self._together(loads, lambda load: load.copy.check())
+        good = self._together(loads, partial(self._ready, idle=idle))
         for load in good:
             if load.command.refine is not None:
-                self._probe(load, load.command.refine, report)
-        self._fill_holes([load for load in good if load.failure is None])
+                self._probe(load, load.command.refine, report, idle=idle)
+        self._fill_holes([load for load in good if load.failure is None], idle=idle)
 
-    def _probe(self, load: _Load, plan: Plan, report: WorkerReport) -> None:
+    def _ready(self, load: _Load, *, idle: bool) -> None:
+        """Raise if a load's spans are not in place, or its adapter is not what it was."""
+        load.copy.check()
+        if load.command.adapter is not None:
+            if self._nested is None:
+                raise DonorError("an adapter, and no model to compare it with")
+            self._nested.prepare(load.command.adapter, alone=idle)
+
+    def _probe(self, load: _Load, plan: Plan, report: WorkerReport, *, idle: bool) -> None:
         """Ask a load's policy and add what it chooses to the load."""
-        nested, probes = self._nested, list[LoadProbe]()
-        if nested is None:
+        probes = list[LoadProbe]()
+        if self._nested is None:
             raise DonorError("no model to ask")  # the spans would not have been copied
+        nested = _AfterCopies(self._nested, [load.copy], alone=idle)
 
         def lay_out(load: _Load) -> None:
             probes.append(LoadProbe(load.command, plan, self._access))
@@ -186,10 +202,10 @@ class WorkerLoads:
         if self._together(self._together([load], lay_out), refine):
             report.refined[load.command.request_id] = load.command.reused_tokens
 
-    def _fill_holes(self, loads: list[_Load]) -> None:
+    def _fill_holes(self, loads: list[_Load], *, idle: bool) -> None:
         """Compute the holes of all loads in one pass, or of none."""
-        nested, sequences = self._nested, list[VirtualSequence]()
-        if nested is None:
+        sequences = list[VirtualSequence]()
+        if self._nested is None:
             return
 
         def lay_out(load: _Load) -> None:
@@ -203,7 +219,7 @@ class WorkerLoads:
             return
         failure: LoadFailure | None = None
         try:
-            nested.run(sequences)
+            _AfterCopies(self._nested, [load.copy for load in good], alone=idle).run(sequences)
         except Exception as error:
             logger.warning("SemBlend's nested pass failed", exc_info=True)
             failure = failure_of(error)
@@ -212,6 +228,10 @@ class WorkerLoads:
                 load.failure = failure or _FAILED_ELSEWHERE
 
     # -- answering ---------------------------------------------------------------------
+
+    def take_clipped(self) -> int:
+        """Numbers of moved K that did not fit into the cache's format since the last call."""
+        return self._loader.take_clipped()
 
     def _together(self, loads: list[_Load], attempt: Callable[[_Load], None]) -> list[_Load]:
         """Attempt something with each load; returns those with which all ranks succeeded.
@@ -244,7 +264,8 @@ class WorkerLoads:
                 report.load_ms += load.copy.copy_ms
             else:
                 # No other request has these blocks, and no step relies on them yet.
-                self._bad_blocks.update(load.command.claimed_blocks(self._access.block_size))
+                spoilt = load.command.spoilt_blocks(load.failure, self._access.block_size)
+                self._bad_blocks.update(spoilt)
                 report.failed[request_id] = load.failure
             self._received.add(request_id)
         self._loads = [load for load in self._loads if load not in loads]
@@ -260,6 +281,29 @@ class WorkerLoads:
             self._loads.remove(load)
 
 
+class _AfterCopies:
+    """Passes over loads whose copies are queued: each layer waits for that layer's copies."""
+
+    def __init__(self, passes: Passes, copies: Sequence[LoadInFlight], *, alone: bool) -> None:
+        self._passes = passes
+        self._copies = copies
+        self._alone = alone
+
+    def run(self, sequences: Sequence[VirtualSequence], *, watch: Watch | None = None) -> int:
+        """As :class:`~semblend.integration.worker.port.Runs` says."""
+        queued = any(copy.placed is not None for copy in self._copies)
+        return self._passes.run(
+            sequences,
+            watch=watch,
+            before_layer=self._wait_for if queued else None,
+            alone=self._alone,
+        )
+
+    def _wait_for(self, layer: int) -> None:
+        for copy in self._copies:
+            copy.wait_for_layer(layer)
+
+
 _FAILED_ELSEWHERE = LoadFailure(
     reason=DeclineReason.MATERIALISATION_FAILED.value, detail="failed on another rank"
 )
@@ -270,5 +314,11 @@ def failure_of(error: BaseException) -> LoadFailure:
     if isinstance(error, DonorLostError):
         return LoadFailure(
             reason=DeclineReason.DONOR_GONE.value, detail=str(error), donor_id=error.donor_id
+        )
+    if isinstance(error, PolicyDeclinedError):
+        return LoadFailure(
+            reason=DeclineReason.POLICY_DECLINED.value,
+            detail=str(error),
+            computed_until=error.computed_until,
         )
     return LoadFailure.by(error)

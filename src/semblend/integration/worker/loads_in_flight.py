@@ -3,16 +3,17 @@
 The engine does not schedule a request before its load has ended, so a copy need not run
 in a step. On a GPU a thread makes it, on its own stream: it starts after everything
 the engine has launched so far, which may still use the blocks' former contents. It is placed
-when all of it is queued there, and a pass can then be queued after it. It has ended when
-the host knows that every byte arrived intact. On a CPU, where a thread would take the
-step's own cores, it is made at once.
+when all of it is queued there, and a pass can then be queued of which every layer waits only
+for that layer's copy. It has ended when the host knows that every byte arrived intact. On a
+CPU, where a thread would take the step's own cores, it is made at once.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,26 @@ from semblend.kv.in_flight import IN_FLIGHT
 IDLE_WAIT_S = 0.005
 """A new request that arrives meanwhile waits no longer than this."""
 
-Copy = Callable[[LoadCommand, Callable[[], None]], None]
+
+class LayerArrivals:
+    """CUDA events after which layers of a load are in place, in order of layers."""
+
+    def __init__(self, ends: Sequence[int], events: Sequence[Any]) -> None:
+        """`ends` are the first layers that the events do not cover."""
+        self._ends = ends
+        self._events = events
+        self._waited = 0
+
+    def wait(self, layer: int) -> None:
+        """Make the current stream wait for a layer. All waits are made on one stream."""
+        number = bisect_right(self._ends, layer)
+        if number >= self._waited:
+            torch.cuda.current_stream().wait_event(self._events[number])
+            self._waited = number + 1
+
+
+Placed = Callable[[LayerArrivals | None], None]
+Copy = Callable[[LoadCommand, Placed], None]
 """Makes a load's copies; calls back when all of them are queued on the current stream."""
 
 
@@ -37,8 +57,8 @@ class LoadInFlight:
     command: LoadCommand
     ended: Future[float] = field(default_factory=Future)
     """Milliseconds the copy took, or what it raised."""
-    placed: Any = None
-    """A CUDA event after the copies, once all are queued; None before, and on a CPU."""
+    placed: LayerArrivals | None = None
+    """When the layers are in place, once all copies are queued; None before, and on a CPU."""
     cancelled: str = ""
 
     def check(self) -> None:
@@ -55,10 +75,10 @@ class LoadInFlight:
             return 0.0
         return self.ended.result()
 
-    def wait_on_stream(self) -> None:
-        """Make the current stream wait for the copies."""
+    def wait_for_layer(self, layer: int) -> None:
+        """Make the current stream wait for a layer's copies."""
         if self.placed is not None:
-            torch.cuda.current_stream().wait_event(self.placed)
+            self.placed.wait(layer)
 
 
 class LoadsInFlight:
@@ -107,7 +127,7 @@ class LoadsInFlight:
         started = time.perf_counter()
         failure: BaseException | None = None
         try:
-            self._copy(load.command, lambda: self._placed(load))
+            self._copy(load.command, lambda arrivals: self._placed(load, arrivals))
         except BaseException as error:
             failure = error
         try:
@@ -125,8 +145,8 @@ class LoadsInFlight:
             load.ended.set_exception(RuntimeError(repr(failure)))
         self._changed.set()
 
-    def _placed(self, load: LoadInFlight) -> None:
-        load.placed = self._launched()
+    def _placed(self, load: LoadInFlight, arrivals: LayerArrivals | None) -> None:
+        load.placed = arrivals
         self._changed.set()
 
     def _launched(self) -> Any:

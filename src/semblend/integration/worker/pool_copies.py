@@ -15,6 +15,7 @@ from semblend.core.plan import Plan, Span
 from semblend.core.tokens import TokenArray
 from semblend.integration.provider import DonorsLostError
 from semblend.kv.depth_drift import DepthDrift
+from semblend.kv.layout import SlotArray
 from semblend.kv.paged_kv import PagedKv
 from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.transfer import SpanCopy, copy_spans
@@ -64,6 +65,8 @@ class PoolCopies:
         tokens: TokenArray,
         donors: Mapping[str, DonorSlots],
         slots: torch.Tensor,
+        *,
+        continued: torch.Tensor | None = None,
     ) -> None:
         """Put a plan's spans in place.
 
@@ -76,6 +79,8 @@ class PoolCopies:
         slots
             The request's own, int64 [region]; the first is that of the first token that the
             exact prefix does not have.
+        continued
+            Where the chain that the plan continues has its K/V, int64 [continued tokens].
 
         Raises
         ------
@@ -84,30 +89,59 @@ class PoolCopies:
         """
         for span in plan.copies:
             check_tokens(span, tokens, donors[span.donor_id].tokens)
-        start, parts = plan.exact_tokens, [*(donor.slots for donor in donors.values()), slots]
-        edges = np.cumsum([len(part) for part in parts])[:-1]
-        # Plans are checked on the host: all slots are brought there at once.
-        *lent, own = np.split(torch.cat(parts).cpu().numpy(), edges)
-        theirs = dict(zip(donors, lent, strict=True))
-        spans = [
-            SpanCopy(
-                source=self.pool,
-                source_slots=theirs[span.donor_id][span.donor_start : span.donor_end],
-                target_slots=own[span.target_start - start : span.target_end - start],
-                source_start=span.donor_start,
-                target_start=span.target_start,
+        chain = slots[:0] if continued is None else continued
+        lists = [*(donor.slots for donor in donors.values()), chain, slots]
+        firsts = np.cumsum([0, *map(len, lists)])
+        *theirs, chained, own = (int(first) for first in firsts[:-1])
+        first_of, start = dict(zip(donors, theirs, strict=True)), plan.exact_tokens
+        # Source and target in the lists, tokens, and the positions moved between.
+        runs = [
+            (
+                first_of[span.donor_id] + span.donor_start,
+                own + span.target_start - start,
+                span.length,
+                span.donor_start,
+                span.target_start,
             )
             for span in plan.copies
         ]
-        copied = self.copy(spans, drift_for(policy_from_spec(plan.policy), self._drift))
-        if copied != plan.reused_tokens:
-            raise DonorError(f"{plan.reused_tokens} tokens planned, {copied} copied")
+        if len(chain):
+            runs.append((chained, own, len(chain), start, start))
+        copied = self.copy(
+            [
+                SpanCopy(
+                    source=self.pool,
+                    source_slots=_run(source, length),
+                    target_slots=_run(target, length),
+                    source_start=source_start,
+                    target_start=target_start,
+                )
+                for source, target, length, source_start, target_start in runs
+            ],
+            drift_for(policy_from_spec(plan.policy), self._drift),
+            lookup=torch.cat(lists),
+        )
+        planned = plan.reused_tokens + plan.continued_tokens
+        if copied != planned:
+            raise DonorError(f"{planned} tokens planned, {copied} copied")
 
     @torch.inference_mode()
-    def copy(self, spans: Sequence[SpanCopy], drift: DepthDrift | None = None) -> int:
-        """Copy spans of the pool, shifted to their new depths; returns the tokens copied."""
+    def copy(
+        self,
+        spans: Sequence[SpanCopy],
+        drift: DepthDrift | None = None,
+        *,
+        lookup: torch.Tensor | None = None,
+    ) -> int:
+        """Copy spans of the pool, shifted to their new depths; returns the tokens copied.
+
+        With `lookup` their slots are places in it, as in `copy_spans`. A scheduler's stream waits
+        for the forward that is under way, so reading slots here would stop the scheduler.
+        """
         with self._on_forward_stream():
-            return copy_spans(self.pool, spans, self._table, drift=drift)
+            if lookup is not None and self._stream is not None:
+                lookup.record_stream(self._stream)  # made on another stream
+            return copy_spans(self.pool, spans, self._table, drift=drift, lookup=lookup)
 
     def wait(self) -> None:
         """Let the current stream wait for what was queued. Called before K/V is read."""
@@ -119,6 +153,10 @@ class PoolCopies:
             return nullcontext()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         return torch.cuda.stream(self._stream)
+
+
+def _run(first: int, length: int) -> SlotArray:
+    return np.arange(first, first + length, dtype=np.int64)
 
 
 def check_tokens(span: Span, tokens: TokenArray, donors: TokenArray) -> None:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from semblend.integration.worker.port import KvAccess
+from semblend.kv.layer_rotary import Rotary
 from semblend.kv.paged_kv import PagedKv
-from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.transfer import SpanCopy, copy_spans
 
 logger = logging.getLogger("semblend.adapter")
@@ -23,7 +23,7 @@ _PARTS = (1, 4)
 """One in this many tokens of a stored segment is copied: all of it, or a little."""
 
 
-def prove_pool(access: KvAccess, table: RotaryTable) -> None:
+def prove_pool(access: KvAccess, table: Rotary) -> None:
     """Stop `access` from using strides that do not hold. Never raises."""
     pool = access.pool
     if pool is None:
@@ -41,9 +41,9 @@ def prove_pool(access: KvAccess, table: RotaryTable) -> None:
 
 
 @torch.inference_mode()
-def _comes_back(access: KvAccess, pool: PagedKv, table: RotaryTable, part: int) -> bool:
+def _comes_back(access: KvAccess, pool: PagedKv, table: Rotary, part: int) -> bool:
     size, (heads, dim) = access.block_size, access.head_shape
-    shape = (access.layer_count, 2, part * size, heads, dim)
+    shape = (access.layer_count, access.parts, part * size, heads, dim)
     generator = torch.Generator().manual_seed(part)
     numbers = torch.randint(1, 64, shape, generator=generator).to(access.dtype)
     segment = numbers.pin_memory() if access.device.type == "cuda" else numbers

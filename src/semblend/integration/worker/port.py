@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from semblend.integration.lora_adapter import LoraAdapter
 from semblend.integration.worker.sequences import VirtualSequence
 from semblend.kv.layout import SlotArray
 from semblend.kv.paged_kv import PagedKv
@@ -24,16 +25,22 @@ class KvLayers(Protocol):
 
     head_dim: int
     device: torch.device
+    draft_layers: int
+    """How many of the last layers are a drafter's, which the model itself does not have."""
 
     @property
     def layer_count(self) -> int:
-        """Layers that hold K/V."""
+        """Layers that hold K/V, a drafter's included."""
         ...
 
     def read_layer(
         self, layer: int, block_ids: Sequence[int], start: int, end: int
     ) -> torch.Tensor:
-        """K/V of positions [start, end) on one layer: [2, tokens, kv_heads, head_dim]."""
+        """K/V of positions [start, end) on one layer: [parts, tokens, kv_heads, head_dim]."""
+        ...
+
+    def window(self, layer: int) -> int | None:
+        """Tokens a query of a layer sees, itself included; None for all before it."""
         ...
 
 
@@ -44,10 +51,14 @@ class KvAccess(KvLayers, Protocol):
     """
 
     block_size: int
+    parts: int
+    """2 for K and V; 1 for rows that both are made from (see `kv.layout`)."""
     kv_heads: int
     dtype: torch.dtype
     scratch_block: int
     """A block that is empty while the engine starts: proofs use it."""
+    clipped: torch.Tensor | None
+    """Counts numbers of fp8 K that did not fit where they were moved; None for other formats."""
     pool: PagedKv | None
     """The cache described by strides; None where only the backend knows the layout."""
 
@@ -76,7 +87,7 @@ class KvAccess(KvLayers, Protocol):
         ...
 
     def read(self, block_ids: Sequence[int], start: int, end: int) -> torch.Tensor:
-        """K/V of positions [start, end): [layers, 2, tokens, kv_heads, head_dim]."""
+        """K/V of positions [start, end): [layers, parts, tokens, kv_heads, head_dim]."""
         ...
 
 
@@ -87,6 +98,8 @@ class Watch:
     layers: Sequence[int]
     see: Callable[[int, torch.Tensor], None]
     """Called with a layer and its queries, [tokens, heads * head_dim], after their attention."""
+    last: int
+    """How many of the last queries are wanted. More may be passed."""
 
 
 class Runs(Protocol):
@@ -96,16 +109,56 @@ class Runs(Protocol):
         """Compute the K/V of all sequences' query tokens; returns how many there were.
 
         Sequences over the same blocks come in the order of their positions. Only the last
-        forward is watched, which has the last sequence's last tokens.
+        forward is watched, which ends with the last sequences.
         """
         ...
 
 
-class Passes(Runs, Protocol):
+BeforeLayer = Callable[[int], None]
+"""Called with each layer before its attention: the K/V it reads is in place on the stream then."""
+
+
+class Passes(Protocol):
     """The same beside the engine's steps, and what samples need."""
+
+    replayed: int
+    """Forwards so far that were replayed from graphs the engine had recorded."""
+
+    def run(
+        self,
+        sequences: Sequence[VirtualSequence],
+        *,
+        watch: Watch | None = None,
+        before_layer: BeforeLayer | None = None,
+        alone: bool = False,
+    ) -> int:
+        """As in :class:`Runs`; all sequences have one adapter.
+
+        Parameters
+        ----------
+        before_layer
+            Makes the stream wait for a layer's K/V; for all layers, each in turn.
+        alone
+            Whether no step of the engine is under way: nobody needs its buffers now.
+        """
+        ...
 
     def serving(self) -> None:
         """A step of the engine begins: what the engine prepares at start-up is ready."""
+        ...
+
+    def prepare(self, adapter: LoraAdapter | None, *, alone: bool) -> None:
+        """Make ready what a load's request runs with; None for the base model.
+
+        Raises
+        ------
+        DonorError
+            If it cannot run beside the engine's step, or is not what it was.
+        """
+        ...
+
+    def adapters_changed(self) -> bool:
+        """Whether some adapter has other weights than it had: donors cannot be told apart."""
         ...
 
     def logits(self, sequence: VirtualSequence, *, last: int) -> torch.Tensor | None:

@@ -214,7 +214,7 @@ class SegmentExchange:
             raise StorageError("a segment of the donor was withdrawn")
         segment = decode_segment(stored, key)
         access = self._access
-        shape = (access.layer_count, 2, key.length, access.kv_heads, access.head_dim)
+        shape = (access.layer_count, access.parts, key.length, access.kv_heads, access.head_dim)
         if tuple(segment.kv.shape) != shape or segment.kv.dtype != access.dtype:
             raise CorruptSegmentError(
                 f"shared segment {key.name[:16]}: K/V of shape {tuple(segment.kv.shape)}, "

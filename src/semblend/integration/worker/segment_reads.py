@@ -29,7 +29,7 @@ class SegmentReader:
     def read(self, block_ids: tuple[int, ...], start: int, end: int) -> list[torch.Tensor]:
         """K/V of positions [start, end) cut into segments, the last shorter if necessary.
 
-        Each is contiguous, [layers, 2, tokens, kv_heads, head_dim], on the cache's device.
+        Each is contiguous, [layers, parts, tokens, kv_heads, head_dim], on the cache's device.
         """
         access, size = self._access, self._segment_tokens
         edges = [*range(start, end, size), end]
@@ -48,7 +48,7 @@ class SegmentReader:
     ) -> list[torch.Tensor]:
         """Segments of `size` tokens; [start, end) must be a whole number of them."""
         access, tokens = self._access, end - start
-        shape = (tokens // size, access.layer_count, 2, size, *access.head_shape)
+        shape = (tokens // size, access.layer_count, access.parts, size, *access.head_shape)
         segments = torch.empty(shape, dtype=access.dtype, device=access.device)
         nowhere = np.zeros(tokens, dtype=np.int64)
         batch = CopyBatch(
@@ -65,9 +65,9 @@ class SegmentReader:
 
 
 def _by_segment(kv: torch.Tensor) -> PagedKv:
-    """[segments, layers, 2, tokens, kv_heads, head_dim] as a pool whose blocks are segments."""
+    """[segments, layers, parts, tokens, kv_heads, head_dim] as a pool with segments as blocks."""
     layers = range(kv.shape[1])
     return PagedKv(
         keys=tuple(kv[:, layer, 0] for layer in layers),
-        values=tuple(kv[:, layer, 1] for layer in layers),
+        values=tuple(kv[:, layer, 1] for layer in layers if kv.shape[2] == 2),
     )

@@ -13,16 +13,14 @@ import torch
 
 from semblend.integration.worker.port import KvAccess, Passes
 from semblend.integration.worker.sequences import VirtualSequence, block_table
+from semblend.kv.layer_rotary import Rotary
 from semblend.kv.rotary_self_test import positions_to_prove, prove_moves
-from semblend.kv.rotary_table import RotaryTable
 
 _TOKEN = 1
 
 
 @torch.inference_mode()
-def prove_rotation(
-    nested: Passes, access: KvAccess, table: RotaryTable, *, max_positions: int
-) -> None:
+def prove_rotation(nested: Passes, access: KvAccess, table: Rotary, *, max_positions: int) -> None:
     """Compare moved K with K the model computes at the new position, on every layer.
 
     Raises
@@ -35,16 +33,22 @@ def prove_rotation(
 
 
 def _keys_at(nested: Passes, access: KvAccess, position: int) -> torch.Tensor:
-    """K of one lone token, [layers, 1, kv_heads, head_dim], on the host."""
+    """K of one lone token, [layers, copies, 1, kv_heads, head_dim], on the host.
+
+    In two sequences of one pass: a kernel that mistakes where a token's numbers lie is right about
+    the first token.
+    """
+    copies = range(access.scratch_block, min(access.scratch_block + 2, access.blocks))
     nested.run(
         [
             VirtualSequence(
                 tokens=np.array([_TOKEN], dtype=np.int32),
                 start=0,
                 end=1,
-                blocks=block_table((access.scratch_block,)),
+                blocks=block_table((block,)),
                 shift=position,
             )
+            for block in copies
         ]
     )
-    return access.read((access.scratch_block,), 0, 1)[:, 0].cpu()
+    return torch.stack([access.read((block,), 0, 1)[:, 0].cpu() for block in copies], dim=1)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from semblend.core.plan import Hole
 from semblend.core.tokens import TokenArray
+from semblend.integration.lora_adapter import LoraAdapter
 from semblend.integration.scheduler.orders import LoadCommand
 
 BlockTable = npt.NDArray[np.int32]
@@ -38,6 +39,8 @@ class VirtualSequence:
     """The prompt's blocks, int32 [blocks]; sequences of one prompt share it."""
     shift: int = 0
     """Added to positions: a proof puts a token at a position that no prompt has reached."""
+    adapter: LoraAdapter | None = None
+    """What the request runs with, if not the base model."""
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -97,9 +100,27 @@ def sequences_of(command: LoadCommand, holes: Sequence[Hole]) -> list[VirtualSeq
     """Runs of a load's prompt as virtual sequences over the request's own blocks."""
     blocks = block_table(command.block_ids)
     return [
-        VirtualSequence(tokens=command.tokens, start=hole.start, end=hole.end, blocks=blocks)
+        VirtualSequence(
+            tokens=command.tokens,
+            start=hole.start,
+            end=hole.end,
+            blocks=blocks,
+            adapter=command.adapter,
+        )
         for hole in holes
     ]
+
+
+def adapter_of(sequences: Sequence[VirtualSequence]) -> LoraAdapter | None:
+    """What all sequences of a forward run with.
+
+    Raises
+    ------
+    ValueError
+        If they run with several: one forward computes with one.
+    """
+    (adapter,) = {sequence.adapter for sequence in sequences}
+    return adapter
 
 
 def in_turn(prompts: Sequence[Sequence[VirtualSequence]]) -> list[VirtualSequence]:

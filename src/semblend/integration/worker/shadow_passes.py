@@ -34,6 +34,7 @@ class ShadowPasses:
                     start=order.start,
                     end=order.end,
                     blocks=block_table(order.block_ids),
+                    adapter=order.adapter,
                 ),
                 last=order.compared,
             )

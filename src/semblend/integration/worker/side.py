@@ -23,8 +23,10 @@ from semblend.integration.worker.port import KvAccess, Passes, Ranks
 from semblend.integration.worker.self_test import prove_rotation
 from semblend.integration.worker.shadow_passes import ShadowPasses
 from semblend.integration.worker.span_loader import SpanLoader
+from semblend.integration.worker.speed_probe import TimedEngine, measured
 from semblend.integration.worker.weights import WeightWatch
-from semblend.kv.rotary_table import RotaryTable
+from semblend.kv.layer_rotary import Rotary
+from semblend.kv.numbers import is_fp8
 
 logger = logging.getLogger("semblend.adapter")
 
@@ -49,6 +51,8 @@ class WorkerSetup:
     load_threads: int | None = None
     """Threads that copy donor K/V; None means one on a GPU and none on a CPU."""
     faults: str = ""
+    measures: bool | None = False
+    """Whether the engine's speed is measured once it is ready; None: on accelerators."""
 
 
 ExchangeMaker = Callable[[WorkerDonors, KvAccess], DonorExchange | None]
@@ -82,7 +86,9 @@ class WorkerSide:
         self.shadows: ShadowPasses | None = None
         self._ranks: Ranks | None = None
         self._place = (0, 1)
-        self._table: RotaryTable | None = None
+        self._table: Rotary | None = None
+        self._loader: SpanLoader | None = None
+        self._replayed = 0
 
     # -- start -------------------------------------------------------------------------
 
@@ -92,7 +98,7 @@ class WorkerSide:
         ranks: Ranks,
         *,
         place: tuple[int, int] = (0, 1),
-        table: RotaryTable | None = None,
+        table: Rotary | None = None,
     ) -> None:
         """The K/V cache is allocated: start the donors' store.
 
@@ -122,7 +128,7 @@ class WorkerSide:
         model: torch.nn.Module,
         *,
         make_passes: Callable[[KvAccess], Passes],
-        make_table: Callable[[], RotaryTable],
+        make_table: Callable[[], Rotary],
     ) -> None:
         """The model is there: watch it, prepare the nested pass and prove it."""
         if self._setup.loads:
@@ -138,14 +144,15 @@ class WorkerSide:
         self._start_loads(self.access, self.donors, self._ranks, table)
 
     def _start_loads(
-        self, access: KvAccess, donors: WorkerDonors, ranks: Ranks, table: RotaryTable
+        self, access: KvAccess, donors: WorkerDonors, ranks: Ranks, table: Rotary
     ) -> None:
         self._table = table
         threads = self._setup.load_threads
         if threads is None:
             threads = _GPU_LOAD_THREADS if access.device.type == "cuda" else 0
+        self._loader = SpanLoader(access, donors, table, rank=self._place)
         self.loads = WorkerLoads(
-            SpanLoader(access, donors, table, rank=self._place),
+            self._loader,
             access,
             nested=self.nested,
             ranks=ranks,
@@ -153,13 +160,39 @@ class WorkerSide:
             threads=threads,
         )
 
+    def engine_ready(self) -> None:
+        """The engine has compiled its model and serves from now on: measure it. Never raises."""
+        if self.nested is None or self._loader is None or self._ranks is None:
+            return
+        if self.access is None or self.donors is None:
+            return
+        measures = self._setup.measures
+        if measures is None:
+            measures = self.access.device.type != "cpu"
+        if not measures or self._setup.faults:  # faults are for what is served
+            return
+        self.nested.serving()
+        self._report.engine_times = measured(
+            TimedEngine(
+                passes=self.nested,
+                loader=self._loader,
+                access=self.access,
+                donors=self.donors,
+                ranks=self._ranks,
+                rank_count=self._place[1],
+                step_tokens=self._setup.step_tokens,
+                max_positions=self._setup.max_positions,
+            )
+        )
+        self._replayed = self.nested.replayed
+
     # -- measurements ------------------------------------------------------------------
 
     def kv_of_donor(self, tokens: TokenArray) -> torch.Tensor | None:
         """This rank's K/V of a prompt that was kept, K as it would stand at position 0.
 
-        Float32 [layers, 2, tokens, heads, head_dim]; None where it is not held. `semblend certify`
-        measures depth drift by it.
+        Float32 [layers, parts, tokens, heads, head_dim]; None where it is not held. `semblend
+        certify` measures depth drift by it.
         """
         if self.donors is None or self._table is None:
             return None
@@ -169,8 +202,12 @@ class WorkerSide:
         if donor_id is None:
             return None
         with self.donors.lease(donor_id, 0, len(tokens)) as donor:
-            kv = torch.cat([piece.kv.cpu() for piece in donor.pieces], dim=2).float()
-        kv = kv[:, :, : len(tokens)]
+            kv = torch.cat([piece.kv.cpu() for piece in donor.pieces], dim=2)
+        if is_fp8(kv.dtype):
+            return None  # its scales are the engine's, and drift is not measured in fp8
+        kv = kv.float()
+        drafted = 0 if self.access is None else self.access.draft_layers
+        kv = kv[: len(kv) - drafted, :, : len(tokens)]
         positions = torch.arange(len(tokens))
         kv[:, 0] = self._table.rerotate(kv[:, 0], positions, torch.zeros_like(positions))
         return kv
@@ -202,8 +239,11 @@ class WorkerSide:
 
     def _look_at_weights(self, meta: StepOrders) -> None:
         uses_donors = bool(meta.loads or meta.captures or meta.shadows)
-        if uses_donors and self._weights is not None and self._weights.changed():
-            self.weights_changed("seen in the parameters")
+        if uses_donors and self._weights is not None:
+            if self._weights.changed():
+                self.weights_changed("seen in the parameters")
+            elif self.nested is not None and self.nested.adapters_changed():
+                self.weights_changed("an adapter's, under the number it had")
         self._outdated = meta.weights_epoch != self._weights_epoch
 
     # -- a step --------------------------------------------------------------------------
@@ -224,7 +264,7 @@ class WorkerSide:
         except Exception:
             logger.warning("SemBlend could not keep its donors in order", exc_info=True)
         if meta.idle:
-            self._load(meta)
+            self._capture_and_load(meta)
 
     def after_forward(self, meta: StepOrders) -> None:
         """This step's K/V is written: queue what becomes a donor, then carry out loads.
@@ -232,10 +272,13 @@ class WorkerSide:
         Loads come last because a request may have hit prefix blocks that another one
         computes in this very step. Never raises.
         """
+        if not meta.idle:
+            self._capture_and_load(meta)
+
+    def _capture_and_load(self, meta: StepOrders) -> None:
         for command in meta.captures if self.captures is not None else ():
             self._capture(command)
-        if not meta.idle:
-            self._load(meta)
+        self._load(meta)
 
     def _housekeeping(self, meta: StepOrders) -> None:
         if self.nested is not None:
@@ -311,6 +354,11 @@ class WorkerSide:
         """What this rank did since the last call, or None."""
         report = self._report
         report.weights_epoch = self._weights_epoch
+        if report.loaded and self.loads is not None:
+            report.clipped = self.loads.take_clipped()
+        if report.loaded and self.nested is not None:
+            report.replayed = self.nested.replayed - self._replayed
+            self._replayed = self.nested.replayed
         self._report = WorkerReport(layers=report.layers)
         if self.captures is not None:
             report = report + self.captures.take_report()

@@ -9,7 +9,7 @@ not count.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,17 @@ from semblend.core.errors import DonorError
 from semblend.core.faults import FaultPoint, reach
 from semblend.integration.scheduler.orders import LoadCommand
 from semblend.integration.worker.donors import WorkerDonors
+from semblend.integration.worker.loads_in_flight import LayerArrivals
 from semblend.integration.worker.pool_proof import prove_pool
 from semblend.integration.worker.port import KvAccess
 from semblend.kv.checking import Checking
 from semblend.kv.depth_drift import DepthDrift, read_table
 from semblend.kv.donor_pieces import CopiedRun, add_runs, extent
 from semblend.kv.in_flight import IN_FLIGHT
+from semblend.kv.layer_rotary import Rotary
 from semblend.kv.layerwise import ALL_DIRECT, DIRECT_SHARE, LayerwiseLoad, chunk_layers
 from semblend.kv.layout import SlotArray
-from semblend.kv.rotary_table import RotaryTable
+from semblend.kv.numbers import is_fp8
 from semblend.kv.span_batch import CopyBatch, CopyRuns
 
 _STAGED_BYTES = 512 << 20
@@ -59,23 +61,24 @@ class SpanLoad:
         return self._load.tokens
 
     @torch.inference_mode()
-    def place(self, layer: int) -> None:
-        """Put `layer`, and those before it, in place on the current stream.
+    def place_all(self) -> LayerArrivals | None:
+        """Queue all layers on the stream that the load was begun on, the current one.
 
-        Always the stream that the load was begun on.
+        Says when each is in place, None on a CPU.
         """
-        self._load(layer)
-        reach(FaultPoint.COPY)
-
-    @torch.inference_mode()
-    def place_all(self) -> None:
-        """Put all layers in place on the current stream."""
-        self._load.place_all()
+        events = []
+        for end in self._load.ends:
+            self._load(end - 1)
+            if self._device.type == "cuda":
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record(torch.cuda.current_stream(self._device))
+                events.append(event)
         reach(FaultPoint.COPY)
         self._placed = True
-        if self._device.type == "cuda":
-            self._passed = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._passed.record(torch.cuda.current_stream(self._device))
+        if not events:
+            return None
+        self._passed = events[-1]
+        return LayerArrivals(self._load.ends, tuple(events))
 
     @property
     def is_done(self) -> bool:
@@ -128,7 +131,7 @@ class SpanLoader:
         self,
         access: KvAccess,
         donors: WorkerDonors,
-        table: RotaryTable,
+        table: Rotary,
         *,
         rank: tuple[int, int] = (0, 1),
     ) -> None:
@@ -139,6 +142,7 @@ class SpanLoader:
         self._table = table.to(access.device)
         prove_pool(access, self._table)
         self._drifts: dict[str, DepthDrift] = {}
+        self._clipped = 0
         self._stream: torch.cuda.Stream | None = None
         if access.device.type == "cuda":
             self._stream = torch.cuda.Stream(access.device)  # type: ignore[no-untyped-call]
@@ -181,6 +185,16 @@ class SpanLoader:
             checking = {donor_id: Checking(each) for donor_id, each in checks.items()}
             return SpanLoad(load, leases.pop_all(), checking, device=self._access.device)
 
+    def take_clipped(self) -> int:
+        """Numbers of moved K clipped since the last call, of loads that have ended at least."""
+        if self._access.clipped is None:
+            return 0
+        # On a stream of our own: the engine's has work queued that need not be waited for.
+        with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+            total = int(self._access.clipped.item())
+        taken, self._clipped = total - self._clipped, total
+        return taken
+
     def _slots(self, command: LoadCommand) -> SlotArray:
         """Slots of the prompt's positions; none before the first span, whose blocks others fill."""
         start = min((span.target_start for span in command.copies), default=0)
@@ -206,11 +220,17 @@ class SpanLoader:
         """This rank's heads of the depth-drift table at `path`; None without a path."""
         if not path:
             return None
+        if is_fp8(self._access.dtype):
+            raise DonorError("depth drift was measured in the model's number format, not in fp8")
         if path not in self._drifts:
             access, (rank, ranks) = self._access, self._rank
             table = read_table(Path(path)).of_rank(
-                layers=access.layer_count, kv_heads=access.kv_heads, rank=rank, ranks=ranks
+                layers=access.layer_count - access.draft_layers,
+                kv_heads=access.kv_heads,
+                rank=rank,
+                ranks=ranks,
             )
+            table = table.with_still_layers(access.draft_layers)
             self._drifts[path] = table.to(access.device)
         return self._drifts[path]
 

@@ -36,6 +36,9 @@ class UnfitWorker:
     def weights_changed(self, how: str) -> None:
         """Nothing: there are no donors."""
 
+    def engine_ready(self) -> None:
+        """Nothing: there is nothing to measure."""
+
     def before_unmapping(self) -> None:
         """Nothing: nobody uses the K/V cache."""
 

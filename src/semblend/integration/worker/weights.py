@@ -51,6 +51,8 @@ class WeightWatch:
 def _sample(parameter: torch.Tensor) -> torch.Tensor:
     """Bytes from its middle, uint8 [at most _SAMPLED_BYTES], a view."""
     data = parameter.detach()
+    # As it lies in memory: some parameters are transposed views.
+    data = data.permute(sorted(range(data.dim()), key=data.stride, reverse=True))
     while data.dim() > 1 and not data.is_contiguous():
         data = data[len(data) // 2]
     flat = data.reshape(-1)

@@ -30,7 +30,7 @@ PARTIAL_SUFFIX = ".partial"
 _MAGIC = b"SBKV"
 _FIELDS = struct.Struct("<4sHH5IQ16s32sQ")
 _SEAL = struct.Struct("<Q")
-_DTYPE_CODES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
+_DTYPE_CODES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3, torch.uint8: 4}
 _DTYPES = {code: dtype for dtype, code in _DTYPE_CODES.items()}
 
 Empty = Callable[[Sequence[int], torch.dtype], torch.Tensor]

@@ -24,6 +24,8 @@ from semblend.planning.policies.none import NoRecompute
 class Budget(RecomputePolicy):
     """`policy`, declining spans until the rest costs at most `ratio` of their tokens.
 
+    Where more than `most` of all tokens would be computed anyway, all spans are declined.
+
     Complete spans are dropped, starting with the largest recomputed share: densely edited text has
     little to reuse, and its K/V is the least reliable. Runs added by a probe are taken best first
     while there is room, so the limit holds for the finished plan.
@@ -40,11 +42,13 @@ class Budget(RecomputePolicy):
 
     policy: RecomputePolicy = field(default_factory=NoRecompute)
     ratio: float = 0.15
+    most: float = 1.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.policy, RecomputePolicy):
             raise TypeError(f"expected a policy, got {self.policy!r}")
         share(self.ratio, of="budget: ratio")
+        share(self.most, of="budget: most")
 
     def runs(self, request: RecomputeRequest) -> list[Hole]:
         """The policy's runs, plus whole spans if those cost too much."""
@@ -57,6 +61,8 @@ class Budget(RecomputePolicy):
             span = kept.pop()
             spent, length = spent - price[span], length - span.length
             declined.append(Hole(span.target_start, span.target_end))
+        if sum(map(len, declined)) + spent > self.most * sum(s.length for s in request.spans):
+            return [Hole(span.target_start, span.target_end) for span in request.spans]
         return [*wanted, *declined]
 
     def probed_runs(self, request: RecomputeRequest, probe: Probe) -> list[Hole]:

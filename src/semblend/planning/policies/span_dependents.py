@@ -26,8 +26,13 @@ class SpanDependents(RecomputePolicy):
 
     Token ids do not show whether text depends on what changed before it, so moved spans and spans
     after an edit are treated much alike. Each is recomputed up to where sentences certainly end
-    (`planning/sure_ends.py`), at most `limit` tokens. A moved span that starts a paragraph or a
-    turn, after a whole sentence both in the donor and here, is recomputed `margin` tokens into it.
+    (`planning/sure_ends.py`), at most `limit` tokens. Two kinds of moved spans cost less or more:
+
+    - One that starts a paragraph, after a whole sentence both in the donor and here, is recomputed
+      `margin` tokens into it.
+    - One that starts a turn is recomputed for one sentence more, at most `turn` tokens: what stands
+      first is understood by the instruction before it, and there is one such span per request.
+
     One that starts after an empty line without a whole sentence (a table, code) is recomputed at
     most `lines` tokens.
     """
@@ -42,12 +47,14 @@ class SpanDependents(RecomputePolicy):
     margin: int = 8
     limit: int = 256
     lines: int = 64
+    turn: int = 96
 
     def __post_init__(self) -> None:
         count(self.sentences, of="span_dependents: sentences")
         count(self.margin, of="span_dependents: margin")
         count(self.limit, of="span_dependents: limit")
         count(self.lines, of="span_dependents: lines")
+        count(self.turn, of="span_dependents: turn")
 
     def runs(self, request: RecomputeRequest) -> list[Hole]:
         """The head of every span but an exact prefix."""
@@ -61,16 +68,18 @@ class SpanDependents(RecomputePolicy):
         start, boundaries = span.target_start, request.boundaries
         if boundaries is None:
             return start + self.limit
-        most = self.limit
+        tokens, most, sentences = request.tokens, self.limit, self.sentences
         if span.kind is SpanKind.MOVED:
             head = min(start + OPENING_TOKENS, span.target_end)
-            opening = start if span.opens else boundaries.opening(request.tokens, start, head)
-            if opening is not None:
+            opening = start if span.opens else boundaries.opening(tokens, start, head)
+            if opening is not None and boundaries.starts_turn(tokens, opening):
+                start, most, sentences = opening, self.turn, self.sentences + 1
+            elif opening is not None and not boundaries.has_words(tokens, start, opening):
                 return opening + self.margin
-            if boundaries.has_blank_line(request.tokens, start, head):
+            elif boundaries.has_blank_line(tokens, start, head):
                 most = min(self.limit, self.lines)
         end = min(start + most, span.target_end)
-        ends = boundaries.sure_ends(request.tokens, start, end, wanted=self.sentences)
-        if len(ends) < self.sentences:
+        ends = boundaries.sure_ends(tokens, start, end, wanted=sentences)
+        if len(ends) < sentences:
             return start + most
         return min(ends[-1] + self.margin, start + most)

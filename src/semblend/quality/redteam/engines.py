@@ -1,18 +1,20 @@
-"""The interface through which any engine can answer the red team's prompts.
+"""The interface through which any engine answers the red team's prompts.
 
-The embedded engine's lab is the first implementation. A server could be another: it would get the
-donors' prompts, then the target once with reuse and once without, and return only answers.
+Every engine that can be certified is one: the embedded engine's lab, and engines that serve. Those
+get the donors' prompts, then the target with reuse and without, and give only answers and the
+likeliest tokens.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from semblend.quality.items import Case, to_item
-from semblend.quality.lab import Lab
-from semblend.quality.measure import Record, measure, states
+from semblend.quality.measure import Record, states
+from semblend.quality.seam import MeasuredEngine
 
 FIRM_MARGIN = 0.5
 """Nats by which cold must prefer its answer for an item to count. Below that, the odds are under
@@ -27,6 +29,9 @@ class Answered:
     case: Case
     cold: str
     warm: str
+    cold_is_right: bool
+    warm_is_right: bool
+    """As the engine's measurement judges: a model that talks may say more than the answer."""
     shift: float = 0.0
     """Distance of warm's distribution from cold's, in [0, 1]; 0 if the engine does not report it.
     """
@@ -49,12 +54,12 @@ class Answered:
     @property
     def right_cold(self) -> bool:
         """Whether cold is right and something was reused. A prompt declined completely is cold."""
-        return self.cold == self.case.answer and self.reused_tokens > 0
+        return self.cold_is_right and self.reused_tokens > 0
 
     @property
     def tie_turned(self) -> bool:
         """Whether warm is wrong where cold was right by a small margin. Reported, not counted."""
-        return self.right_cold and not self.counts and self.warm != self.case.answer
+        return self.right_cold and not self.counts and not self.warm_is_right
 
     @property
     def leaked(self) -> bool:
@@ -68,7 +73,7 @@ class Answered:
     @property
     def lost(self) -> bool:
         """Whether warm is wrong and cold is right."""
-        return self.counts and self.warm != self.case.answer
+        return self.counts and not self.warm_is_right
 
     @property
     def alarm(self) -> float:
@@ -79,29 +84,38 @@ class Answered:
 
 
 class RedTeamEngine(Protocol):
-    """Something that has read the donors' prompts and answers the target's."""
+    """Something that has read the donors' prompts and answers the targets'."""
 
-    def answer(self, case: Case) -> Answered | None:
-        """Both answers, or None if nothing can be reused."""
+    @property
+    def batch(self) -> int:
+        """Cases that it likes to be given at once."""
+        ...
+
+    def answers(self, cases: Sequence[Case]) -> list[Answered | None]:
+        """Both answers to each; None where cold is wrong or nothing can be reused."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LabEngine:
-    """The embedded engine under one policy."""
+class AttackedEngine:
+    """An engine that can be certified, under one policy."""
 
-    lab: Lab
+    engine: MeasuredEngine
     policy: str
 
-    def answer(self, case: Case) -> Answered | None:
+    @property
+    def batch(self) -> int:
+        """As the engine likes it."""
+        return self.engine.batch
+
+    def answers(self, cases: Sequence[Case]) -> list[Answered | None]:
         """Ask cold first: an item it cannot answer costs nothing more."""
-        records = judge(self.lab, case, (self.policy,))
-        return answered(case, records[0]) if records else None
-
-
-def judge(lab: Lab, case: Case, policies: tuple[str, ...]) -> list[Record]:
-    """Judge one case under some policies; empty if cold is wrong or nothing is reusable."""
-    return measure(lab, to_item(case, lab.model.tokenizer), policies, cold_right_only=True)
+        work = [(to_item(case, self.engine.tokenizer), (self.policy,)) for case in cases]
+        found = self.engine.measure(work, cold_right_only=True)
+        return [
+            answered(case, records[0]) if records else None
+            for case, records in zip(cases, found, strict=True)
+        ]
 
 
 def answered(case: Case, record: Record) -> Answered:
@@ -110,6 +124,8 @@ def answered(case: Case, record: Record) -> Answered:
         case=case,
         cold=record.cold_answer,
         warm=record.answer,
+        cold_is_right=record.cold_right,
+        warm_is_right=record.right,
         margin=record.cold_margin,
         shift=1.0 - math.exp(-max(0.0, record.kl_worst)),
         reusable_tokens=record.reusable_tokens,

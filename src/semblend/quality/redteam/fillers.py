@@ -76,6 +76,48 @@ STOPS = (
     ", (he laughed.) Later",
 )
 
+QUOTED = (
+    ', who said "The winter was long. Nobody came to us. We waited here." and left,',
+    " (The roads were bad. People stayed at home. Nothing was sold. Nobody cared.)",
+    ", author of “The wind is cold. The bells are silent. Nothing stirs.” and of songs,",
+    ' – "It was late. Everybody slept. Nothing moved. The rain went on." –',
+    ", known for « La porte est ouverte. Personne ne vient. Tout est calme. » and for wine,",
+    " [The page is torn here. Some words are missing. The ink is pale.]",
+)
+SCRIPTS = (
+    "（春。山田。）",
+    ", 「こんにちは。元気です。」 as they say,",
+    "！？ 。 of the east,",
+    ", كما يقال؟ نعم،",
+    ", राम। श्याम। of the south,",
+    ", Ձմեռ։ Գարուն։ of the hills,",
+    ", ሰላም። of the highlands,",
+    ", ¡Vaya! ¿Y qué?,",
+    ", „Ja.“ und «Nein.»,",
+    ", Τι; Ναι. of the islands,",
+)
+INITIALS = (
+    ", friend of J. R. Hall and of C. D. Moor,",
+    ", of the firm A. B. Stone,",
+    ", pupil of George W. Field,",
+    ", reader of vitamin C. The book,",
+    ", son of M. and of P. Waters,",
+)
+ADDRESSES = (
+    ", of www.town.org and mail.town.org,",
+    ", found in report.v2.final.txt,",
+    ", at clerk@town.org. by letter,",
+    ", under 10.0.0.1 or so,",
+    ", section 4.2.1. of the rules,",
+)
+LONG_ABBREVIATIONS = (
+    ", cousin of Theod. Mann and of Fried. Brandt,",
+    ", of the Intern. Trade Assn. In town,",
+    ", after Gener. Wood and Lieut. Stone,",
+    ", cf. Suppl. Two and Append. Three,",
+    ", of the Polytechn. School and the Philharm. Hall,",
+)
+
 
 def filler(kind: str, words: int, rng: random.Random) -> str:
     """About `words` words, starting with a space or a mark; empty for none."""
@@ -87,6 +129,11 @@ def filler(kind: str, words: int, rng: random.Random) -> str:
         "numbers": NUMBERS,
         "stops": STOPS,
         "clauses": CLAUSES,
+        "quoted": QUOTED,
+        "scripts": SCRIPTS,
+        "initials": INITIALS,
+        "addresses": ADDRESSES,
+        "long_abbreviation": LONG_ABBREVIATIONS,
     }.get(kind)
     text = rng.choice(marks) if marks else ""
     phrases = rng.sample(PHRASES, len(PHRASES))

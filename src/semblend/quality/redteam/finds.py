@@ -71,6 +71,27 @@ class Findings:
         }
 
 
+def redteam_objections(
+    found: Findings | None, *, items: int, answers: float, towards_donor: int
+) -> list[str]:
+    """Reasons against a policy: too few valid items, leaks, or too many answers lost.
+
+    Nothing is asked where no items are.
+    """
+    if not items:
+        return []
+    if found is None:
+        return ["no red team attacked it"]
+    said: list[str] = []
+    if found.items < items:
+        said.append(f"red team: {found.items} items, at least {items} expected")
+    if found.leaks > towards_donor:
+        said.append(f"red team: {found.leaks} of {found.items} answers towards the donor's")
+    if found.lost > answers * found.items:
+        said.append(f"red team: {found.lost} of {found.items} answers lost")
+    return said
+
+
 def findings_of(attempts: Sequence[Attempt], *, policy: str, seed: int) -> Findings:
     """Count, and keep one find per signature, leaks first."""
     counted = [attempt for attempt in attempts if attempt.counts]

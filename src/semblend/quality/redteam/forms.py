@@ -22,6 +22,8 @@ class Form:
     """Whether it takes lines of its own."""
     above: str = ""
     """A line before the records that says how to read them."""
+    subjects: str = ""
+    """The kind of subject, where names make no sense."""
 
 
 FORMS: Mapping[str, Form] = {
@@ -142,6 +144,57 @@ FORMS: Mapping[str, Form] = {
     ),
     "question": Form(
         text="Where does {subject}{gap} live? In {value}!",
+        question="Where does {subject} live?",
+        values="cities",
+    ),
+    "opening": Form(
+        text="According to the old register, {subject}{gap} lives in {value}.",
+        question="Where does {subject} live?",
+        values="cities",
+    ),
+    "told": Form(
+        text='{subject} told the clerk{gap}: "I live in {value}."',
+        question="Where does {subject} live?",
+        values="cities",
+    ),
+    "footnote_mark": Form(
+        text="The house of {subject}[4] is old.\n[4]{gap} Its door number is {value}.",
+        question="What is the door number of {subject}?",
+        values="numbers",
+        lines=True,
+    ),
+    "list_heading": Form(
+        text="Secret code of {subject}:\n-{gap} {value}",
+        question="What is the secret code of {subject}?",
+        values="numbers",
+        lines=True,
+    ),
+    "nested_keys": Form(
+        text="{subject}:\n  note:{gap} none\n  code: {value}",
+        question="What is the code of {subject}?",
+        values="numbers",
+        lines=True,
+    ),
+    "function": Form(
+        text='if name == "{subject}":  #{gap} checked\n    return {value}',
+        question="What is the value of {subject}?",
+        values="numbers",
+        lines=True,
+    ),
+    "unit_heading": Form(
+        text="## Length in {subject}\n\nThe old road{gap} is {value} long.",
+        question="What is the length in {subject}?",
+        values="numbers",
+        lines=True,
+        subjects="units",
+    ),
+    "description": Form(
+        text="{subject} came to us in the spring. The old man{gap} lives in {value}.",
+        question="Where does {subject} live?",
+        values="cities",
+    ),
+    "third_sentence": Form(
+        text="{subject} came in the spring. The roads were bad. He{gap} lives in {value}.",
         question="Where does {subject} live?",
         values="cities",
     ),

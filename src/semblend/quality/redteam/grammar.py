@@ -1,6 +1,7 @@
 """What the red team varies: one gene for each way text can hide a change from a policy.
 
-A gene's values go from plain to odd. Shrinking returns to the first.
+A gene's values go from plain to odd. Shrinking returns to the first. Regressions are written anew
+from their genes and a seed, so values are added, never changed.
 """
 
 from __future__ import annotations
@@ -32,6 +33,15 @@ GENES: Mapping[str, tuple[str, ...]] = {
         "pronoun_line",
         "pronoun_paragraph",
         "question",
+        "opening",
+        "told",
+        "footnote_mark",
+        "list_heading",
+        "nested_keys",
+        "function",
+        "unit_heading",
+        "description",
+        "third_sentence",
     ),
     "gap": ("0", "2", "4", "6", "8", "12", "16", "24", "32", "48", "96", "160"),
     "filler": (
@@ -42,8 +52,13 @@ GENES: Mapping[str, tuple[str, ...]] = {
         "stops",
         "wrapped",
         "clauses",
+        "quoted",
+        "scripts",
+        "initials",
+        "addresses",
+        "long_abbreviation",
     ),
-    "place": ("middle", "first", "lead", "paragraph", "last", "pair"),
+    "place": ("middle", "first", "lead", "paragraph", "last", "pair", "line"),
     "change": ("exchanged", "rotated", "attribute"),
     "instruction": ("same", "other", "longer"),
     "also": (
@@ -56,8 +71,23 @@ GENES: Mapping[str, tuple[str, ...]] = {
         "lead_cut",
         "conflicting",
         "versions",
+        "gap_edit",
+        "word_before",
+        "other_facts",
+        "facts_by_turns",
     ),
-    "names": ("invented", "people", "accents", "capitals", "hyphens"),
+    "names": (
+        "invented",
+        "people",
+        "accents",
+        "capitals",
+        "hyphens",
+        "same_first",
+        "same_last",
+        "same_start",
+        "scripts",
+        "digits",
+    ),
     "spacing": ("plain", "double", "tabs", "no_break", "returns", "indented"),
     "sibling": ("behind", "before", "paragraphs"),
     "length": ("short", "medium", "long"),

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from semblend.planning.policies.base import policy_from_spec
-from semblend.quality.lab import Lab
+from semblend.quality.embedded import MeasuredEmbedded
 from semblend.quality.processes import lab_of_process, run_processes
 from semblend.quality.redteam.attempts import Attempt, add_attempts, read_attempts
-from semblend.quality.redteam.engines import LabEngine
+from semblend.quality.redteam.engines import AttackedEngine
 from semblend.quality.redteam.finds import Findings, findings_of
 from semblend.quality.redteam.regressions import regressions
 from semblend.quality.redteam.search import Search
+from semblend.quality.seam import MeasuredEngine
 
 MOST_TRIES = 40
 """Tries per wanted item. Without it, a model that answers hardly anything would never finish."""
@@ -37,17 +38,19 @@ class RedTeamJob:
     """Valid items required, over all processes."""
     seconds: float | None = None
     processes: int = 1
+    unaided: bool = False
+    """Whether to start from nothing rather than around known finds."""
 
     @property
     def stem(self) -> str:
         """Stem of the attempt files. Another policy, seed or number format is another search."""
         said = hashlib.sha256(f"{self.policy} {self.dtype}".encode()).hexdigest()[:8]
-        return f"redteam-{self.seed}-{said}"
+        return f"redteam-{self.seed}-{said}" + ("-unaided" if self.unaided else "")
 
     @property
     def files(self) -> list[Path]:
         """The existing attempt files."""
-        return sorted(self.folder.glob(f"{self.stem}*.jsonl"))
+        return sorted(self.folder.glob(f"{self.stem}-[0-9]*.jsonl"))
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -63,9 +66,9 @@ class RedTeamJob:
 Tell = Callable[[RedTeamJob], None]
 
 
-def attack(lab: Lab, job: RedTeamJob, tell: Tell = lambda job: None) -> None:
-    """Search in this process with an existing lab."""
-    _search(lab, job, 0, tell)
+def attack(engine: MeasuredEngine, job: RedTeamJob, tell: Tell = lambda job: None) -> None:
+    """Search in this process with an engine that is there."""
+    _search(engine, job, 0, tell)
 
 
 def attack_in_processes(job: RedTeamJob, tell: Tell = lambda job: None) -> None:
@@ -84,15 +87,15 @@ def attack_in_processes(job: RedTeamJob, tell: Tell = lambda job: None) -> None:
 def _process(job: RedTeamJob, at: int) -> None:
     drift = job.drift if policy_from_spec(job.policy).shifts_depth else None
     with lab_of_process(job.model, device=job.device, dtype=job.dtype, drift=drift) as lab:
-        _search(lab, job, at, lambda job: None)
+        _search(MeasuredEmbedded(lab), job, at, lambda job: None)
 
 
-def _search(lab: Lab, job: RedTeamJob, at: int, tell: Tell) -> None:
+def _search(engine: MeasuredEngine, job: RedTeamJob, at: int, tell: Tell) -> None:
     path = job.folder / f"{job.stem}-{at}.jsonl"
     search = Search(
-        engine=LabEngine(lab=lab, policy=job.policy),
+        engine=AttackedEngine(engine=engine, policy=job.policy),
         seed=job.seed + at * SEED_OF_PROCESS,
-        known=[one.structure for one in regressions()],
+        known=[] if job.unaided else [one.structure for one in regressions()],
         attempts=read_attempts([path]) if path.exists() else [],
     )
     items = None if job.items is None else -(-job.items // job.processes)

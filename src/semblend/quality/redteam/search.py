@@ -33,7 +33,7 @@ class Search:
     def __post_init__(self) -> None:
         self._bandit = Bandit(self.seed, self.known)
         for attempt in self.attempts:
-            self._bandit.learn(attempt.structure, attempt.alarm)
+            self._bandit.learn(attempt.structure, attempt.alarm, counts=attempt.counts)
 
     @property
     def counted(self) -> int:
@@ -55,24 +55,33 @@ class Search:
             and (items is None or self.counted < items)
             and (tries is None or len(self.attempts) < tries)
         ):
-            tell(self.step())
+            left = self.engine.batch if tries is None else tries - len(self.attempts)
+            for attempt in self.step(min(self.engine.batch, left)):
+                tell(attempt)
 
-    def step(self) -> Attempt:
-        """Try one structure."""
-        structure = self._bandit.draw()
-        attempt = self._ask(structure, self.seed * SEED_STEP + len(self.attempts))
-        if attempt.lost and sum(one.lost for one in self.attempts) < MOST_SHRUNK:
-            attempt = replace(attempt, shrunk=self._shrunk(attempt))
-        self.attempts.append(attempt)
-        self._bandit.learn(structure, attempt.alarm)
-        return attempt
+    def step(self, count: int = 1) -> list[Attempt]:
+        """Try some structures, all at once."""
+        first = self.seed * SEED_STEP + len(self.attempts)
+        asked = [(self._bandit.draw(), first + at) for at in range(count)]
+        attempts: list[Attempt] = []
+        for attempt in self._ask(asked):
+            if attempt.lost and sum(one.lost for one in self.attempts) < MOST_SHRUNK:
+                attempt = replace(attempt, shrunk=self._shrunk(attempt))
+            self.attempts.append(attempt)
+            attempts.append(attempt)
+            self._bandit.learn(attempt.structure, attempt.alarm, counts=attempt.counts)
+        return attempts
 
-    def _ask(self, structure: Structure, seed: int) -> Attempt:
-        return attempt_of(structure, seed, self.engine.answer(write(structure, seed)))
+    def _ask(self, asked: Sequence[tuple[Structure, int]]) -> list[Attempt]:
+        found = self.engine.answers([write(structure, seed) for structure, seed in asked])
+        return [
+            attempt_of(structure, seed, answered)
+            for (structure, seed), answered in zip(asked, found, strict=True)
+        ]
 
     def _shrunk(self, attempt: Attempt) -> Structure:
         def breaks(structure: Structure) -> bool:
-            again = self._ask(structure, attempt.seed)
+            (again,) = self._ask([(structure, attempt.seed)])
             return again.leaked if attempt.leaked else again.lost
 
         return shrink(attempt.structure, breaks)

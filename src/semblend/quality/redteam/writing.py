@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from semblend.quality.items import Ask, Case
 from semblend.quality.redteam.fillers import filler
@@ -16,6 +16,7 @@ from semblend.quality.redteam.forms import FORMS, Form, values_of
 from semblend.quality.redteam.grammar import Structure
 from semblend.quality.redteam.names import subjects
 from semblend.quality.texts.documents import INSTRUCTIONS
+from semblend.quality.texts.prose import names as invented
 from semblend.quality.texts.prose import sentence
 
 WORKLOAD = "redteam"
@@ -24,6 +25,7 @@ LONGER = (
     "all of it before you answer, and answer with the words of the page and with nothing else."
 )
 ATTRIBUTE, OTHER_ATTRIBUTE = "secret code", "door number"
+OPENERS = ("Now", "In short,", "As is known,", "It is written that", "Note:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,8 @@ class _Text:
     records: list[_Record]
     above: str
     lead: list[str] = field(default_factory=list)
+    on_lines: bool = False
+    """Whether records start lines, whatever their form."""
 
     def render(self, form: Form, spacing: str) -> str:
         blocks: list[str] = []
@@ -62,7 +66,7 @@ class _Text:
                 text = self.records[part].text(form) if isinstance(part, int) else part
                 if is_record and above:
                     text, above = f"{above}\n{text}", ""
-                own_line = form.lines and (is_record or said.endswith("\n"))
+                own_line = (form.lines or self.on_lines) and (is_record or said.endswith("\n"))
                 said += ("\n" if own_line and said and not said.endswith("\n") else "") + (
                     " " if said and not own_line else ""
                 )
@@ -82,7 +86,9 @@ def write(structure: Structure, seed: int) -> Case:
     elif structure.instruction == "longer":
         now = LONGER
     bodies = [donor.render(form, structure.spacing)]
-    bodies += [text.render(form, structure.spacing) for text in _others(structure, donor, rng)]
+    bodies += [
+        text.render(form, structure.spacing) for text in _others(structure, donor, target, rng)
+    ]
     mine = target.records[asked]
     attribute = {ATTRIBUTE: mine.attribute}
     question = form.question.format(subject=mine.subject)
@@ -117,7 +123,7 @@ def _pair(
 ) -> tuple[_Text, _Text, int, tuple[str, ...]]:
     """Donor, target, the number of the record asked for, and what would reveal the donor."""
     count = 3 if structure.change == "rotated" else 2
-    names = subjects(structure.names, count, rng)
+    names = subjects(form.subjects or structure.names, count, rng)
     values = list(values_of(form.values, count, rng))
     extras = list(values_of("numbers", count, rng))
     words = int(structure.gap)
@@ -137,8 +143,14 @@ def _pair(
         said = {(record.subject, record.attribute): record.value for record in old}
         leaked = (said[new[0].subject, new[0].attribute],)
     skeleton = _skeleton(structure, count, rng)
-    donor = _Text(paragraphs=skeleton, records=old, above=above)
-    target = _Text(paragraphs=[list(p) for p in skeleton], records=new, above=new_above)
+    on_lines = structure.place == "line"
+    donor = _Text(paragraphs=skeleton, records=old, above=above, on_lines=on_lines)
+    target = _Text(
+        paragraphs=[list(p) for p in skeleton],
+        records=list(new),
+        above=new_above,
+        on_lines=on_lines,
+    )
     if structure.place == "lead":
         size = rng.randrange(1, 5)
         donor.lead = [sentence(rng) for _ in range(size)]
@@ -210,6 +222,13 @@ def _also(structure: Structure, donor: _Text, target: _Text, rng: random.Random)
     also = structure.also
     if also == "insertion":
         blocks[at].insert(here, sentence(rng))
+    elif also == "word_before":
+        blocks[at].insert(here, rng.choice(OPENERS))
+    elif also == "gap_edit" and target.records[0].gap:
+        mine = target.records[0]
+        words = mine.gap.lstrip(" ")
+        space = " " * (len(mine.gap) - len(words))
+        target.records[0] = replace(mine, gap=space + _one_word(words, rng))
     elif also in ("edit_before", "deletion"):
         before = next((i for i in range(here - 1, -1, -1) if isinstance(blocks[at][i], str)), None)
         if before is not None:
@@ -232,25 +251,32 @@ def _also(structure: Structure, donor: _Text, target: _Text, rng: random.Random)
         target.paragraphs.append([sentence(rng), *missing])
 
 
-def _others(structure: Structure, donor: _Text, rng: random.Random) -> list[_Text]:
-    """Further donors: a version that says something else again, or this one's history."""
-    if structure.also not in ("conflicting", "versions"):
+def _others(structure: Structure, donor: _Text, target: _Text, rng: random.Random) -> list[_Text]:
+    """Further donors: versions that say something else again, or this one's history."""
+    also = structure.also
+    if also not in ("conflicting", "versions", "other_facts", "facts_by_turns"):
         return []
     found: list[_Text] = []
-    for _ in range(1 if structure.also == "conflicting" else 2):
+    for _ in range(2 if also == "versions" else 1):
         paragraphs = [list(block) for block in donor.paragraphs]
-        if structure.also == "versions":
+        records = donor.records
+        if also == "conflicting":
+            paragraphs = paragraphs[1:] + paragraphs[:1]
+        else:
             block = rng.choice(paragraphs)
             at = rng.randrange(len(block))
             if isinstance(block[at], str):
                 block[at] = _one_word(str(block[at]), rng)
-        else:
-            paragraphs = paragraphs[1:] + paragraphs[:1]
+        if also == "other_facts":
+            third = invented(rng, len(records))
+            records = [replace(one, subject=name) for one, name in zip(records, third, strict=True)]
+        elif also == "facts_by_turns":
+            records = target.records
         found.append(
-            _Text(
+            replace(
+                donor,
                 paragraphs=paragraphs,
-                records=donor.records,
-                above=donor.above,
+                records=records,
                 lead=[sentence(rng) for _ in donor.lead],
             )
         )

@@ -16,8 +16,8 @@ from semblend.quality.served.comparing import compared, margin
 ANSWER_TOKENS = 24
 NAIVE = "none"
 """Reuses every span whole: what it reuses is what can be reused."""
-REASONED = "</think>"
-"""What thinking models end their reasoning with; the answer stands behind it."""
+REASONING, REASONED = "<think>", "</think>"
+"""What thinking models put around their reasoning; the answer stands behind it."""
 
 
 class MeasuredServer:
@@ -45,11 +45,21 @@ class MeasuredServer:
         """Items to ask about at once."""
         return self._asker.batch
 
-    def measure(self, work: Sequence[Work]) -> list[list[Record]]:
+    def measure(self, work: Sequence[Work], *, cold_right_only: bool = False) -> list[list[Record]]:
         """Records of each item; naive reuse is always asked, for it says what can be reused."""
         self._turn += 1
+        colds = self._asker.ask([self._cold(item, "cold") for item, _ in work])
+        if not cold_right_only:
+            return self._measure(work, colds)
+        right = [at for at, (item, _) in enumerate(work) if _cold_right(item.case, colds[at])]
+        found = self._measure([work[at] for at in right], [colds[at] for at in right])
+        by_place = dict(zip(right, found, strict=True))
+        return [by_place.get(at, []) for at in range(len(work))]
+
+    def _measure(self, work: Sequence[Work], colds: Sequence[ServedReply]) -> list[list[Record]]:
+        if not work:
+            return []
         items = [item for item, _ in work]
-        colds = self._asker.ask([self._cold(item, "cold") for item in items])
         warm: dict[str, dict[int, ServedReply]] = {}
         specs = dict.fromkeys((NAIVE, *(spec for _, wanted in work for spec in wanted)))
         if self._asker.forgets_prefixes:
@@ -140,7 +150,7 @@ def _record(item: Item, spec: str, cold: ServedReply, warm: ServedReply, reusabl
         cold_answer=cold_answer,
         expected=case.answer,
         right=_right(case, answer, same),
-        cold_right=_right(case, cold_answer, True),
+        cold_right=_cold_right(case, cold),
         same=same,
         leaked=states(answer, case.leaked),
         cold_leaked=states(cold_answer, case.leaked),
@@ -156,8 +166,13 @@ def _record(item: Item, spec: str, cold: ServedReply, warm: ServedReply, reusabl
 
 
 def _answer(reply: ServedReply) -> str:
-    """What is said behind any reasoning."""
-    return reply.text.rpartition(REASONED)[2].strip()
+    """What is said behind any reasoning; nothing, where reasoning took all the tokens."""
+    _, ended, answer = reply.text.rpartition(REASONED)
+    return "" if REASONING in answer and not ended else answer.strip()
+
+
+def _cold_right(case: Case, cold: ServedReply) -> bool:
+    return _right(case, _answer(cold), True)
 
 
 def _right(case: Case, answer: str, same: bool) -> bool:

@@ -27,7 +27,7 @@ NOT_TOLD = "not told by the server"
 LEFT_OUT = (
     "the table of depth drift, and with it policies that shift depths",
     "the share of the price that a policy's probe computes",
-    "quantisation and K/V format, which the server does not tell",
+    "quantisation, K/V format and speculation, which the server does not tell",
 )
 _ID = "token_id:"
 
@@ -45,6 +45,7 @@ class HttpServer:
         model: str,
         fingerprint: str,
         dtype: str,
+        architecture: str,
         tokenizer: Any,
         key: str = "",
     ) -> None:
@@ -78,8 +79,10 @@ class HttpServer:
             model=model,
             fingerprint=fingerprint,
             dtype=dtype,
+            architecture=architecture,
             quantisation=NOT_TOLD,
             kv_format=NOT_TOLD,
+            speculation=NOT_TOLD,
             hardware=NOT_TOLD,
             method=METHOD,
             left_out=LEFT_OUT,

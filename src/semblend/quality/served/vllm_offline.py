@@ -13,6 +13,7 @@ import torch
 
 from semblend import __version__
 from semblend.core.errors import MissingExtraError
+from semblend.core.namespace import NONE
 from semblend.core.tokens import TokenArray
 from semblend.quality.seam import MeasuredFacts
 from semblend.quality.served.asking import TOP, ServedReply, ServedRequest
@@ -26,6 +27,8 @@ ENVIRONMENT = {
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "SEMBLEND_SHADOW_RATE": "0",
+    # What reuse does to answers is measured, whether or not it pays here.
+    "SEMBLEND_MEASURE_SPEED": "0",
 }
 BATCH = 8
 CAPTURES = 64
@@ -45,6 +48,7 @@ class VllmOffline:
         model: str,
         *,
         identify: Callable[[], str],
+        asked_at_load: Callable[[Any], Mapping[str, str]],
         dtype: str = "auto",
         policy: str = "none",
         tables: Path | None = None,
@@ -56,6 +60,8 @@ class VllmOffline:
         ----------
         identify
             Tells the content hash of the weights; asked once vLLM has fetched them.
+        asked_at_load
+            Tells from the VllmConfig what the connector will compare with the certificate.
         policy
             Of requests that name none. One that shifts depths has the engine read the table.
         tables
@@ -97,7 +103,10 @@ class VllmOffline:
         self.tokenizer: Any = self._llm.get_tokenizer()
         self._core: Any = self._llm.llm_engine.engine_core.engine_core
         self.most_tokens = int(self._llm.llm_engine.vllm_config.model_config.max_model_len)
-        self.facts = _facts(self._llm.llm_engine.vllm_config, model, identify(), vllm.__version__)
+        config = self._llm.llm_engine.vllm_config
+        self.facts = _facts(config, model, identify(), vllm.__version__, asked_at_load(config))
+        self.no_table = _no_table(config, self.facts)
+        """Why there is no table of depth drift here; empty: there is one to measure."""
 
     def ask(self, questions: Sequence[ServedRequest]) -> list[ServedReply]:
         """All in one call: vLLM batches them as it does those of users."""
@@ -148,6 +157,16 @@ class VllmOffline:
         gc.collect()
 
 
+def _no_table(config: Any, facts: MeasuredFacts) -> str:
+    # The adapter uses tables only where a donor's K/V is the model's own, as it was computed.
+    asked = facts.asked_at_load
+    if asked["quantization"] != NONE or asked["kv_format"] != NONE:
+        return "weights quantised at load or K/V of another format"
+    if config.model_config.use_mla:
+        return "latent K/V"
+    return "a drafter" if facts.speculation != NONE else ""
+
+
 def _reply(output: Any) -> ServedReply:
     (answer,) = output.outputs
     return ServedReply(
@@ -161,9 +180,10 @@ def _reply(output: Any) -> ServedReply:
     )
 
 
-def _facts(config: Any, model: str, fingerprint: str, version: str) -> MeasuredFacts:
+def _facts(
+    config: Any, model: str, fingerprint: str, version: str, asked: Mapping[str, str]
+) -> MeasuredFacts:
     dtype = str(config.model_config.dtype).removeprefix("torch.")
-    kv_format = str(config.cache_config.cache_dtype)
     device = str(config.device_config.device_type)
     return MeasuredFacts(
         engine="vllm",
@@ -172,7 +192,10 @@ def _facts(config: Any, model: str, fingerprint: str, version: str) -> MeasuredF
         fingerprint=fingerprint,
         dtype=dtype,
         quantisation=str(config.model_config.quantization or "none"),
-        kv_format=dtype if kv_format == "auto" else kv_format,
+        architecture=str(config.model_config.architecture),
+        kv_format=dtype if asked["kv_format"] == NONE else asked["kv_format"],
+        speculation=asked["speculation"],
+        asked_at_load=asked,
         hardware=torch.cuda.get_device_name() if device == "cuda" else device,
         versions={"torch": torch.__version__, "connector": __version__},
         method=METHOD,

@@ -98,7 +98,10 @@ def create_gateway(
     async def generate(http: Request) -> Response:
         """Place a request and forward it."""
         raw = await http.body()
-        placed = await placer.place(_json(raw), http.headers, tenant=_tenant(http))
+        caller = _caller(http)
+        placed = await placer.place(
+            _json(raw), http.headers, tenant=caller.tenant, principal=caller.principal
+        )
         metrics.lookup.observe(placed.lookup_s)
         return await forwarder.forward(http, raw, placed)
 
@@ -109,7 +112,13 @@ def create_gateway(
         Shows every worker's load, so with API keys it needs an admin key.
         """
         require_admin(http.state.caller)
-        placed = await placer.place(_json(await http.body()), http.headers, tenant=_tenant(http))
+        caller = _caller(http)
+        placed = await placer.place(
+            _json(await http.body()),
+            http.headers,
+            tenant=caller.tenant,
+            principal=caller.principal,
+        )
         option = placed.placement.option
         return JSONResponse(
             {
@@ -158,8 +167,8 @@ def create_gateway(
     return app
 
 
-def _tenant(http: Request) -> str | None:
-    """The prompt's tenant.
+def _caller(http: Request) -> Caller:
+    """Who sent the prompt.
 
     Raises
     ------
@@ -168,7 +177,7 @@ def _tenant(http: Request) -> str | None:
     """
     caller: Caller = http.state.caller
     require_tenant(caller)
-    return caller.tenant
+    return caller
 
 
 def _json(raw: bytes) -> dict[str, Any]:

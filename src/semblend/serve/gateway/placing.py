@@ -10,7 +10,7 @@ from typing import Any
 
 from semblend.core.errors import RequestFieldError, SemBlendError
 from semblend.core.namespace import Namespace, salt_part
-from semblend.core.settings import Settings
+from semblend.core.settings import DonorSharing, Settings
 from semblend.core.tokens import TokenArray
 from semblend.fleet.directory.answers import Found
 from semblend.fleet.directory.directory import Directory
@@ -29,6 +29,8 @@ from semblend.serve.watch.json_logs import log
 
 _MAX_NAMESPACES = 4
 """Maximum number of distinct models or caches a prompt is sketched for."""
+_OTHER_ENGINES = ("segments:", "trtllm:", "slots:")
+"""How the cache layouts of engines begin that are not ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +66,17 @@ class Placer:
         self._caches = caches
 
     async def place(
-        self, body: Mapping[str, Any], headers: Mapping[str, str], *, tenant: str | None
+        self,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str],
+        *,
+        tenant: str | None,
+        principal: str | None = None,
     ) -> Placed:
         """Place a tenant's request; without evidence if the body cannot be read.
 
-        `tenant` is the caller as identified by the gate; None is the fleet's default tenant.
+        `tenant` and `principal` are the caller as identified by the gate; None is the fleet's
+        default tenant, and everybody in it.
         """
         started = time.perf_counter()
         found, size = Found(), 1
@@ -77,7 +85,7 @@ class Placer:
             tokens = await self._tokens(body)
             size = len(tokens)
             started = time.perf_counter()
-            namespaces = self._namespaces(body, headers, tenant)
+            namespaces = self._namespaces(body, headers, tenant, principal)
             found = await asyncio.to_thread(self._look_up, tokens, namespaces)
             resident = await asyncio.to_thread(self._resident, tokens, body, tenant)
         except SemBlendError:
@@ -143,7 +151,11 @@ class Placer:
         return best
 
     def _namespaces(
-        self, body: Mapping[str, Any], headers: Mapping[str, str], tenant: str | None
+        self,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str],
+        tenant: str | None,
+        principal: str | None,
     ) -> list[Namespace]:
         """The namespaces the request would have at the workers, one per kind of worker."""
         template = headers.get("x-chat-template-id") or self._settings.donor_template
@@ -157,10 +169,17 @@ class Placer:
                     template=template,
                     cache_salt=_salt_part(salt, extra_key, str(parts.get("cache_layout"))),
                 )
+                if self._knows_principals(parts):
+                    namespace = namespace.for_principal(principal)
                 kinds.setdefault(namespace.key().hex(), namespace)
             except (SemBlendError, TypeError):
                 continue  # A worker of another version; its donors cannot be compared.
         return list(kinds.values())[:_MAX_NAMESPACES]
+
+    def _knows_principals(self, parts: Mapping[str, Any]) -> bool:
+        """Whether a worker keeps principals apart: ours read the keys, others know only salts."""
+        ours = not str(parts.get("cache_layout")).startswith(_OTHER_ENGINES)
+        return ours and self._settings.share_donors is not DonorSharing.TENANT
 
 
 def _text(body: Mapping[str, Any], name: str) -> str | None:

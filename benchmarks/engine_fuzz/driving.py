@@ -9,22 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from benchmarks.vllm_fuzz.engine import FuzzEngine, Record
-from benchmarks.vllm_fuzz.traffic import MOST_TOKENS, Asked, Traffic
-from semblend.core.faults import FaultPoint, planted
+from benchmarks.engine_fuzz.engine import FuzzEngine, Record
+from benchmarks.engine_fuzz.traffic import MOST_TOKENS, Asked, Traffic
+from semblend.core.faults import FaultPoint
 
-POINTS = tuple(
-    point
-    for point in FaultPoint
-    # vLLM's own pool allocates blocks before asking us; the others belong to the fleet.
-    if point
-    not in (
-        FaultPoint.POOL,
-        FaultPoint.TRANSPORT_READ,
-        FaultPoint.TRANSPORT_WRITE,
-        FaultPoint.EVENT_BUS,
-    )
-)
 _DISK = (FaultPoint.DISK_READ, FaultPoint.DISK_FULL, FaultPoint.SLOW_DISK)
 _WINDOW = 10
 """Minimum requests during which one point fails more often than the others."""
@@ -65,7 +53,8 @@ class Driver:
     seed: int
     in_flight: int
     fault_rate: float
-    points: Sequence[FaultPoint] = POINTS
+    points: Sequence[FaultPoint]
+    """Those the engine's requests pass."""
     records: list[Record] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
     fired: Counter[FaultPoint] = field(default_factory=Counter)
@@ -85,9 +74,9 @@ class Driver:
             )
             if not self.fault_rate:
                 spec = ""
-            with planted(spec, seed=self.seed + window) as faults:
+            with self.engine.planted(spec, seed=self.seed + window) as faults:
                 self._window(until, progress)
-            self.fired += faults.fired
+            self.fired.update(faults.fired)
             window += 1
         self._to_the_end()
 
@@ -116,7 +105,7 @@ class Driver:
                     break
                 salt = f"{point}-{attempt}"
                 donors, target = self.traffic.pair_for(salt)
-                with planted(f"{point}:1:2", seed=attempt) as faults:
+                with self.engine.planted(f"{point}:1:2", seed=attempt) as faults:
                     self._send(donors)
                     self._to_the_end()
                     self.engine.forget_prefixes()
@@ -124,7 +113,7 @@ class Driver:
                         self.engine.push_to_disk(self.traffic.text(self.traffic.longest))
                     self._send([target])
                     self._to_the_end()
-                self.fired += faults.fired
+                self.fired.update(faults.fired)
 
     def _window(self, until: int, progress: Progress) -> None:
         rng = random.Random(self.seed * 7919 + until)

@@ -22,20 +22,7 @@ class Answer:
     likely: tuple[dict[int, float], ...]
     """Log-probabilities by token."""
     said: dict[str, Any] = field(default_factory=dict)
-    """What the connector reported about it."""
-
-    @classmethod
-    def of(cls, output: Any) -> Answer:
-        """vLLM's output of a request that asked for log-probabilities."""
-        (best,) = output.outputs
-        return cls(
-            tokens=tuple(best.token_ids),
-            likely=tuple(
-                {token: said.logprob for token, said in place.items()}
-                for place in best.logprobs or ()
-            ),
-            said=(output.kv_transfer_params or {}).get("semblend", {}),
-        )
+    """What was reported about it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

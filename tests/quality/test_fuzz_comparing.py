@@ -1,9 +1,9 @@
-"""The fuzz of vLLM can fail: near ties pass, tokens out of the question do not."""
+"""The fuzz of engines can fail: near ties pass, tokens out of the question do not."""
 
 from __future__ import annotations
 
 import pytest
-from benchmarks.vllm_fuzz.comparing import Answer, Comparison
+from benchmarks.engine_fuzz.comparing import Answer, Comparison
 
 LIKELY = {5: -0.7, 6: -0.75, 7: -4.0}
 

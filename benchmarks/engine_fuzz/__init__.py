@@ -1,0 +1,1 @@
+"""What the fuzzes of real engines share: traffic, driving, judging and the report."""

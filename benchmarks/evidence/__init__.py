@@ -1,0 +1,1 @@
+"""Reuse under load and over time, against what people would use instead. See docs/evidence.md."""

@@ -1,0 +1,53 @@
+"""Which versions of an engine an adapter was written for.
+
+Engines change the interfaces adapters use between releases, so "newer" does not mean
+"compatible": only versions that are listed are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from semblend.integration.findings import Finding, Verdict
+
+RUN = "run"
+"""The adapter's tests ran on it."""
+READ = "read"
+"""Its interfaces were compared, and it was not run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionSupport:
+    """What is known about one version of an engine."""
+
+    version: str
+    supported: bool
+    verified: bool
+    """Whether the adapter's tests ran on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineVersions:
+    """The versions of one engine."""
+
+    engine: str
+    known: Mapping[str, str]
+    """Releases, and whether each was run or read."""
+    release_of: Callable[[str], str]
+    """The release that a version belongs to."""
+
+    def judge(self, version: str) -> VersionSupport:
+        """What the adapter knows about a version."""
+        how = self.known.get(self.release_of(version))
+        return VersionSupport(version=version, supported=how is not None, verified=how == RUN)
+
+    def finding(self, support: VersionSupport) -> Finding:
+        """What `semblend doctor` prints about a version."""
+        verdict, said = Verdict.OK, "tested"
+        if not support.supported:
+            verdict = Verdict.REFUSED
+            said = f"its interfaces are not known here; known are {', '.join(self.known)}"
+        elif not support.verified:
+            verdict, said = Verdict.NOTE, "its interfaces were compared, it was not run"
+        return Finding(check=self.engine, verdict=verdict, detail=f"{support.version}: {said}")
