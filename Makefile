@@ -10,8 +10,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # One thread per worker: two workers on two cores, and results that do not depend on the machine.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
+# Real engines, servers and threads share two cores. A test that missed a deadline runs once more;
+# the summary lists it as a rerun, and it wants mending all the same.
+TWICE := --reruns 1 -raR
 # A file's tests share an engine, so a file stays in one process. tests/conftest.py says which start first.
-TWO := -n 2 --dist loadfile --no-loadscope-reorder --durations 15
+TWO := -n 2 --dist loadfile --no-loadscope-reorder --durations 15 $(TWICE)
 # A test may wait for several engines to start, and a busy machine is no hanging test.
 PATIENT := $(TWO) --timeout 600
 

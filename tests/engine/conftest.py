@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -62,7 +63,10 @@ class Driver:
         return self.run(tokens, reuse=False, donate=False, **options)
 
     def leaked_pages(self) -> int:
-        """Pages nobody should hold any more."""
+        """Pages nobody should hold any more, once shadow samples have been computed."""
+        deadline = time.monotonic() + 60
+        while self.engine.shadow.waiting and time.monotonic() < deadline:
+            time.sleep(0.01)
         self.engine.donors.wait()
         self.engine.flush_prefix_cache()
         return self.engine.pool.allocator.total - self.engine.pool.allocator.free

@@ -64,7 +64,7 @@ def test_what_hardly_moved_is_left_alone() -> None:
 def settings_for(folder) -> Settings:
     return Settings(
         embedder=EmbedderKind.NONE, namespace_secret="s", certificate_dir=str(folder),
-        min_reuse_ratio=0.05,
+        min_reuse_ratio=0.05, shadow_rate=0.0,
     )  # fmt: skip
 
 
