@@ -22,11 +22,12 @@ from semblend.quality.measure import measure
 from semblend.quality.redteam.attempts import add_attempts, attempt_of, read_attempts
 from semblend.quality.redteam.engines import Answered, answered
 from semblend.quality.redteam.finds import findings_of
+from semblend.quality.redteam.forms import FORMS
 from semblend.quality.redteam.grammar import GENES, Structure, random_structure
 from semblend.quality.redteam.regressions import added, regressions, write_regressions
 from semblend.quality.redteam.search import Search
 from semblend.quality.redteam.summaries import said_of
-from semblend.quality.redteam.writing import write
+from semblend.quality.redteam.writing import ATTRIBUTE, write
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "semblend-reference-27m"
@@ -54,6 +55,29 @@ def test_every_structure_states_the_right_answer_and_tempts_with_the_donors():
         assert write(structure, seed) == case
 
 
+def test_donors_of_a_neutral_case_state_nothing_that_would_be_a_leak():
+    changed = 0
+    for seed, structure in enumerate(structures(400)):
+        case, neutral = write(structure, seed), write(structure, seed, neutral=True)
+        assert (neutral.target, neutral.answer, neutral.leaked) == (
+            case.target, case.answer, case.leaked
+        )  # fmt: skip
+        assert len(neutral.donors) == len(case.donors)
+        # A donor that disagrees speaks of others; edits stay where they are.
+        assert neutral.donors[0] != case.donors[0], structure.signature
+        for mine, other in zip(case.donors, neutral.donors, strict=True):
+            assert mine.instruction == other.instruction
+            assert mine.body.count("\n") == other.body.count("\n"), structure.signature
+        form = FORMS[structure.form]
+        if structure.change != "attribute" or ATTRIBUTE not in form.text + form.above:
+            asked = re.escape(form.question.format(subject="?")).replace(r"\?", "(.+)", 1)
+            subject = re.fullmatch(asked, case.target.question)[1]
+            assert subject in case.donors[0].body, structure.signature
+            assert subject not in neutral.donors[0].body, structure.signature
+            changed += 1
+    assert changed > 200
+
+
 def test_every_value_of_every_gene_changes_the_prompts():
     plain = Structure(gap="8", change="exchanged", filler="abbreviation", form="code")
     for gene, values in GENES.items():
@@ -70,16 +94,19 @@ class Brittle:
 
     batch = 1
 
-    def __init__(self, *, margin=math.inf):
+    def __init__(self, *, margin=math.inf, unprompted=False):
         self.asked = Counter()
         self.margin = margin
+        self.unprompted = unprompted
 
     def answers(self, cases):
         return [self.answer(case) for case in cases]
 
     def answer(self, case):
         words = re.search(r"a\.k\.a\.|approx\.|p\.m\.", case.target.body)
-        hole = case.kind == "works" and words is not None
+        subject = re.fullmatch(r"What does (.+) work as\?", case.target.question)
+        told = subject is not None and any(subject[1] in donor.body for donor in case.donors)
+        hole = case.kind == "works" and words is not None and (told or self.unprompted)
         self.asked[case.kind] += 1
         return Answered(
             case=case,
@@ -108,6 +135,15 @@ def test_the_search_finds_a_hole_makes_it_small_and_spends_its_items_there():
     # Everything that does not matter is plain again.
     odd = set(smallest.to_dict().items()) - set(Structure().to_dict().items())
     assert {gene for gene, _ in odd} == {"form", "filler", "gap"}
+
+
+def test_an_answer_that_no_donor_states_is_a_loss_and_no_leak():
+    search = Search(engine=Brittle(unprompted=True), seed=1)
+    search.run(tries=600)
+    found = findings_of(search.attempts, policy="p", seed=1)
+    assert found.unprompted > 5
+    assert (found.leaks, found.lost) == (0, found.unprompted)
+    assert all(one.unprompted == one.lost for one in search.attempts)
 
 
 def test_the_search_learns_which_items_the_model_can_answer():

@@ -148,6 +148,9 @@ def certify(
             "5000.",
         ),
     ] = None,
+    redteam_seed: Annotated[
+        int | None, typer.Option(help="Seed of the red team; the confirming seed unless told.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")] = "auto",
     processes: Annotated[
@@ -228,6 +231,7 @@ def certify(
         items=items,
         seed=seed,
         confirm_seed=confirm_seed,
+        redteam_seed=redteam_seed,
         bound=Bound(
             kl_epsilon=kl_epsilon,
             answers=0.01 if answers is None else answers,

@@ -275,10 +275,13 @@ class DonorStore:
     ) -> list[DonorRun]:
         """The run as seen by donors that hold the chunk, until it is covered.
 
-        A donor may hold only part of a chunk whose first owner is gone.
+        A donor may hold only part of a chunk whose first owner is gone. Of donors without votes,
+        one that holds the run at the target's own position comes first: its K/V needs no move.
         """
         favoured = (donor_id for donor_id in favourites if donor_id in chunk.holders)
-        recent = itertools.islice(reversed(chunk.holders), MAX_HOLDERS_TRIED)
+        recent = list(itertools.islice(reversed(chunk.holders), MAX_HOLDERS_TRIED))
+        if len(recent) > 1:
+            recent.sort(key=lambda donor_id: not _unmoved(chunk.holders[donor_id], shift))
         found: list[DonorRun] = []
         missing = [(start, end)]
         for donor_id in dict.fromkeys(itertools.chain(favoured, recent)):
@@ -389,3 +392,8 @@ class DonorStore:
         self._chunk_namespace[number] = -1
         self._free_numbers.append(number)
         del self._chunks[number]
+
+
+def _unmoved(pieces: Iterable[Piece], shift: int) -> bool:
+    """Whether a donor holds a run, found at `shift` in a chunk, at the target's own position."""
+    return any(piece.donor_start + shift == piece.chunk_start for piece in pieces)

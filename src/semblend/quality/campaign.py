@@ -39,6 +39,8 @@ class Campaign:
     seed: int
     confirm_seed: int
     bound: Bound
+    redteam_seed: int | None = None
+    """The confirming seed unless told."""
     policies: tuple[str, ...] = ()
     lengths: tuple[int, ...] = ()
     workloads: tuple[str, ...] = ()
@@ -118,7 +120,7 @@ class Campaign:
         return found, curves
 
     def _redteam(self, policy: str, folder: Path, attack: Attack) -> Findings | None:
-        """The red team's findings on the chosen policy, using the confirmation seed's words."""
+        """The red team's findings on the chosen policy."""
         if not self.bound.redteam_items:
             return None
         job = RedTeamJob(
@@ -126,7 +128,7 @@ class Campaign:
             device=self.device,
             dtype=self.dtype,
             policy=policy,
-            seed=self.confirm_seed,
+            seed=self.confirm_seed if self.redteam_seed is None else self.redteam_seed,
             folder=folder,
             drift=self.drift,
             items=self.bound.redteam_items,

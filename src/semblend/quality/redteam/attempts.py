@@ -26,7 +26,9 @@ class Attempt:
     tie_turned: bool = False
     """Cold was right by a small margin and warm is wrong."""
     leaked: bool = False
-    """Warm states the donor's fact."""
+    """Warm states the donor's fact, and does not where no donor states it."""
+    unprompted: bool = False
+    """Warm states the donor's fact even where no donor states it: a loss, but no leak."""
     lost: bool = False
     """Warm is wrong."""
     alarm: float = 0.0

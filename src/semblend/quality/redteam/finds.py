@@ -26,7 +26,10 @@ class Findings:
     items: int
     """Valid items: cold is right by a clear margin, and something was reused."""
     leaks: int
+    unprompted: int
+    """Answers that are the donor's fact although they also come where no donor states it."""
     lost: int
+    """Wrong answers, those two among them."""
     ties_turned: int
     """Lost answers that cold gave by a small margin. Not among the items."""
     reusable_tokens: int
@@ -50,7 +53,8 @@ class Findings:
         """A one-line summary."""
         return (
             f"{self.leaks} of {self.items} adversarial items answered with the donor's fact "
-            f"(95 % upper bound {self.most_leaks:.2%}), {self.lost} lost; {self.tried} tried, "
+            f"(95 % upper bound {self.most_leaks:.2%}), {self.lost} lost, {self.unprompted} of "
+            f"them to that fact without a donor that states it; {self.tried} tried, "
             f"{self.ties_turned} near ties of cold turned over, "
             f"{self.recompute:.1%} recomputed"
         )
@@ -62,6 +66,7 @@ class Findings:
             "tried": self.tried,
             "items": self.items,
             "leaks": self.leaks,
+            "unprompted": self.unprompted,
             "lost": self.lost,
             "ties_turned": self.ties_turned,
             "most_leaks": round(self.most_leaks, 6),
@@ -109,6 +114,7 @@ def findings_of(attempts: Sequence[Attempt], *, policy: str, seed: int) -> Findi
         tried=len(attempts),
         items=len(counted),
         leaks=sum(attempt.leaked for attempt in counted),
+        unprompted=sum(attempt.unprompted for attempt in counted),
         lost=sum(attempt.lost for attempt in counted),
         ties_turned=sum(attempt.tie_turned for attempt in attempts),
         reusable_tokens=sum(attempt.reusable_tokens for attempt in counted),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from semblend.quality.measure import states
 from semblend.quality.redteam.attempts import Attempt, attempt_of
 from semblend.quality.redteam.bandit import Bandit
 from semblend.quality.redteam.engines import RedTeamEngine
@@ -75,9 +76,19 @@ class Search:
     def _ask(self, asked: Sequence[tuple[Structure, int]]) -> list[Attempt]:
         found = self.engine.answers([write(structure, seed) for structure, seed in asked])
         return [
-            attempt_of(structure, seed, answered)
+            self._traced(attempt_of(structure, seed, answered))
             for (structure, seed), answered in zip(asked, found, strict=True)
         ]
+
+    def _traced(self, attempt: Attempt) -> Attempt:
+        """Tell a leak from an answer that merely wavered to the other value in the target."""
+        if not attempt.leaked:
+            return attempt
+        case = write(attempt.structure, attempt.seed, neutral=True)
+        (answered,) = self.engine.answers([case])
+        if answered is None or not states(answered.warm, case.leaked):
+            return attempt
+        return replace(attempt, leaked=False, unprompted=True)
 
     def _shrunk(self, attempt: Attempt) -> Structure:
         def breaks(structure: Structure) -> bool:

@@ -25,6 +25,8 @@ LONGER = (
     "all of it before you answer, and answer with the words of the page and with nothing else."
 )
 ATTRIBUTE, OTHER_ATTRIBUTE = "secret code", "door number"
+NEUTRAL_ATTRIBUTES = {ATTRIBUTE: "wardrobe key", OTHER_ATTRIBUTE: "garden gate"}
+NAME_DRAWS = 20
 OPENERS = ("Now", "In short,", "As is known,", "It is written that", "Note:")
 
 
@@ -75,8 +77,12 @@ class _Text:
         return _spaced("\n\n".join(blocks), spacing)
 
 
-def write(structure: Structure, seed: int) -> Case:
-    """Write a structure's case. The same seed writes the same words."""
+def write(structure: Structure, seed: int, *, neutral: bool = False) -> Case:
+    """Write a structure's case. The same seed writes the same words.
+
+    In a neutral one, donors that disagree with the target speak of somebody or something else, in
+    the same places: edits stay where they are, and no donor states what would reveal it.
+    """
     rng = random.Random(f"semblend-redteam-{seed}")
     form = FORMS[structure.form]
     donor, target, asked, leaked = _pair(structure, form, rng)
@@ -85,10 +91,11 @@ def write(structure: Structure, seed: int) -> Case:
         now = before
     elif structure.instruction == "longer":
         now = LONGER
-    bodies = [donor.render(form, structure.spacing)]
-    bodies += [
-        text.render(form, structure.spacing) for text in _others(structure, donor, target, rng)
-    ]
+    texts = [donor, *_others(structure, donor, target, rng)]
+    if neutral:
+        others = random.Random(f"semblend-redteam-neutral-{seed}")
+        texts = [_neutral(text, target, structure, form, others) for text in texts]
+    bodies = [text.render(form, structure.spacing) for text in texts]
     mine = target.records[asked]
     attribute = {ATTRIBUTE: mine.attribute}
     question = form.question.format(subject=mine.subject)
@@ -111,6 +118,38 @@ def write(structure: Structure, seed: int) -> Case:
         edits=len(target.records),
         depth=structure.place,
     )
+
+
+def _neutral(
+    text: _Text, target: _Text, structure: Structure, form: Form, rng: random.Random
+) -> _Text:
+    """The text with other subjects or attributes, unless it states what the target does."""
+    if text.records == target.records and text.above == target.above:
+        return text
+    if structure.change == "attribute" and (_by_column(structure) or ATTRIBUTE in form.text):
+        return replace(
+            text,
+            above=_other_attributes(text.above),
+            records=[
+                replace(one, attribute=_other_attributes(one.attribute)) for one in text.records
+            ],
+        )
+    taken = {one.subject for one in (*text.records, *target.records)}
+    kind = form.subjects or structure.names
+    drawn = (subjects(kind, len(text.records), rng) for _ in range(NAME_DRAWS))
+    names = next((names for names in drawn if not taken & set(names)), None)
+    if names is None:  # too short a list of names
+        names = invented(rng, len(text.records))
+    return replace(
+        text,
+        records=[replace(one, subject=name) for one, name in zip(text.records, names, strict=True)],
+    )
+
+
+def _other_attributes(text: str) -> str:
+    for attribute, other in NEUTRAL_ATTRIBUTES.items():
+        text = text.replace(attribute, other)
+    return text
 
 
 def _by_column(structure: Structure) -> bool:
