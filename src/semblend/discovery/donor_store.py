@@ -37,6 +37,8 @@ DONOR_BYTES = 900
 CHUNK_BYTES = 700
 """Size of a donor's and a chunk's Python objects, measured with tracemalloc (test_donor_store)."""
 MAX_HOLDERS_TRIED = 16
+NEAR_TOKENS = 32
+"""Text that moves no further keeps its neighbours and its depth: an edit before it moved it."""
 
 _PAGE_COST = PAGE_BYTES + PAGE_TOKENS * FINGERPRINTS_PER_TOKEN * SLOT_BYTES / FingerprintTable.LOAD
 
@@ -156,7 +158,7 @@ class DonorStore:
         """Every maximal run of at least 32 tokens shared with a donor of this namespace.
 
         If several donors hold the same content, one is named, preferably one that also holds the
-        neighbouring content.
+        neighbouring content, or holds it at about the same position.
         """
         with self._lock:
             runs = self._chunk_runs(tokens, namespace)
@@ -275,16 +277,17 @@ class DonorStore:
     ) -> list[DonorRun]:
         """The run as seen by donors that hold the chunk, until it is covered.
 
-        A donor may hold only part of a chunk whose first owner is gone. Of donors without votes,
-        one that holds the run at the target's own position comes first: its K/V needs no move.
+        A donor may hold only part of a chunk whose first owner is gone. Donors that hold the run
+        near the target's own position come first, as their K/V hardly moves; then those with votes.
         """
         favoured = (donor_id for donor_id in favourites if donor_id in chunk.holders)
-        recent = list(itertools.islice(reversed(chunk.holders), MAX_HOLDERS_TRIED))
-        if len(recent) > 1:
-            recent.sort(key=lambda donor_id: not _unmoved(chunk.holders[donor_id], shift))
+        recent = itertools.islice(reversed(chunk.holders), MAX_HOLDERS_TRIED)
+        tried = list(dict.fromkeys(itertools.chain(favoured, recent)))
+        if len(tried) > 1:
+            tried.sort(key=lambda donor_id: not _near(chunk.holders[donor_id], shift))
         found: list[DonorRun] = []
         missing = [(start, end)]
-        for donor_id in dict.fromkeys(itertools.chain(favoured, recent)):
+        for donor_id in tried:
             for piece in chunk.holders[donor_id]:
                 low = max(start, piece.chunk_start - shift)
                 high = min(end, piece.chunk_start + piece.length - shift)
@@ -394,6 +397,8 @@ class DonorStore:
         del self._chunks[number]
 
 
-def _unmoved(pieces: Iterable[Piece], shift: int) -> bool:
-    """Whether a donor holds a run, found at `shift` in a chunk, at the target's own position."""
-    return any(piece.donor_start + shift == piece.chunk_start for piece in pieces)
+def _near(pieces: Iterable[Piece], shift: int) -> bool:
+    """Whether a donor holds a run, found at `shift` in a chunk, about where the target has it."""
+    return any(
+        abs(piece.donor_start - piece.chunk_start + shift) <= NEAR_TOKENS for piece in pieces
+    )

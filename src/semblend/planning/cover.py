@@ -30,11 +30,14 @@ def best_cover(
 def _undominated(
     runs: Sequence[DonorRun], start: int, end: int, min_span_tokens: int
 ) -> list[DonorRun]:
-    """Clip runs to [start, end) and drop those inside another. Starts and ends then both rise."""
+    """Clip runs to [start, end) and drop those inside another. Starts and ends then both rise.
+
+    Of equal runs the one that moves least is kept.
+    """
     clipped = (_clip(run, start, end) for run in runs)
     ordered = sorted(
         (run for run in clipped if run is not None and run.length >= min_span_tokens),
-        key=lambda run: (run.target_start, -run.length),
+        key=lambda run: (run.target_start, -run.length, abs(run.donor_start - run.target_start)),
     )
     kept: list[DonorRun] = []
     for run in ordered:
