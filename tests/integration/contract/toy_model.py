@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from semblend.integration.worker.port import BeforeLayer, Watch
-from semblend.kv.layout import SlotArray
+from semblend.kv.layout import block_slots
 from semblend.kv.paged_kv import PagedKv
 from semblend.kv.rotary_table import RotaryTable
 
@@ -39,14 +39,14 @@ class ToyCache:
         assert self.pool is not None
         return self.pool
 
-    def host_slots(self, block_ids: Sequence[int], start: int, end: int) -> SlotArray:
-        positions = np.arange(start, end)
-        blocks = np.asarray(block_ids, dtype=np.int64)[positions // self.block_size]
-        slots: SlotArray = blocks * self.block_size + positions % self.block_size
-        return slots
+    def slots(self, block_ids: Sequence[int], start: int, end: int) -> torch.Tensor:
+        size = self.block_size
+        return torch.from_numpy(
+            block_slots(block_ids, start, end, block_size=size, blocks=self.blocks)
+        )
 
     def read(self, block_ids: Sequence[int], start: int, end: int) -> torch.Tensor:
-        slots = torch.from_numpy(self.host_slots(block_ids, start, end))
+        slots = self.slots(block_ids, start, end)
         return self.kv.flatten(2, 3)[:, :, slots]
 
     def read_layer(
@@ -84,7 +84,7 @@ class ToyModel(torch.nn.Module):
         before_layer: BeforeLayer | None = None,
     ) -> torch.Tensor:
         """Log-probabilities behind tokens [start, end) of a prompt, [tokens, vocabulary]."""
-        slots = torch.from_numpy(self.cache.host_slots(blocks, start, end))
+        slots = self.cache.slots(blocks, start, end)
         hidden = self.embedding[torch.from_numpy(tokens[start:end].astype(np.int64))]
         positions = torch.arange(start, end) + shift
         for layer in range(LAYERS):

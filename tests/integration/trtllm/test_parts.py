@@ -41,6 +41,7 @@ from semblend.integration.trtllm.semantic_plan import (
 )
 from semblend.integration.trtllm.support import engine_refusals, request_refusal
 from semblend.integration.worker.donors import segment_keys
+from semblend.kv.layout import block_slots
 from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.transfer import SpanCopy, copy_spans
 from tests.integration.models import folder_of, joined, random_tokens
@@ -452,7 +453,7 @@ def test_what_is_copied_in_is_read_and_nothing_else_changes():
     copy = SpanCopy(
         source=kv,
         source_slots=np.arange(16),
-        target_slots=view.host_slots([-1, 4, 1], 8, 24),
+        target_slots=block_slots([-1, 4, 1], 8, 24, block_size=8, blocks=6),
         source_start=8,
         target_start=8,
     )
@@ -464,9 +465,8 @@ def test_what_is_copied_in_is_read_and_nothing_else_changes():
 
 @pytest.mark.parametrize(("blocks", "start"), [([-1, 2], 0), ([2, -1], 8), ([2], 0), ([], 0)])
 def test_positions_without_a_page_have_no_slots(blocks, start):
-    view = PoolView(torch.zeros(6, 2, 2, 96), block_size=8, head_dim=4)
     with pytest.raises(PlanError, match="pool"):
-        view.host_slots(blocks, start, 16)
+        block_slots(blocks, start, 16, block_size=8, blocks=6)
 
 
 @pytest.mark.parametrize("blocks", [[-1, 2], [99]])

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from semblend.core.errors import PlanError, UnsupportedModelError
-from semblend.kv.layout import SlotArray
 from semblend.kv.paged_kv import PagedKv
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -80,7 +78,9 @@ class PoolView:
         """K/V of positions [start, end): [layers, 2, tokens, kv_heads, head_dim], a copy."""
         first, last = start // self.block_size, -(-end // self.block_size)
         table = block_ids[first:last]
-        self._check(table)
+        if not table or min(table) < 0 or max(table) >= self.blocks:
+            # -1 is "no page": as an index it would be somebody else's last block.
+            raise PlanError(f"pool: block ids in [0, {self.blocks}) expected, got {table}")
         ids = torch.tensor(table, dtype=torch.int64, device=self.device)
         # [blocks, layers, 2, heads, tokens, dim] to [layers, 2, blocks, tokens, heads, dim]
         tokens = self.tensor.index_select(0, ids).permute(1, 2, 0, 4, 3, 5).flatten(2, 3)
@@ -96,26 +96,3 @@ class PoolView:
     def window(self, layer: int) -> int | None:
         """None: models with windows are refused."""
         return None
-
-    def host_slots(self, block_ids: Sequence[int], start: int, end: int) -> SlotArray:
-        """Slots of positions [start, end) of a request with these blocks.
-
-        Raises
-        ------
-        PlanError
-            If a position has no block, or a block is not in the pool.
-        """
-        first, last = start // self.block_size, -(-end // self.block_size)
-        table = block_ids[first:last]
-        self._check(table)
-        if len(table) < last - first:
-            raise PlanError(f"pool: {last} blocks for {end} tokens expected, got {block_ids}")
-        positions = np.arange(start, end, dtype=np.int64)
-        blocks = np.asarray(table, dtype=np.int64)[positions // self.block_size - first]
-        slots: SlotArray = blocks * self.block_size + positions % self.block_size
-        return slots
-
-    def _check(self, block_ids: Sequence[int]) -> None:
-        if not block_ids or min(block_ids) < 0 or max(block_ids) >= self.blocks:
-            # -1 is "no page": as an index it would be somebody else's last block.
-            raise PlanError(f"pool: block ids in [0, {self.blocks}) expected, got {block_ids}")

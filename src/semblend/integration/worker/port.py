@@ -15,7 +15,6 @@ import torch
 
 from semblend.integration.lora_adapter import LoraAdapter
 from semblend.integration.worker.sequences import VirtualSequence
-from semblend.kv.layout import SlotArray
 from semblend.kv.paged_kv import PagedKv
 from semblend.kv.span_batch import Destination
 
@@ -80,10 +79,6 @@ class KvAccess(KvLayers, Protocol):
     @property
     def blocks(self) -> int:
         """Blocks in the cache."""
-        ...
-
-    def host_slots(self, block_ids: Sequence[int], start: int, end: int) -> SlotArray:
-        """Slots of positions [start, end) of a request with these blocks, on the host."""
         ...
 
     def read(self, block_ids: Sequence[int], start: int, end: int) -> torch.Tensor:
