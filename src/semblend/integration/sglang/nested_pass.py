@@ -24,7 +24,7 @@ import torch
 from semblend.core.errors import UnsupportedModelError
 from semblend.core.faults import FaultPoint, fault_point
 from semblend.integration.probing import ProbeUnavailableError, watch_queries
-from semblend.integration.sglang.scheduler_ranks import SchedulerRanks
+from semblend.integration.worker.host_ranks import MeetingRanks
 from semblend.integration.worker.port import Watch
 from semblend.integration.worker.sequences import PassLimits, VirtualSequence
 
@@ -40,7 +40,7 @@ class NestedPass:
         runner: Any,
         batch: Any,
         limits: PassLimits,
-        ranks: SchedulerRanks,
+        ranks: MeetingRanks,
         attention: Sequence[Any] = (),
     ) -> None:
         """`attention` are the modules of the model's layers, which can be watched."""

@@ -37,8 +37,8 @@ from semblend.integration.sglang.log_lines import ENGINE, BackendLog, logger
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.passes import RegionPasses
 from semblend.integration.sglang.request_state import State, known_state, released, state_of
-from semblend.integration.sglang.scheduler_ranks import RanksPartError, SchedulerRanks
 from semblend.integration.sglang.tree_chains import Following
+from semblend.integration.worker.host_ranks import MeetingRanks, RanksPartError
 from semblend.planning.certificates import Standing
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class SchedulerSide:
         hole_budget: int,
         standing: Standing,
         host_tier: HostTier,
-        ranks: SchedulerRanks,
+        ranks: MeetingRanks,
     ) -> None:
         """Build from parts; without loader and passes it only discovers."""
         self._host_tier = host_tier

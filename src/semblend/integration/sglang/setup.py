@@ -24,12 +24,12 @@ from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.pass_proof import proven
 from semblend.integration.sglang.passes import RegionPasses
 from semblend.integration.sglang.radix_cache import SemBlendRadixCache
-from semblend.integration.sglang.scheduler_ranks import SchedulerRanks
 from semblend.integration.sglang.scheduler_side import SchedulerSide
 from semblend.integration.sglang.stats import backend_stats
 from semblend.integration.sglang.support import resolved
 from semblend.integration.sglang.tree_chains import TreeChains, chain_problems
 from semblend.integration.starting import Start
+from semblend.integration.worker.host_ranks import MeetingRanks
 from semblend.integration.worker.pool_copies import PoolCopies
 from semblend.integration.worker.sequences import PassLimits
 from semblend.kv.depth_drift import DepthDrift, read_table
@@ -53,7 +53,7 @@ def _side(
 ) -> SchedulerSide:
     options = start.allowed(asked)
     runner = context.tp_worker.model_runner
-    ranks = SchedulerRanks.of_this_process()
+    ranks = _ranks()
     if ranks.rank:  # the first one speaks for all
         options = options.model_copy(update={"audit_path": None})
     settings = options.settings()
@@ -124,6 +124,14 @@ def _side(
     )
 
 
+def _ranks() -> MeetingRanks:
+    """The ranks that share this process's model."""
+    from sglang.srt.distributed import get_tp_group
+
+    group = get_tp_group()
+    return MeetingRanks(group.cpu_group if group.world_size > 1 else None)
+
+
 def _chains(
     context: Any, cache: SemBlendRadixCache, provider: SemBlendProvider, turns: int
 ) -> TreeChains | None:
@@ -137,7 +145,7 @@ def _chains(
     return TreeChains(cache, provider.pipeline, max_turns=turns)
 
 
-def _drift(table: Path | None, pool: KvPool, ranks: SchedulerRanks) -> DepthDrift | None:
+def _drift(table: Path | None, pool: KvPool, ranks: MeetingRanks) -> DepthDrift | None:
     """This rank's heads of a table of depth drift."""
     if table is None:
         return None

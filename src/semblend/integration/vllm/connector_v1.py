@@ -36,7 +36,7 @@ from semblend.integration.scheduler.side import SchedulerSide
 from semblend.integration.starting import Start, build
 from semblend.integration.vllm import worker_port
 from semblend.integration.vllm.chain_blocks import VllmChains, ask_before_lookups
-from semblend.integration.vllm.fleet import FleetMember
+from semblend.integration.vllm.fleet import fleet_part
 from semblend.integration.vllm.interface import (
     BASES,
     KVConnectorBase_V1,
@@ -47,7 +47,6 @@ from semblend.integration.vllm.interface import (
 from semblend.integration.vllm.metadata import ConnectorMeta, RankReports
 from semblend.integration.vllm.neighbours import neighbour_refusals
 from semblend.integration.vllm.options import ConnectorOptions
-from semblend.integration.vllm.rank_agreement import TensorParallelRanks
 from semblend.integration.vllm.scheduler_port import VllmRequest, VllmScheduler, step_of
 from semblend.integration.vllm.setup import VllmSetup
 from semblend.integration.vllm.start import vllm_start
@@ -118,7 +117,7 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
             )
         )
         self.options = options
-        self.fleet = FleetMember(vllm_config, options)
+        self.fleet = fleet_part(vllm_config, options)
         self._config = vllm_config
         self.scheduler_side: SchedulerSide[VllmRequest] | None = None
         self.worker_side: AnyWorker | None = None
@@ -188,7 +187,7 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         self.worker_side = prepared(
             side,
             lambda: step(side),
-            TensorParallelRanks(self._config),
+            worker_port.ranks_of(self._config),
             block_size=int(self._config.cache_config.block_size),
             strict=self.options.settings().strict_start,
         )

@@ -167,6 +167,9 @@ class Passes(Protocol):
 class Ranks(Protocol):
     """This rank among those that share one model. Every rank makes the same calls in order."""
 
+    rank: int
+    count: int
+
     def all_true(self, flags: Sequence[bool]) -> list[bool]:
         """Which of the flags are true on every rank."""
         ...
@@ -174,15 +177,3 @@ class Ranks(Protocol):
     def summed(self, values: torch.Tensor) -> torch.Tensor:
         """A tensor on the host, summed over the ranks in place."""
         ...
-
-
-class OneRank:
-    """The ranks of an engine that has only one."""
-
-    def all_true(self, flags: Sequence[bool]) -> list[bool]:
-        """Which of the flags are true."""
-        return list(flags)
-
-    def summed(self, values: torch.Tensor) -> torch.Tensor:
-        """The tensor itself."""
-        return values
