@@ -14,10 +14,11 @@ import numpy as np
 import torch
 
 from semblend.integration.sglang.log_lines import logger
-from semblend.integration.sglang.nested_pass import NestedPass, uploaded
+from semblend.integration.sglang.nested_pass import NestedPass
 from semblend.integration.worker.host_ranks import MeetingRanks
 from semblend.integration.worker.pass_proof import TRIAL_TOKENS, SlotTrial, holes_share_a_pass
 from semblend.integration.worker.sequences import PassLimits, block_table
+from semblend.integration.worker.varlen_batch import uploaded
 
 
 def proven(runner: Any, cache: Any, limits: PassLimits, ranks: MeetingRanks) -> PassLimits:
@@ -69,7 +70,7 @@ def _trial(runner: Any, cache: Any, limits: PassLimits, ranks: MeetingRanks) -> 
     batch.forward_mode = ForwardMode.EXTEND
     row = int(pool.req_to_token.shape[0]) - 1
     batch.req_pool_indices_cpu = torch.tensor([row], dtype=torch.int64)
-    batch.req_pool_indices = uploaded([row], runner.device)
+    batch.req_pool_indices = uploaded(np.array([row]), runner.device)
     slots = allocator.alloc(-(-size // cache.page_size) * cache.page_size)
     line = pool.req_to_token[row]
     kept = line[: len(slots)].clone()
