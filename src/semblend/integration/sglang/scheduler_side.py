@@ -169,7 +169,7 @@ class SchedulerSide:
     def _following(self, state: State, key: Any, exact_tokens: int) -> Following | None:
         """What of a conversation the request continues, if it is there."""
         chains = None if self._loader is None else self._loader.chains
-        if chains is None or not len(chains) or not state.arrival.may_reuse:
+        if chains is None or not len(chains):
             return None
         if len(state.handle.tokens) != len(key.token_ids):
             state.handle.tokens = as_token_array(key.token_ids)

@@ -13,6 +13,7 @@ from semblend.integration.loaded_model.sentence_ends import boundaries_of
 from semblend.integration.probing import can_probe
 from semblend.integration.provider import SemBlendProvider
 from semblend.integration.running_mode import RunningMode
+from semblend.integration.scheduler.chain_rules import ChainRules
 from semblend.integration.scheduler.setup import may_load, standing_for
 from semblend.integration.sglang import namespaces
 from semblend.integration.sglang.forward_hook import attach
@@ -142,7 +143,7 @@ def _chains(
     if problems:
         logger.info("SemBlend continues no conversations: %s", "; ".join(problems))
         return None
-    return TreeChains(cache, provider.pipeline, max_turns=turns)
+    return TreeChains(cache, ChainRules(pipeline=provider.pipeline), max_turns=turns)
 
 
 def _drift(table: Path | None, pool: KvPool, ranks: MeetingRanks) -> DepthDrift | None:

@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from semblend.core.chain import Follower, Link
+from semblend.core.chain import Link
 from semblend.core.chain_table import ChainTable
 from semblend.core.tokens import TokenArray
+from semblend.integration.scheduler.chain_rules import ChainRules
 from semblend.integration.scheduler.request import Continuation
 from semblend.integration.sglang.radix_keys import lookup, radix_key
 from semblend.integration.sglang.request_state import State
-from semblend.pipeline import SemBlendPipeline
 
 _UNIT = 64
 """Tokens that are counted together; the table names no more of them than the pool has room for."""
@@ -64,9 +64,9 @@ class Following:
 class TreeChains:
     """Keeps chains in one tree, and finds what a request continues."""
 
-    def __init__(self, cache: Any, pipeline: SemBlendPipeline, *, max_turns: int) -> None:
+    def __init__(self, cache: Any, rules: ChainRules, *, max_turns: int) -> None:
         self._cache = cache
-        self._pipeline = pipeline
+        self._rules = rules
         self._page = int(cache.page_size)
         self._lengths: Counter[int] = Counter()
         """Lengths of the prompts that can be continued."""
@@ -87,12 +87,11 @@ class TreeChains:
 
         `most` tokens of it may be present.
         """
-        if not len(self) or not self._allows(state):
+        if not len(self) or not self._rules.may_follow(state):
             return None
-        share_key = self._pipeline.share_key(state.namespace)
+        follower = self._rules.follower(state, tokens)
         lengths = sorted(length for length in self._lengths if length < len(tokens))
-        follower = Follower(share_key=share_key, tokens=tokens)
-        found = self._table.find(follower, _prompt_keys(share_key, tokens, lengths))
+        found = self._table.find(follower, _prompt_keys(follower.share_key, tokens, lengths))
         if found is None:
             return None
         chain, end = found
@@ -131,10 +130,9 @@ class TreeChains:
             load is None
             or load.plan.exact_tokens != start
             or not state.is_approximate
-            or state.arrival.wants_capture is False
             or not request.output_ids
             or _was_aborted(request)
-            or not self._allows(state)
+            or not self._rules.may_keep(state)
         ):
             return
         tokens = np.array([*request.origin_input_ids, *request.output_ids], dtype=np.int32)
@@ -143,7 +141,15 @@ class TreeChains:
         if end <= start:
             return
         private_key = self._key_for(following, tokens[:end], start)
-        chain = self._chain(state, tokens, start=start, end=end, private_key=private_key)
+        link = self._rules.link(state, tokens, computed_tokens=end, exact_tokens=start)
+        (prompt_key,) = _prompt_keys(link.share_key, tokens, [link.prompt_tokens])
+        chain = TreeChain(
+            link=link,
+            prompt_key=prompt_key,
+            private_key=private_key,
+            start=start,
+            units=tuple((private_key, unit) for unit in range(-(-(end - start) // _UNIT))),
+        )
         row = self._cache.req_to_token_pool.req_to_token[request.kv.req_pool_idx, start:end]
         slots = row.to(torch.int64, copy=True)
         key = radix_key(tokens[start:end], extra_key=private_key)
@@ -166,35 +172,6 @@ class TreeChains:
     def clear(self) -> None:
         """The tree was emptied."""
         self._table.clear()
-
-    def _allows(self, state: State) -> bool:
-        arrival = state.arrival
-        return (
-            arrival.refusal is None
-            and arrival.namespace.is_complete
-            and self._pipeline.refusal() is None
-        )
-
-    def _chain(
-        self, state: State, tokens: TokenArray, *, start: int, end: int, private_key: str
-    ) -> TreeChain:
-        share_key, prompt = self._pipeline.share_key(state.namespace), len(state.tokens)
-        before = 0 if state.continuation is None else state.continuation.turns
-        (prompt_key,) = _prompt_keys(share_key, tokens, [prompt])
-        return TreeChain(
-            link=Link(
-                share_key=share_key,
-                tokens=tokens,
-                prompt_tokens=prompt,
-                computed_tokens=end,
-                exact_tokens=start,
-                turns=1 + before,
-            ),
-            prompt_key=prompt_key,
-            private_key=private_key,
-            start=start,
-            units=tuple((private_key, unit) for unit in range(-(-(end - start) // _UNIT))),
-        )
 
     def _match(self, chain: TreeChain, tokens: TokenArray) -> Any:
         return self._cache.match_prefix(lookup(tokens[chain.start :], extra_key=chain.private_key))
