@@ -362,7 +362,7 @@ def test_a_lookup_answers_with_a_plan_whatever_it_finds():
     planner = EnginePlanner(settings=settings, mode=Mode.EXACT_PREFIX, block_size=16)
     engine = Namespace.of(model="m")
     document = random_tokens(300, seed=1)
-    namespace = namespaces.of_request(engine, by_salt("alice"))
+    namespace = engine.with_parts(cache_salt=by_salt("alice"))
     offer = Offer(donor_id="7", request_id="7", tokens=document, namespace=namespace, blocks=19)
     assert planner.offer(offer)
     assert not planner.offer(replace(offer, donor_id="8")), "the same content once"

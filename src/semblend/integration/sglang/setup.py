@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from semblend.integration.loaded_model.model_cost import cost_model
-from semblend.integration.loaded_model.model_identity import added_quantization
 from semblend.integration.loaded_model.rotary_rows import proven_table
 from semblend.integration.loaded_model.sentence_ends import boundaries_of
 from semblend.integration.probing import can_probe
@@ -67,8 +66,8 @@ def _side(
         dtype=str(model.dtype).removeprefix("torch."),
         settings=settings,
         revision=getattr(model, "revision", None),
-        quantization=added_quantization(**namespaces.quantised(context)),
         can_run=can_probe,
+        **namespaces.asked_at_load(model, context.server_args),
     )
     provider = SemBlendProvider(
         namespace,

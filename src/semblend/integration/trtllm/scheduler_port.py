@@ -126,7 +126,7 @@ class TrtScheduler:
         isolation = (
             namespaces.isolation_by_number(number) if self.salts_by_number else by_salt(text)
         )
-        return namespaces.of_request(self._namespace, isolation)
+        return self._namespace.with_parts(cache_salt=isolation)
 
     def _whose(self, salt: Salt | None) -> tuple[str | None, Namespace]:
         """The ladder a salt belongs to, and the namespace of whoever has it."""
