@@ -92,6 +92,7 @@ def _scheduler_setup(config: Any, options: ConnectorOptions, block_size: int) ->
             dtype=str(model.dtype).removeprefix("torch."),
             settings=settings,
             revision=model.revision,
+            can_run=None,  # whatever a policy asks of an engine, this one answers
             **namespaces.asked_at_load(config),
         ),
         boundaries=boundaries_of(model) if options.mode.segmented else None,
