@@ -18,8 +18,8 @@ import torch
 
 from semblend.core.errors import UnsupportedModelError
 from semblend.integration.vllm.layer_kv import latent_dim, parts_of, update_cache, window_of
+from semblend.integration.worker.port import KvAccess
 from semblend.kv.numbers import decoded, is_fp8
-from semblend.kv.paged_kv import PagedKv
 from semblend.kv.probed_strides import strided_pool
 from semblend.kv.span_batch import Destination
 
@@ -29,7 +29,7 @@ _FP8_BASE = 16
 """The same for fp8."""
 
 
-class PagedAccess:
+class PagedAccess(KvAccess):
     """Token-wise access to the K/V of all attention layers.
 
     Token tensors are [tokens, kv_heads, head_dim]; a slot is
@@ -64,12 +64,12 @@ class PagedAccess:
         self.named_layers = layers
         self.layers = tuple(layers.values())
         self.block_size = block_size
-        self.draft_layers = draft_layers
+        self.layer_count, self.draft_layers = len(self.layers), draft_layers
         first = self.layers[0]
+        self.blocks = int(first.kv_cache.shape[0])
         self.kv_heads, self.head_dim = int(first.num_kv_heads), int(first.head_size)
         self.parts = parts_of(first)
         self.dtype, self.device = first.kv_cache.dtype, first.kv_cache.device
-        self.clipped: torch.Tensor | None = None
         if is_fp8(self.dtype):
             if self.parts != 2:
                 raise UnsupportedModelError("fp8 rows of latents: they have formats of their own")
@@ -84,7 +84,7 @@ class PagedAccess:
             ):
                 raise UnsupportedModelError(f"layer {name}: its K/V cache differs from layer 0's")
         self._places = self._probe(first)
-        self.pool: PagedKv | None = strided_pool(
+        self.pool = strided_pool(
             [layer.kv_cache for layer in self.layers],
             self._places,
             shape=(block_size, self.kv_heads, self.head_dim),
@@ -98,30 +98,9 @@ class PagedAccess:
         return self if self.pool is None else self.pool
 
     @property
-    def layer_count(self) -> int:
-        """Layers with K/V."""
-        return len(self.layers)
-
-    @property
     def slot_count(self) -> int:
         """Capacity of the cache in tokens."""
         return self.blocks * self.block_size
-
-    @property
-    def head_shape(self) -> tuple[int, int]:
-        """K/V heads of this rank, and the head dimension."""
-        return self.kv_heads, self.head_dim
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of one token's K and V on all layers of this rank."""
-        numbers = self.parts * self.kv_heads * self.head_dim
-        return len(self.layers) * numbers * int(self.dtype.itemsize)
-
-    @property
-    def blocks(self) -> int:
-        """Blocks in the cache."""
-        return int(self.layers[0].kv_cache.shape[0])
 
     def window(self, layer: int) -> int | None:
         """Tokens a query of a layer sees, itself included; None for all before it."""
@@ -144,36 +123,30 @@ class PagedAccess:
 
     def read(self, block_ids: Sequence[int], start: int, end: int) -> torch.Tensor:
         """K/V of positions [start, end): [layers, parts, tokens, kv_heads, head_dim]."""
-        first, last = start // self.block_size, -(-end // self.block_size)
-        blocks = torch.tensor(block_ids[first:last], device=self.device)
-        skip = start - first * self.block_size
-        shape = (len(self.layers), self.parts, end - start, self.kv_heads, self.head_dim)
-        result = torch.empty(shape, dtype=self.dtype, device=self.device)
-        for index, layer in enumerate(self.layers):
-            self._read_into(result[index], layer, blocks, skip)
-        return result
+        return self._read(self.layers, block_ids, start, end)
 
     def read_layer(
         self, layer: int, block_ids: Sequence[int], start: int, end: int
     ) -> torch.Tensor:
         """K/V of [start, end) on one layer, [parts, tokens, kv_heads, head_dim], as numbers."""
+        module = self.layers[layer]
+        (kv,) = self._read([module], block_ids, start, end)
+        return decoded(kv) * _scales(module) if is_fp8(self.dtype) else kv
+
+    def _read(
+        self, layers: Sequence[Any], block_ids: Sequence[int], start: int, end: int
+    ) -> torch.Tensor:
         first, last = start // self.block_size, -(-end // self.block_size)
         blocks = torch.tensor(block_ids[first:last], device=self.device)
-        shape = (self.parts, end - start, self.kv_heads, self.head_dim)
+        skip = start - first * self.block_size
+        shape = (len(layers), self.parts, end - start, *self.head_shape)
         result = torch.empty(shape, dtype=self.dtype, device=self.device)
-        module = self.layers[layer]
-        self._read_into(result, module, blocks, start - first * self.block_size)
-        if not is_fp8(self.dtype):
-            return result
-        numbers = decoded(result)
-        return numbers * _scales(module)
-
-    def _read_into(self, result: torch.Tensor, layer: Any, blocks: torch.Tensor, skip: int) -> None:
-        """Fill [parts, tokens, kv_heads, head_dim] from a layer's blocks, without `skip` tokens."""
-        flat = layer.kv_cache.index_select(0, blocks).flatten(1)
-        for part, places in enumerate(self._places):
-            tokens = flat.index_select(1, places).view(-1, self.kv_heads, self.head_dim)
-            result[part] = tokens[skip : skip + result.shape[1]]
+        for layer, into in zip(layers, result, strict=True):
+            flat = layer.kv_cache.index_select(0, blocks).flatten(1)
+            for part, places in zip(into, self._places, strict=True):
+                tokens = flat.index_select(1, places).view(-1, *self.head_shape)
+                part.copy_(tokens[skip : skip + end - start])
+        return result
 
     def _probe(self, layer: Any) -> tuple[torch.Tensor, ...]:
         """Find where in a block each (offset, head, dim) of each part is."""
