@@ -19,7 +19,7 @@ from tests.integration.models import random_tokens
 PROMPT, ANSWER = random_tokens(64, seed=1), random_tokens(16, seed=2)
 TOLD = np.concatenate((PROMPT, ANSWER))
 PIPELINE: Any = SimpleNamespace(
-    share_key=lambda namespace: str(namespace.cache_salt).encode(), refusal=lambda policy: None
+    share_key=lambda namespace: str(namespace.cache_salt).encode(), objection=lambda policy: None
 )
 RULES = ChainRules(pipeline=PIPELINE)
 
@@ -71,7 +71,9 @@ def test_who_may_continue_and_be_continued(options, follows, kept):
 
 
 def test_an_objection_and_a_refusal_stop_both():
-    refused = SimpleNamespace(share_key=PIPELINE.share_key, refusal=lambda policy: "no certificate")
+    refused = SimpleNamespace(
+        share_key=PIPELINE.share_key, objection=lambda policy: "no certificate"
+    )
     for rules in (
         ChainRules(pipeline=PIPELINE, objection=lambda _: "its namespace is suspended"),
         ChainRules(pipeline=refused),

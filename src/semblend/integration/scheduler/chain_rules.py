@@ -62,5 +62,5 @@ class ChainRules:
             and arrival.ladder_id is None
             and arrival.namespace.is_complete
             and self.objection(request) is None
-            and self.pipeline.refusal(arrival.policy) is None
+            and self.pipeline.objection(arrival.policy) is None
         )

@@ -11,8 +11,8 @@ worker:    handle_preemptions, bind_connector_metadata, the forward, start_load_
            build_connector_worker_meta
 scheduler: request_finished_all_groups, update_connector_output, get_kv_connector_stats
 
-Claims are asynchronous (see `claims`): a request is scheduled in a step after the one in
-which `get_finished` named it.
+Claims are asynchronous (see `integration.scheduler.claims`): a request is scheduled in a step after
+the one in which `get_finished` named it.
 
 See docs/vllm.md for how to set it up.
 """
