@@ -12,11 +12,8 @@ nor on several ranks.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import secrets
-from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +21,7 @@ import numpy as np
 import torch
 
 from semblend.core.chain import Link
-from semblend.core.chain_table import ChainTable
+from semblend.core.chain_table import ChainTable, PromptNames
 from semblend.core.tokens import TokenArray
 from semblend.integration.scheduler.chain_rules import ChainRules
 from semblend.integration.scheduler.request import Continuation
@@ -68,13 +65,12 @@ class TreeChains:
         self._cache = cache
         self._rules = rules
         self._page = int(cache.page_size)
-        self._lengths: Counter[int] = Counter()
-        """Lengths of the prompts that can be continued."""
+        self._names = PromptNames()
         self._table: ChainTable[TreeChain] = ChainTable(
             block_size=self._page,
             max_units=max(1, int(cache.token_to_kv_pool_allocator.size) // _UNIT),
             max_turns=max_turns,
-            dropped=self._dropped,
+            dropped=lambda chain: self._names.drop(chain.link),
         )
 
     def __len__(self) -> int:
@@ -90,8 +86,7 @@ class TreeChains:
         if not len(self) or not self._rules.may_follow(state):
             return None
         follower = self._rules.follower(state, tokens)
-        lengths = sorted(length for length in self._lengths if length < len(tokens))
-        found = self._table.find(follower, _prompt_keys(follower.share_key, tokens, lengths))
+        found = self._table.find(follower, self._names.keys(follower))
         if found is None:
             return None
         chain, end = found
@@ -142,10 +137,9 @@ class TreeChains:
             return
         private_key = self._key_for(following, tokens[:end], start)
         link = self._rules.link(state, tokens, computed_tokens=end, exact_tokens=start)
-        (prompt_key,) = _prompt_keys(link.share_key, tokens, [link.prompt_tokens])
         chain = TreeChain(
             link=link,
-            prompt_key=prompt_key,
+            prompt_key=self._names.key(link),
             private_key=private_key,
             start=start,
             units=tuple((private_key, unit) for unit in range(-(-(end - start) // _UNIT))),
@@ -155,8 +149,8 @@ class TreeChains:
         key = radix_key(tokens[start:end], extra_key=private_key)
         request.kv.cache_protected_len = end
         self._insert(key, slots, priority=request.priority or 0)
+        self._names.add(link)
         self._table.add(chain)
-        self._lengths[chain.link.prompt_tokens] += 1
 
     def _key_for(self, following: Following | None, tokens: TokenArray, start: int) -> str:
         """The key of the conversation it went on from, if it adds to that and repeats nothing.
@@ -181,10 +175,6 @@ class TreeChains:
 
         self._cache.insert(InsertParams(key=key, value=slots, priority=priority))
 
-    def _dropped(self, chain: TreeChain) -> None:
-        self._lengths[chain.link.prompt_tokens] -= 1
-        self._lengths += Counter()  # drops what is not positive
-
 
 def chain_problems(arguments: Any, params: Any) -> list[str]:
     """Why nothing may be kept for conversations in a tree made with these."""
@@ -202,15 +192,6 @@ def chain_problems(arguments: Any, params: Any) -> list[str]:
     if not 0 <= asked < freed or "(req.kv.cache_protected_len, owned_kv_len)" not in release:
         problems.append("SGLang frees rows in another way")
     return problems
-
-
-def _prompt_keys(share_key: bytes, tokens: TokenArray, lengths: Iterable[int]) -> Iterator[bytes]:
-    """Names of a prompt's beginnings, of these lengths, ascending."""
-    name, named = hashlib.blake2b(share_key, digest_size=16), 0
-    for length in lengths:
-        name.update(np.ascontiguousarray(tokens[named:length]).tobytes())
-        named = length
-        yield name.copy().digest()
 
 
 def _was_aborted(request: Any) -> bool:

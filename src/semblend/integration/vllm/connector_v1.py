@@ -62,6 +62,7 @@ logger = logging.getLogger("vllm.semblend")
 class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
     """Reuses donor K/V in stock vLLM; the module docstring lists the order of calls."""
 
+    _asked: ConnectorOptions
     _start: Start
     _setup: VllmSetup | None
 
@@ -103,7 +104,7 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
                 RunningMode.nothing(asked.mode, str(start.objection)).say(logger)
             return _idle_connector()(vllm_config, role, kv_cache_config)
         made = super().__new__(cls)
-        made._start, made._setup = start, setup
+        made._asked, made._start, made._setup = asked, start, setup
         return made
 
     def __init__(
@@ -111,12 +112,7 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         """Set one side up, as far as vLLM was found fit for it."""
         super().__init__(vllm_config, role, kv_cache_config)
-        options = self._start.allowed(
-            ConnectorOptions.from_extra_config(
-                vllm_config.kv_transfer_config.kv_connector_extra_config
-            )
-        )
-        self.options = options
+        self.options = options = self._start.allowed(self._asked)
         self.fleet = fleet_part(vllm_config, options)
         self._config = vllm_config
         self.scheduler_side: SchedulerSide[VllmRequest] | None = None
