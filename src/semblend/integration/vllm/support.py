@@ -277,8 +277,7 @@ def request_refusal(request: Any) -> str | None:
 
 
 def _worker_refusals(worker_cls: Any) -> list[Refusal]:
-    name = worker_cls if isinstance(worker_cls, str) else f"{worker_cls.__module__}"
-    if name == WORKER_CLASS or _is_our_worker(worker_cls):
+    if worker_cls == WORKER_CLASS or _is_our_worker(worker_cls):
         return []
     return [
         Refusal(
