@@ -14,7 +14,8 @@ from semblend.integration.worker.pool_proof import prove_pool
 from semblend.integration.worker.segment_reads import SegmentReader
 from semblend.kv.layout import block_slots
 from semblend.kv.rotary_table import RotaryTable
-from semblend.kv.transfer import SpanCopy, copy_spans
+from semblend.kv.span_batch import SpanCopy
+from semblend.kv.transfer import copy_spans
 
 LAYERS, BLOCKS, SIZE, HEADS, DIM = 3, 9, 4, 2, 6
 ROWS = torch.arange(64)[:, None] * torch.tensor([1.0, 0.3, 0.01])

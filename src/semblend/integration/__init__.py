@@ -13,9 +13,9 @@ adapters share:
   `isolation` (what is allowed), `plan_cuts`, `probing` and `loaded_model.rotary_rows` (what is
   loaded), `held_contents` (what is kept), `stats`, `counters`, `prometheus`, `auditing`, `findings`
   and `engine_log` (what is reported), `fleet_part` (what is shared with other machines),
-  `adapter_names` (which LoRA adapter a request runs with), and `ladder`: segmented reuse for engines
-  that give no access to their model (`ladder_desk` and `ladder_socket` if the engine's API has no
-  room for our fields).
+  `adapter_names` (which LoRA adapter a request runs with), and `ladder`: segmented reuse for
+  engines that give no access to their model (`ladder_desk` and `ladder_socket` if the engine's API
+  has no room for our fields).
 
 docs/write-an-adapter.md explains how to add an engine.
 """

@@ -43,7 +43,8 @@ from semblend.integration.trtllm.support import engine_refusals, request_refusal
 from semblend.integration.worker.donors import segment_keys
 from semblend.kv.layout import block_slots
 from semblend.kv.rotary_table import RotaryTable
-from semblend.kv.transfer import SpanCopy, copy_spans
+from semblend.kv.span_batch import SpanCopy
+from semblend.kv.transfer import copy_spans
 from tests.integration.models import folder_of, joined, random_tokens
 from tests.integration.trtllm.engines import BLOCK, llm_args
 
