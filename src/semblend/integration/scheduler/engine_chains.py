@@ -11,7 +11,7 @@ the chain rule leads to it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ from semblend.integration.lora_adapter import LoraAdapter
 from semblend.integration.scheduler.chain_rules import ChainRules
 from semblend.integration.scheduler.port import Loan
 from semblend.integration.scheduler.request import Continuation, Request
+from semblend.pipeline import SemBlendPipeline
 
 logger = logging.getLogger("semblend.adapter")
 
@@ -114,12 +115,20 @@ class EngineChains:
         self,
         *,
         port: ChainPort,
-        rules: ChainRules,
+        pipeline: SemBlendPipeline,
         block_size: int,
         max_turns: int,
+        objection: Callable[[Request[Any]], str | None],
     ) -> None:
+        """Start with none.
+
+        Parameters
+        ----------
+        objection
+            Says why nothing approximate may be used for a request, if so.
+        """
         self._port = port
-        self._rules = rules
+        self._rules = ChainRules(pipeline=pipeline, objection=objection)
         self._size = block_size
         self._max_turns = max_turns
         self._made: ChainTable[KeptChain] | None = None

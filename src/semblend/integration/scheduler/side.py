@@ -21,7 +21,6 @@ from semblend.integration.gauges import pipeline_gauges
 from semblend.integration.loaded_model import model_identity
 from semblend.integration.probing import probes
 from semblend.integration.scheduler.capture_orders import Captures
-from semblend.integration.scheduler.chain_rules import ChainRules
 from semblend.integration.scheduler.claims import NOTHING, Claims
 from semblend.integration.scheduler.engine_chains import ChainPort, EngineChains
 from semblend.integration.scheduler.engine_planner import EnginePlanner, PlanRewriter
@@ -187,9 +186,10 @@ class SchedulerSide(Generic[EngineHandle]):
             return None
         return EngineChains(
             port=port,
-            rules=ChainRules(pipeline=self.planner.pipeline, objection=self._chain_objection),
+            pipeline=self.planner.pipeline,
             block_size=setup.block_size,
             max_turns=turns,
+            objection=self._chain_objection,
         )
 
     def _start_promotions(self) -> Promotions | None:
