@@ -178,7 +178,10 @@ def test_the_doctor_names_what_would_be_refused():
     refused = diagnose(
         SetupQuestion(
             config={},
-            arguments=("--model-path", folder_of("llama-dynamic"), "--enable-mixed-chunk"),
+            arguments=(
+                *("--model-path", folder_of("llama-dynamic"), "--device", "cpu"),
+                "--enable-mixed-chunk",
+            ),
         )
     )
     details = " ".join(finding.detail for finding in refused if finding.verdict == "refused")
