@@ -218,7 +218,6 @@ CLASSES_DEFINED_TWICE = {
     "ConnectorOptions": "one per engine, for the same job",
     "Donor": "SemBench: a prompt that is to be a donor; SemBlend: one that is",
     "Fact": "SemBench writes facts of its own: it imports nothing of SemBlend's",
-    "FleetMember": "one per engine, for the same job",
     "Limits": "SemBench: public, how long stories get; SemBlend: how far from cold",
     "MissingExtraError": "one per distribution",
     "NestedPass": "one per engine, for the same job",

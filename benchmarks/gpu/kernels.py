@@ -27,12 +27,12 @@ import torch
 import triton  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
 from semblend.kv import triton_copy
-from semblend.kv.layout import by_slot
+from semblend.kv.layout import PagedLayout, by_slot
 from semblend.kv.paged_kv import PagedKv
 from semblend.kv.rotary_spec import Pairing, RotarySpec
 from semblend.kv.rotary_table import RotaryTable
-from semblend.kv.span_batch import flat_batch
-from semblend.kv.transfer import PagedLayout, SpanCopy, copy_spans
+from semblend.kv.span_batch import SpanCopy, flat_batch
+from semblend.kv.transfer import copy_spans
 
 SHAPE_7B = {"layers": 28, "kv_heads": 4, "head_dim": 128}
 """K/V of Qwen2.5-7B."""

@@ -25,6 +25,7 @@ from benchmarks.vllm_runners import Scheduling, engine_options, on_gpu
 from semblend.core import faults
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
+from semblend.kv.layout import block_slots
 
 _HOST_PROMPTS = 6
 """How many of the longest prompts fit in the donor memory."""
@@ -243,7 +244,8 @@ class VllmFuzzEngine:
             return False
         (blocks,) = self.core.scheduler.kv_cache_manager.get_block_ids(state.request_id)
         access = self.worker.access
-        slots = torch.from_numpy(access.host_slots(blocks, 0, len(record.asked.tokens)))
+        sizes = {"block_size": access.block_size, "blocks": access.blocks}
+        slots = torch.from_numpy(block_slots(blocks, 0, len(record.asked.tokens), **sizes))
         slots = slots.to(access.device)
         with torch.inference_mode():
             kv = access.read(blocks, 0, len(record.asked.tokens))

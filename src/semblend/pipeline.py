@@ -35,7 +35,7 @@ from semblend.discovery.meaning import MeaningIndex, Similar
 from semblend.discovery.runs import DonorRun
 from semblend.planning.boundaries import Boundaries
 from semblend.planning.cost import CostModel
-from semblend.planning.gates import Refusal
+from semblend.planning.gates import Decline
 from semblend.planning.matches import DonorMatch, best_match, covered_tokens
 from semblend.planning.planner import Planner, PlanRequest
 from semblend.planning.policies.base import RecomputePolicy, policy_from_spec
@@ -83,7 +83,7 @@ class SemBlendPipeline:
         *,
         cost: CostModel | None = None,
         certified_policy: str | None = None,
-        uncertified: Refusal | None = None,
+        uncertified: Decline | None = None,
         certified_until: datetime | None = None,
         boundaries: Boundaries | None = None,
     ) -> None:
@@ -380,7 +380,7 @@ class SemBlendPipeline:
         lookup_ms = (time.perf_counter() - started) * 1e3
         return replace(plan, evidence=replace(evidence, lookup_ms=lookup_ms))
 
-    def refusal(self, policy: str | None = None) -> Refusal | None:
+    def objection(self, policy: str | None = None) -> Decline | None:
         """Why approximate K/V may not be used now, or None if it may.
 
         `policy` is one chosen by the request, which no certificate covers.

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semblend.core.chain import Follower, Link
-from semblend.core.chain_table import ChainTable
+from semblend.core.chain_table import ChainTable, PromptNames
 
 BLOCK = 4
 
@@ -81,3 +81,20 @@ def test_what_was_unused_longest_goes_first() -> None:
     assert table.find(follower(10), [bytes([10])]) is not None
     table.add(kept(13, (13,)))
     assert [one.prompt_key[0] for one in table] == [12, 10, 13]
+
+
+def test_a_kept_prompt_is_named_as_its_followers_beginning_is_and_no_longer_once_dropped() -> None:
+    names = PromptNames()
+    one, other = kept(3, ()).link, kept(4, ()).link
+    for link in (one, one, other):
+        names.add(link)
+    assert list(names.keys(follower(3))) == [names.key(one)]
+    assert list(names.keys(follower(4))) == [names.key(other)] != [names.key(one)]
+    assert not list(names.keys(Follower(share_key=b"k", tokens=one.tokens[:8]))), "nothing behind"
+    foreign = Follower(share_key=b"another", tokens=follower(3).tokens)
+    assert list(names.keys(foreign)) != [names.key(one)]
+    names.drop(one)
+    assert list(names.keys(follower(3))) == [names.key(one)]
+    names.drop(one)
+    names.drop(other)
+    assert not list(names.keys(follower(3)))

@@ -12,7 +12,8 @@ from semblend.core.plan import Hole, Span
 from semblend.engine.materialise import layerwise_spans, load_spans
 from semblend.engine.segmented import compute, runs_of_plan
 from semblend.kv.layerwise import LayerwiseLoad, layer_chunks
-from semblend.kv.transfer import SpanCopy, copy_spans
+from semblend.kv.span_batch import SpanCopy
+from semblend.kv.transfer import copy_spans
 from tests.engine.donors import DonorShelf, cold_kv, hand_plan, make_pool, make_table
 from tests.engine.models import random_tokens, tiny
 from tests.kv.span_cases import small_case

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from semblend.core.settings import Settings
 from semblend.integration.modes import Mode
 from semblend.integration.scheduler.setup import may_load, standing_for
-from semblend.integration.vllm.asked_at_load import asked_at_load
+from semblend.integration.vllm.namespaces import asked_at_load
 from tests.integration.models import REFERENCE
 
 PLAIN = {"quantization": "none", "kv_format": "none", "speculation": "none"}

@@ -14,7 +14,7 @@ from semblend.integration.worker.pool_copies import PoolCopies
 from semblend.kv.depth_drift import DepthDrift
 from semblend.kv.paged_kv import PagedKv
 from semblend.kv.rotary_table import RotaryTable
-from semblend.kv.transfer import SpanCopy
+from semblend.kv.span_batch import SpanCopy
 from tests.integration.models import REFERENCE
 
 LAYERS, HEADS, DIM = 3, 4, 8

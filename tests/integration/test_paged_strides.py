@@ -12,8 +12,10 @@ import torch
 from semblend.integration.vllm.paged_access import PagedAccess
 from semblend.integration.worker.pool_proof import prove_pool
 from semblend.integration.worker.segment_reads import SegmentReader
+from semblend.kv.layout import block_slots
 from semblend.kv.rotary_table import RotaryTable
-from semblend.kv.transfer import SpanCopy, copy_spans
+from semblend.kv.span_batch import SpanCopy
+from semblend.kv.transfer import copy_spans
 
 LAYERS, BLOCKS, SIZE, HEADS, DIM = 3, 9, 4, 2, 6
 ROWS = torch.arange(64)[:, None] * torch.tensor([1.0, 0.3, 0.01])
@@ -95,7 +97,9 @@ def access_to(name: str) -> PagedAccess:
 
 
 def slots_of(access: PagedAccess, blocks: tuple[int, ...], start: int, end: int) -> torch.Tensor:
-    return torch.from_numpy(access.host_slots(blocks, start, end))
+    return torch.from_numpy(
+        block_slots(blocks, start, end, block_size=access.block_size, blocks=access.blocks)
+    )
 
 
 def kv_of(tokens: int) -> torch.Tensor:
@@ -112,7 +116,7 @@ def test_strides_are_found_where_there_are_any_and_lead_where_the_backend_writes
         access.write(layer, kv[layer, 0], kv[layer, 1], slots_of(access, blocks, 1, 11))
     assert torch.equal(access.read(blocks, 1, 11), kv)
     if access.pool is not None:
-        slots = torch.from_numpy(access.host_slots(blocks, 1, 11))
+        slots = slots_of(access, blocks, 1, 11)
         for layer in range(LAYERS):
             for part, views in enumerate((access.pool.keys, access.pool.values)):
                 assert torch.equal(views[layer][slots // SIZE, slots % SIZE], kv[layer, part])
@@ -124,7 +128,7 @@ def test_spans_copied_in_are_what_the_backend_reads(name):
     copy = SpanCopy(
         source=kv,
         source_slots=np.arange(9),
-        target_slots=access.host_slots(blocks, 2, 11),
+        target_slots=slots_of(access, blocks, 2, 11).numpy(),
         source_start=4,
         target_start=30,
     )

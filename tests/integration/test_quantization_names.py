@@ -42,17 +42,14 @@ def test_weights_stored_quantised_are_used_as_stored_and_others_are_changed():
 
 
 def test_what_sglang_does_to_plain_weights_is_seen_wherever_it_is_told():
-    def context(method, torchao=""):
+    def added(method, torchao=""):
         model = SimpleNamespace(quantization=method, hf_config=SimpleNamespace())
-        worker = SimpleNamespace(model_runner=SimpleNamespace(model_config=model))
-        return SimpleNamespace(
-            tp_worker=worker, server_args=SimpleNamespace(torchao_config=torchao)
-        )
+        arguments = SimpleNamespace(torchao_config=torchao)
+        return namespaces.asked_at_load(model, arguments)["quantization"]
 
-    assert added_quantization(**namespaces.quantised(context(None))) == "none"
+    assert added(None) == "none"
     names = {
-        added_quantization(**namespaces.quantised(context(*told)))
-        for told in (("fp8",), ("w8a8_int8",), (None, "int8wo"), (None, "int4wo-128"))
+        added(*told) for told in (("fp8",), ("w8a8_int8",), (None, "int8wo"), (None, "int4wo-128"))
     }
     assert len(names) == 4
     assert "none" not in names

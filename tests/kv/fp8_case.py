@@ -14,7 +14,8 @@ from semblend.kv.numbers import decoded
 from semblend.kv.paged_kv import PagedKv
 from semblend.kv.rotary_spec import Pairing
 from semblend.kv.rotary_table import RotaryTable
-from semblend.kv.transfer import SpanCopy, copy_spans
+from semblend.kv.span_batch import SpanCopy
+from semblend.kv.transfer import copy_spans
 
 LAYERS, TOKENS, HEADS, DIM = 2, 48, 2, 16
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from semblend.kv.layout import PagedLayout
 from semblend.kv.rotary_spec import Pairing, RotarySpec
 from semblend.kv.rotary_table import RotaryTable
-from semblend.kv.transfer import PagedLayout, SpanCopy
+from semblend.kv.span_batch import SpanCopy
 
 LIMITS = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3.2e-2}
 """Largest error of numbers up to about 4: rounding to the type, plus fp32 arithmetic."""

@@ -13,8 +13,9 @@ from semblend.kv.pinned_arena import PinnedArena
 from semblend.kv.rotary_self_test import self_test
 from semblend.kv.rotary_spec import Pairing, RotarySpec
 from semblend.kv.rotary_table import RotaryTable
+from semblend.kv.span_batch import SpanCopy
 from semblend.kv.tiers import DiskTier, MemoryTier, TierStack
-from semblend.kv.transfer import SpanCopy, copy_spans
+from semblend.kv.transfer import copy_spans
 from tests.kv.layout_cases import contents, layout_case
 from tests.kv.models import FAMILIES, rotary_module
 from tests.kv.segments import FILE_BYTES, SEGMENT_BYTES, key_of, segment_of

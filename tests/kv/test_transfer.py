@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semblend.core.errors import PlanError
-from semblend.kv.layout import by_slot
+from semblend.kv.layout import PagedLayout, by_slot
 from semblend.kv.rotary_spec import Pairing, RotarySpec
 from semblend.kv.rotary_table import RotaryTable
-from semblend.kv.transfer import PagedLayout, SpanCopy, copy_spans
+from semblend.kv.span_batch import SpanCopy
+from semblend.kv.transfer import copy_spans
 from tests.kv import fp8_case
 from tests.kv.span_cases import LIMITS, SpanCase, make_case
 from tests.oracles.rotary_float64 import copy_token_by_token

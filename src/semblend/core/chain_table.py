@@ -7,6 +7,7 @@ and forgets the one that was unused longest when it is full.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
@@ -37,6 +38,40 @@ class Kept(Protocol):
 
 
 KeptRequest = TypeVar("KeptRequest", bound=Kept)
+
+
+class PromptNames:
+    """What kept prompts are looked up by where an engine has no names for their blocks."""
+
+    def __init__(self) -> None:
+        self._lengths: Counter[int] = Counter()
+
+    def add(self, link: Link) -> None:
+        """A request is kept."""
+        self._lengths[link.prompt_tokens] += 1
+
+    def drop(self, link: Link) -> None:
+        """A request is no longer kept."""
+        self._lengths[link.prompt_tokens] -= 1
+        self._lengths += Counter()  # drops what is not positive
+
+    def key(self, link: Link) -> bytes:
+        """The name of a kept request's prompt."""
+        (key,) = _beginnings(link.share_key, link.tokens, [link.prompt_tokens])
+        return key
+
+    def keys(self, follower: Follower) -> Iterator[bytes]:
+        """The names of a prompt's beginnings that are as long as a kept prompt."""
+        shorter = (length for length in self._lengths if length < len(follower.tokens))
+        return _beginnings(follower.share_key, follower.tokens, sorted(shorter))
+
+
+def _beginnings(share_key: bytes, tokens: TokenArray, lengths: Iterable[int]) -> Iterator[bytes]:
+    name, named = hashlib.blake2b(share_key, digest_size=16), 0
+    for length in lengths:
+        name.update(np.ascontiguousarray(tokens[named:length]).tobytes())
+        named = length
+        yield name.copy().digest()
 
 
 class ChainTable(Generic[KeptRequest]):

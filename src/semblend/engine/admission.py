@@ -157,7 +157,7 @@ class Admission:
             return None
         if self._shadow is not None and self._shadow.objection(key) is not None:
             return None
-        if self._pipeline.refusal(request.policy) is not None:
+        if self._pipeline.objection(request.policy) is not None:
             return None
         return self._chains.find(
             Follower(share_key=key, tokens=request.tokens, policy=request.policy)

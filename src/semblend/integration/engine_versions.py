@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 
 from semblend.integration.findings import Finding, Verdict
 
@@ -32,6 +33,8 @@ class EngineVersions:
     """The versions of one engine."""
 
     engine: str
+    packages: tuple[str, ...]
+    """The distributions it comes in."""
     known: Mapping[str, str]
     """Releases, and whether each was run or read."""
     release_of: Callable[[str], str]
@@ -42,6 +45,11 @@ class EngineVersions:
         how = self.known.get(self.release_of(version))
         return VersionSupport(version=version, supported=how is not None, verified=how == RUN)
 
+    def installed(self) -> VersionSupport | None:
+        """What is known about the one that is installed here, if one is. Imports nothing of it."""
+        version = installed_version(*self.packages)
+        return None if version is None else self.judge(version)
+
     def finding(self, support: VersionSupport) -> Finding:
         """What `semblend doctor` prints about a version."""
         verdict, said = Verdict.OK, "tested"
@@ -51,3 +59,13 @@ class EngineVersions:
         elif not support.verified:
             verdict, said = Verdict.NOTE, "its interfaces were compared, it was not run"
         return Finding(check=self.engine, verdict=verdict, detail=f"{support.version}: {said}")
+
+
+def installed_version(*packages: str) -> str | None:
+    """The version of the first of these distributions that is installed here."""
+    for name in packages:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None

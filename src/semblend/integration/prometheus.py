@@ -1,13 +1,14 @@
-"""Counters that go to Prometheus's registry of this process as they are counted.
+"""What adapters count, as metrics of Prometheus: the same in every engine's /metrics.
 
-For engines that collect the metrics of all their processes themselves, so that nothing has to be
-registered with them.
+:class:`AdapterMetrics` is made of an engine's own classes, for engines that ask for what was
+counted. :class:`PrometheusStats` counts into the registry of this process, for engines that collect
+the metrics of all their processes themselves: nothing has to be registered with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from semblend.core.ledger import Settlement
 from semblend.integration.counters import (
@@ -20,6 +21,84 @@ from semblend.integration.gauges import GAUGES, MODE, MODE_TEXT
 from semblend.integration.stats import Stats
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+Labels = Sequence[object]
+"""Values of the labels that every metric of an engine has."""
+Histograms = Mapping[str, tuple[str, Sequence[float]]]
+"""By name: what it shows, and its bucket edges."""
+
+
+class MetricMaker(Protocol):
+    """Makes metrics with an engine's own labels; `labels` name further ones behind them."""
+
+    def counter(self, name: str, text: str, *labels: str) -> Any:
+        """A counter called `name` behind the engine's prefix."""
+        ...
+
+    def gauge(self, name: str, text: str, *labels: str) -> Any:
+        """A gauge of one process, which may be started anew: the most recent value counts."""
+        ...
+
+    def histogram(self, name: str, text: str, buckets: Sequence[float]) -> Any:
+        """A histogram with these bucket edges."""
+        ...
+
+
+class AdapterMetrics:
+    """All metrics of an adapter."""
+
+    def __init__(
+        self,
+        make: MetricMaker,
+        *,
+        plain: Mapping[str, str],
+        times: Histograms,
+        values: Histograms | None = None,
+        gauges: Mapping[str, str],
+    ) -> None:
+        """Make them: counters without a label, durations, other histograms and gauges."""
+        self._labelled = {
+            name: make.counter(name, text, label)
+            for name, (text, label) in LABELLED_COUNTERS.items()
+        }
+        self._plain = {name: make.counter(name, text) for name, text in plain.items()}
+        self._seconds = {
+            name: make.histogram(f"{name}_seconds", text, buckets)
+            for name, (text, buckets) in times.items()
+        }
+        self._values = {
+            name: make.histogram(name, text, buckets)
+            for name, (text, buckets) in (values or {}).items()
+        }
+        self._mode = make.gauge(MODE, MODE_TEXT, MODE)
+        # No values before the first report: 0 would say that nothing is certified.
+        self._gauges = {name: make.gauge(name, text) for name, text in gauges.items()}
+
+    def start(self, labels: Labels, *, mode: str) -> None:
+        """Show the mode, and at 0 what is counted: a scrape before the first request has it."""
+        self._mode.labels(*labels, mode).set(1)
+        for source in (*TOKEN_SOURCES, REUSABLE):
+            self._labelled["tokens"].labels(*labels, source)
+        for metric in (*self._plain.values(), *self._seconds.values(), *self._values.values()):
+            metric.labels(*labels)
+
+    def observe(self, data: Mapping[str, Any], labels: Labels) -> None:
+        """Add the data of some :class:`~semblend.integration.stats.Stats`."""
+        for part, metric in self._labelled.items():
+            for label, amount in data.get(part, {}).items():
+                metric.labels(*labels, label).inc(amount)
+        for name, amount in data.get("counts", {}).items():
+            if name in self._plain:
+                self._plain[name].labels(*labels).inc(amount)
+        for histograms, part in ((self._seconds, "seconds"), (self._values, "values")):
+            for name, observed in data.get(part, {}).items():
+                if name in histograms:
+                    histogram = histograms[name].labels(*labels)
+                    for value in observed:
+                        histogram.observe(value)
+        for name, value in data.get("gauges", {}).items():
+            if name in self._gauges:
+                self._gauges[name].labels(*labels).set(value)
 
 
 class PrometheusStats(Stats):
@@ -49,80 +128,69 @@ class PrometheusStats(Stats):
             Of every metric.
         """
         super().__init__()
-        self._prefix = prefix
-        self._labels = dict(labels)
-        self._metrics = self._make(plain, times) if export else {}
-        self._gauges = self._make_gauges(mode) if export else {}
+        self._labels = tuple(labels.values())
+        self._metrics: AdapterMetrics | None = None
+        if export:
+            self._metrics = AdapterMetrics(
+                _OwnRegistry(prefix, tuple(labels)),
+                plain=plain,
+                times={name: (text, _SECONDS) for name, text in times.items()},
+                gauges=GAUGES,
+            )
+            self._metrics.start(self._labels, mode=mode)
 
     def count(self, name: str, amount: int = 1) -> None:
         """Add to a plain counter."""
         super().count(name, amount)
-        self._add(name, amount)
+        self._show(counts={name: amount})
 
     def time(self, name: str, seconds: float) -> None:
         """Note one duration; nobody takes lists of them here."""
-        metric = self._metrics.get(f"{name}_seconds")
-        if metric is not None:
-            metric.labels(**self._labels).observe(seconds)
+        self._show(seconds={name: (seconds,)})
 
     @property
     def wants_gauges(self) -> bool:
         """Whether somebody reads them."""
-        return bool(self._gauges)
+        return self._metrics is not None
 
     def gauges(self, values: dict[str, float]) -> None:
         """How things stand, now."""
-        for name, value in values.items():
-            if name in self._gauges:
-                self._gauges[name].labels(**self._labels).set(value)
+        self._show(gauges=values)
 
     def settled(self, settlement: Settlement) -> None:
         """Count one request and its prompt tokens by where their K/V came from."""
         super().settled(settlement)
-        self._add("requests", 1, outcome=settlement.outcome.value)
-        if settlement.reason is not None:
-            self._add("declines", 1, reason=settlement.reason.value)
-        for source, amount in tokens_by_source(settlement).items():
-            self._add("tokens", amount, source=source)
+        amounts = tokens_by_source(settlement).items()
+        self._show(
+            requests={settlement.outcome.value: 1},
+            declines={} if settlement.reason is None else {settlement.reason.value: 1},
+            tokens={source: amount for source, amount in amounts if amount},
+        )
 
-    def _add(self, name: str, amount: int, **labels: str) -> None:
-        metric = self._metrics.get(name)
-        if metric is not None and amount:
-            metric.labels(**self._labels, **labels).inc(amount)
+    def _show(self, **data: Mapping[str, Any]) -> None:
+        if self._metrics is not None:
+            self._metrics.observe(data, self._labels)
 
-    def _make_gauges(self, mode: str) -> dict[str, Any]:
+
+class _OwnRegistry:
+    """Metrics of this process, by Prometheus's own classes."""
+
+    def __init__(self, prefix: str, labels: tuple[str, ...]) -> None:
+        self._prefix = prefix
+        self._labels = labels
+
+    def counter(self, name: str, text: str, *labels: str) -> Any:
+        from prometheus_client import Counter
+
+        return Counter(f"{self._prefix}{name}", text, [*self._labels, *labels])
+
+    def gauge(self, name: str, text: str, *labels: str) -> Any:
         from prometheus_client import Gauge
 
-        def gauge(name: str, text: str, *labels: str) -> Any:
-            # Of one process: the scheduler's, which may be started anew.
-            return Gauge(
-                f"{self._prefix}{name}",
-                text,
-                [*self._labels, *labels],
-                multiprocess_mode="mostrecent",
-            )
+        names = [*self._labels, *labels]
+        return Gauge(f"{self._prefix}{name}", text, names, multiprocess_mode="mostrecent")
 
-        gauge(MODE, MODE_TEXT, MODE).labels(**self._labels, mode=mode).set(1)
-        return {name: gauge(name, text) for name, text in GAUGES.items()}
+    def histogram(self, name: str, text: str, buckets: Sequence[float]) -> Any:
+        from prometheus_client import Histogram
 
-    def _make(self, plain: Mapping[str, str], times: Mapping[str, str]) -> dict[str, Any]:
-        from prometheus_client import Counter, Histogram
-
-        def counter(name: str, text: str, *labels: str) -> Any:
-            return Counter(f"{self._prefix}{name}", text, [*self._labels, *labels])
-
-        made: dict[str, Any] = {
-            name: counter(name, text, label) for name, (text, label) in LABELLED_COUNTERS.items()
-        }
-        for source in (*TOKEN_SOURCES, REUSABLE):  # a scrape before the first request has them
-            made["tokens"].labels(**self._labels, source=source)
-        made |= {name: counter(name, text) for name, text in plain.items()}
-        for name in plain:
-            made[name].labels(**self._labels)
-        made |= {
-            f"{name}_seconds": Histogram(
-                f"{self._prefix}{name}_seconds", text, list(self._labels), buckets=_SECONDS
-            )
-            for name, text in times.items()
-        }
-        return made
+        return Histogram(f"{self._prefix}{name}", text, list(self._labels), buckets=buckets)

@@ -61,22 +61,33 @@ class PagedLayout:
     def token_slots(
         self, block_table: Sequence[int] | SlotArray, start: int, end: int
     ) -> SlotArray:
-        """Slots of the tokens at positions [start, end) of a request with these pages.
+        """Slots of the tokens at positions [start, end) of a request with these pages."""
+        return block_slots(block_table, start, end, block_size=self.page_size, blocks=self.pages)
 
-        Raises
-        ------
-        PlanError
-            If a position has no page, or a page is not in the pool.
-        """
-        table = np.asarray(block_table, dtype=np.int64)
-        if not 0 <= start <= end <= table.size * self.page_size:
-            raise PlanError(
-                f"tokens [{start}, {end}) of a request with {table.size} pages of {self.page_size}"
-            )
-        if table.size and not 0 <= int(table.min()) <= int(table.max()) < self.pages:
-            raise PlanError(f"block table: expected pages in [0, {self.pages})")
-        positions = np.arange(start, end, dtype=np.int64)
-        return table[positions // self.page_size] * self.page_size + positions % self.page_size
+
+def block_slots(
+    block_ids: Sequence[int] | SlotArray, start: int, end: int, *, block_size: int, blocks: int
+) -> SlotArray:
+    """Slots of positions [start, end) of a request with these blocks, of the `blocks` of a pool.
+
+    Raises
+    ------
+    PlanError
+        If a position has no block, or its block is not in the pool.
+    """
+    first, last = start // block_size, -(-end // block_size)
+    table = np.asarray(block_ids[first:last], dtype=np.int64)
+    if not 0 <= start <= end or table.size < last - first:
+        raise PlanError(
+            f"K/V pool: tokens [{start}, {end}) of a request with {len(block_ids)} blocks of "
+            f"{block_size}"
+        )
+    if table.size and not 0 <= int(table.min()) <= int(table.max()) < blocks:
+        # -1 is "no block": as an index it would be somebody else's last one.
+        raise PlanError(f"K/V pool: block ids in [0, {blocks}) expected, got {table.tolist()}")
+    # Block by block: dividing every position takes longer than everything else.
+    slots = (table[:, None] * block_size + np.arange(block_size)).reshape(-1)
+    return slots[start - first * block_size : end - first * block_size]
 
 
 def by_slot(kv: torch.Tensor) -> torch.Tensor:

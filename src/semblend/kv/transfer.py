@@ -19,14 +19,11 @@ from semblend.kv import torch_copy
 from semblend.kv.depth_drift import DepthDrift
 from semblend.kv.layer_rotary import Rotary
 from semblend.kv.layerwise import LayerwiseLoad, chunk_layers
-from semblend.kv.layout import PagedLayout
 from semblend.kv.paged_kv import PagedKv
 from semblend.kv.span_batch import CopyBatch, Destination, SpanCopy, flat_batch, flattened
 
 _STAGED_BYTES = 256 << 20
 """Approximate device memory that a copy from the host takes besides the pool."""
-
-__all__ = ["Backend", "PagedLayout", "SpanCopy", "copy_spans"]
 
 
 class Backend(StrEnum):

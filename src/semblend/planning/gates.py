@@ -14,7 +14,8 @@ from semblend.core.plan import Plan
 from semblend.core.settings import Settings
 from semblend.planning.cost import CostModel
 
-Refusal: TypeAlias = tuple[DeclineReason, str]
+Decline: TypeAlias = tuple[DeclineReason, str]
+"""Why a plan is not carried out, and in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,30 +25,30 @@ class GateContext:
     settings: Settings
     cost: CostModel
     certified: bool
-    uncertified: Refusal = (DeclineReason.NO_CERTIFICATE, "this model has no quality certificate")
+    uncertified: Decline = (DeclineReason.NO_CERTIFICATE, "this model has no quality certificate")
     """Why it is not certified, if it is not."""
     donates: bool = True
     """Whether the request, computed exactly, would become a donor."""
 
 
-Gate: TypeAlias = Callable[[Plan, GateContext], Refusal | None]
+Gate: TypeAlias = Callable[[Plan, GateContext], Decline | None]
 
 
-def has_spans(plan: Plan, context: GateContext) -> Refusal | None:
+def has_spans(plan: Plan, context: GateContext) -> Decline | None:
     """Refuse if nothing was found."""
     if plan.spans:
         return None
     return DeclineReason.NO_MATCH, f"no identical run of {context.settings.min_span_tokens} tokens"
 
 
-def something_left(plan: Plan, context: GateContext) -> Refusal | None:
+def something_left(plan: Plan, context: GateContext) -> Decline | None:
     """Refuse if the policy recomputes everything, because that declines the reuse."""
     if plan.reused_tokens:
         return None
     return DeclineReason.POLICY_DECLINED, f"{plan.policy} recomputes every reusable token"
 
 
-def enough_reuse(plan: Plan, context: GateContext) -> Refusal | None:
+def enough_reuse(plan: Plan, context: GateContext) -> Decline | None:
     """Apply the user's threshold on the reused share of the prompt."""
     ratio = plan.reused_tokens / max(1, plan.prompt_tokens)
     if ratio >= context.settings.min_reuse_ratio:
@@ -58,7 +59,7 @@ def enough_reuse(plan: Plan, context: GateContext) -> Refusal | None:
     )
 
 
-def worth_it(plan: Plan, context: GateContext) -> Refusal | None:
+def worth_it(plan: Plan, context: GateContext) -> Decline | None:
     """Apply the cost model's threshold."""
     share = plan.cost.saved / plan.cost.cold if plan.cost.cold > 0 else 0.0
     if share >= context.cost.min_saved_share and plan.cost.saved > 0:
@@ -70,7 +71,7 @@ def worth_it(plan: Plan, context: GateContext) -> Refusal | None:
     )
 
 
-def worth_its_donors(plan: Plan, context: GateContext) -> Refusal | None:
+def worth_its_donors(plan: Plan, context: GateContext) -> Decline | None:
     """Refuse if making the request's new tokens approximate costs future requests more."""
     lost = context.cost.donors_lost(plan) if context.donates else 0.0
     if plan.cost.saved >= lost:
@@ -81,14 +82,14 @@ def worth_its_donors(plan: Plan, context: GateContext) -> Refusal | None:
     )
 
 
-def reuse_allowed(plan: Plan, context: GateContext) -> Refusal | None:
+def reuse_allowed(plan: Plan, context: GateContext) -> Decline | None:
     """Refuse if the operator asked for discovery only."""
     if not context.settings.discovery_only:
         return None
     return DeclineReason.DISCOVERY_ONLY, "SEMBLEND_DISCOVERY_ONLY is set"
 
 
-def certified(plan: Plan, context: GateContext) -> Refusal | None:
+def certified(plan: Plan, context: GateContext) -> Decline | None:
     """Refuse reuse without measured quality."""
     if context.certified or context.settings.allow_uncertified:
         return None
@@ -106,10 +107,10 @@ GATES: tuple[Gate, ...] = (
 )
 
 
-def first_refusal(plan: Plan, context: GateContext) -> Refusal | None:
+def first_decline(plan: Plan, context: GateContext) -> Decline | None:
     """The first gate's reason against the plan, or None."""
     for gate in GATES:
-        refusal = gate(plan, context)
-        if refusal is not None:
-            return refusal
+        decline = gate(plan, context)
+        if decline is not None:
+            return decline
     return None

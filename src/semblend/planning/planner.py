@@ -16,7 +16,7 @@ from semblend.planning.cost import CostModel
 from semblend.planning.cover import best_cover
 from semblend.planning.edits import classify
 from semblend.planning.foresight import with_probe_cost
-from semblend.planning.gates import GateContext, Refusal, first_refusal
+from semblend.planning.gates import Decline, GateContext, first_decline
 from semblend.planning.policies.base import RecomputePolicy
 from semblend.planning.recompute import with_policy
 from semblend.planning.whole_blocks import region_end, to_whole_blocks
@@ -57,7 +57,7 @@ class Planner:
     donor_tokens: Callable[[str], TokenArray | None]
     boundaries: Boundaries | None = None
     """Where sentences end, for policies that recompute up to there."""
-    uncertified: Refusal | None = None
+    uncertified: Decline | None = None
     """Why the model has no valid certificate, if known."""
 
     @property
@@ -114,8 +114,8 @@ class Planner:
         )
         if self.uncertified is not None:
             context = replace(context, uncertified=self.uncertified)
-        refusal = first_refusal(plan, context)
-        return plan if refusal is None else plan.declined(*refusal)
+        decline = first_decline(plan, context)
+        return plan if decline is None else plan.declined(*decline)
 
     def _cover(self, request: PlanRequest, *, start: int, end: int) -> list[DonorRun]:
         """The runs to copy; where none is worth its copy, those that a gate then declines."""

@@ -158,7 +158,7 @@ def _embedded(wanted: WantedEngine) -> Started:
 
 
 def _vllm(wanted: WantedEngine) -> Started:
-    from semblend.integration.vllm.asked_at_load import asked_at_load
+    from semblend.integration.vllm.namespaces import asked_at_load
     from semblend.quality.served.measuring import MeasuredServer
     from semblend.quality.served.served_tables import measure_table, table_of
     from semblend.quality.served.vllm_offline import VllmOffline
@@ -211,7 +211,7 @@ def _former_table(folder: Path, wanted: WantedEngine) -> Path | None:
 
 
 def _sglang(wanted: WantedEngine) -> Started:
-    from semblend.integration.sglang.asked_at_load import asked_at_load
+    from semblend.integration.sglang.namespaces import asked_at_load
     from semblend.integration.sglang.radix_patcher import patch_radix_cache
     from semblend.quality.served.measuring import MeasuredServer
     from semblend.quality.served.sglang_offline import SglangOffline

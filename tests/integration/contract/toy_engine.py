@@ -31,7 +31,8 @@ from semblend.integration.scheduler.request import Arrival
 from semblend.integration.scheduler.setup import PLAN_SECONDS, CaptureRules, SchedulerSetup
 from semblend.integration.scheduler.side import SchedulerSide
 from semblend.integration.worker.donors import DonorRoom
-from semblend.integration.worker.port import BeforeLayer, KvAccess, OneRank, Watch
+from semblend.integration.worker.host_ranks import HostRanks
+from semblend.integration.worker.port import BeforeLayer, KvAccess, Watch
 from semblend.integration.worker.sequences import VirtualSequence
 from semblend.integration.worker.side import WorkerSetup, WorkerSide
 from semblend.planning.cost import CostModel
@@ -214,7 +215,7 @@ class ToyEngine:
                 room=DonorRoom(host_bytes=32 << 20),
             )
         )
-        self.worker.attach(self.cache, OneRank())
+        self.worker.attach(self.cache, HostRanks())
         self.worker.bind(self.model, make_passes=self._passes, make_table=lambda: self.model.table)
 
     def _passes(self, access: KvAccess) -> ToyPasses:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from semblend.integration.worker.port import BeforeLayer, Watch
-from semblend.kv.layout import SlotArray
+from semblend.integration.worker.port import BeforeLayer, KvAccess, Watch
+from semblend.kv.layout import block_slots
 from semblend.kv.paged_kv import PagedKv
 from semblend.kv.rotary_table import RotaryTable
 
@@ -16,21 +16,18 @@ LAYERS, HEADS, DIM, VOCABULARY, POSITIONS = 2, 2, 16, 512, 2048
 _WIDTH = HEADS * DIM
 
 
-class ToyCache:
+class ToyCache(KvAccess):
     """K/V of all tokens, [layers, 2, blocks, block_size, heads, dim]; see `KvAccess`."""
 
-    block_size, parts, kv_heads, head_dim = 16, 2, HEADS, DIM
-    layer_count, head_shape = LAYERS, (HEADS, DIM)
+    block_size, kv_heads, head_dim = 16, HEADS, DIM
+    layer_count = LAYERS
     dtype, device = torch.float32, torch.device("cpu")
-    token_bytes = LAYERS * 2 * HEADS * DIM * 4
     scratch_block = 0
-    draft_layers = 0
-    clipped: torch.Tensor | None = None
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
         self.kv = torch.zeros(LAYERS, 2, blocks, self.block_size, HEADS, DIM)
-        self.pool: PagedKv | None = PagedKv(
+        self.pool = PagedKv(
             keys=tuple(self.kv[:, 0].unbind()), values=tuple(self.kv[:, 1].unbind())
         )
 
@@ -39,23 +36,15 @@ class ToyCache:
         assert self.pool is not None
         return self.pool
 
-    def host_slots(self, block_ids: Sequence[int], start: int, end: int) -> SlotArray:
-        positions = np.arange(start, end)
-        blocks = np.asarray(block_ids, dtype=np.int64)[positions // self.block_size]
-        slots: SlotArray = blocks * self.block_size + positions % self.block_size
-        return slots
+    def slots(self, block_ids: Sequence[int], start: int, end: int) -> torch.Tensor:
+        size = self.block_size
+        return torch.from_numpy(
+            block_slots(block_ids, start, end, block_size=size, blocks=self.blocks)
+        )
 
     def read(self, block_ids: Sequence[int], start: int, end: int) -> torch.Tensor:
-        slots = torch.from_numpy(self.host_slots(block_ids, start, end))
+        slots = self.slots(block_ids, start, end)
         return self.kv.flatten(2, 3)[:, :, slots]
-
-    def read_layer(
-        self, layer: int, block_ids: Sequence[int], start: int, end: int
-    ) -> torch.Tensor:
-        return self.read(block_ids, start, end)[layer]
-
-    def window(self, layer: int) -> None:
-        """Every query sees all before it."""
 
 
 class ToyModel(torch.nn.Module):
@@ -84,7 +73,7 @@ class ToyModel(torch.nn.Module):
         before_layer: BeforeLayer | None = None,
     ) -> torch.Tensor:
         """Log-probabilities behind tokens [start, end) of a prompt, [tokens, vocabulary]."""
-        slots = torch.from_numpy(self.cache.host_slots(blocks, start, end))
+        slots = self.cache.slots(blocks, start, end)
         hidden = self.embedding[torch.from_numpy(tokens[start:end].astype(np.int64))]
         positions = torch.arange(start, end) + shift
         for layer in range(LAYERS):

@@ -33,9 +33,9 @@ def tree_of(host: Any) -> str:
 
 def unknown_version() -> None:
     """A release nobody has seen, with interfaces as they are known."""
-    from semblend.integration.sglang import support, versions
+    from semblend.integration import engine_versions
 
-    support.installed = lambda: versions.VERSIONS.judge("0.9.0")
+    engine_versions.installed_version = lambda *_: "0.9.0"
 
 
 def missing_member() -> None:

@@ -307,9 +307,9 @@ def shares_passes(host: Any) -> bool:
 def proof(host: Any) -> bool:
     """Try once more whether holes share a pass."""
     from semblend.integration.sglang.pass_proof import proven
-    from semblend.integration.sglang.scheduler_ranks import SchedulerRanks
+    from semblend.integration.worker.host_ranks import MeetingRanks
 
-    return proven(host.runner, host.cache, host.side._passes.limits, SchedulerRanks()).together
+    return proven(host.runner, host.cache, host.side._passes.limits, MeetingRanks()).together
 
 
 def attend_first(host: Any) -> None:

@@ -89,9 +89,12 @@ def test_nobody_else_finds_it(engine):
     assert engine.call(probes.donors) - donors == 6, "each of them was computed exactly"
     engine.flush()
     engine.donate(DONOR)
-    first_turn(engine)
+    answer = first_turn(engine)
     repeated = engine.run(TARGET, max_tokens=ANSWER)
     assert repeated.semblend["continued_tokens"] == 0, "a prompt alone continues nothing"
+    follow = next_turn(TARGET, answer, seed=42)
+    under_another = engine.run(follow, hints={"policy": "span_head(16)"})
+    assert under_another.semblend["continued_tokens"] == 0, "another policy made other K/V"
     asked_otherwise = joined(TARGET, random_tokens(ANSWER + 4, seed=41))
     assert engine.run(asked_otherwise).semblend["continued_tokens"] == 0
     engine.assert_no_leak()

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from semblend.core.errors import MissingExtraError, UnsupportedModelError
+from semblend.integration import engine_versions
 from semblend.integration.sglang import radix_patcher
 from semblend.integration.sglang.contract import contract_problems
 from semblend.integration.sglang.diagnosis import SetupQuestion, diagnose
@@ -156,7 +157,7 @@ def test_the_hook_is_asked_for_before_anything_is_loaded():
 def test_patching_raises_with_the_reason_and_never_does_nothing_strictly(monkeypatch):
     monkeypatch.setenv("SEMBLEND_STRICT_START", "1")
     with (
-        patch.object(radix_patcher, "installed", lambda: None),
+        patch.object(engine_versions, "installed_version", lambda *_: None),
         pytest.raises(MissingExtraError, match="sglang"),
     ):
         radix_patcher.patch_radix_cache()
@@ -177,7 +178,10 @@ def test_the_doctor_names_what_would_be_refused():
     refused = diagnose(
         SetupQuestion(
             config={},
-            arguments=("--model-path", folder_of("llama-dynamic"), "--enable-mixed-chunk"),
+            arguments=(
+                *("--model-path", folder_of("llama-dynamic"), "--device", "cpu"),
+                "--enable-mixed-chunk",
+            ),
         )
     )
     details = " ".join(finding.detail for finding in refused if finding.verdict == "refused")

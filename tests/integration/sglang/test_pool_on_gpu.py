@@ -11,7 +11,7 @@ from semblend.integration.sglang.kv_pool import KvPool
 from semblend.integration.worker.pool_copies import PoolCopies
 from semblend.kv.rotary_spec import RotarySpec
 from semblend.kv.rotary_table import RotaryTable
-from semblend.kv.transfer import SpanCopy
+from semblend.kv.span_batch import SpanCopy
 
 LAYERS, SLOTS, HEADS, WIDTH = 3, 256, 2, 32
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from semblend.core.plan import Hole, Plan, Span
 from semblend.integration.sglang.exact_recompute import with_regions_computed
 from semblend.integration.sglang.nested_pass import NestedPass
-from semblend.integration.sglang.scheduler_ranks import SchedulerRanks
 from semblend.integration.worker import pool_copies
+from semblend.integration.worker.host_ranks import MeetingRanks
 from semblend.integration.worker.pool_copies import DonorSlots, PoolCopies
 from semblend.integration.worker.sequences import PassLimits, VirtualSequence, block_table
 from semblend.kv import triton_copy
@@ -86,7 +86,7 @@ def test_laying_holes_out_waits_for_nothing(hook):
         VirtualSequence(tokens=tokens, start=5, end=9 + n, blocks=block_table((row,)))
         for n, row in enumerate((3, 1))
     ]
-    nested = NestedPass(runner, make_batch(), LIMITS, SchedulerRanks())._batch_of(sequences)
+    nested = NestedPass(runner, make_batch(), LIMITS, MeetingRanks())._batch_of(sequences)
     assert nested.input_ids.shape == nested.out_cache_loc.shape == (9,)
     assert nested.seq_lens_cpu.tolist() == [9, 10]
     assert nested.req_pool_indices_cpu.tolist() == [3, 1]

@@ -16,6 +16,8 @@ import pytest
 from semblend.integration.desk_climb import LadderAnswer
 from semblend.integration.trtllm.ladder_client import LadderLLM
 from semblend.integration.trtllm.options import VARIABLE
+from semblend.integration.trtllm.worker_side import TrtWorkerSide
+from semblend.integration.worker.loads_in_flight import wait_for
 from tests.integration.models import folder_of, plain_model
 from tests.integration.trtllm.executor import Executor, SimulatedLLM
 from tests.integration.trtllm.generations import NEWER, Generation, salt_number
@@ -63,6 +65,13 @@ def llm_args(folder: str, *, ranks: int = 1, **changes: Any) -> SimpleNamespace:
     return SimpleNamespace(**values)
 
 
+def wait_for_copies(side: TrtWorkerSide) -> None:
+    """Wait for all copies that are under way on a rank."""
+    if side.parts is not None:
+        side.parts.captures.wait()
+        wait_for([load for load, _ in side._parked])
+
+
 @dataclass
 class Engine:
     """One engine with the adapter in it."""
@@ -83,14 +92,14 @@ class Engine:
     def settle(self) -> None:
         """Copies are made, transfers have ended, and the leader has heard of it."""
         for worker in self.workers:
-            worker.side.wait()
+            wait_for_copies(worker.side)
         self.executor.drain()
         self.hear()
 
     def hear(self) -> None:
         """The leader hears of the copies that are under way; requests go on."""
         for worker in self.workers:
-            worker.side.wait()
+            wait_for_copies(worker.side)
         self.executor.step()
         self.scheduler.side.settle()
 

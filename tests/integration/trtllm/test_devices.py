@@ -16,6 +16,7 @@ from semblend.integration.trtllm.worker_side import TrtWorkerSide
 from semblend.kv.rotary_spec import RotarySpec
 from semblend.kv.rotary_table import RotaryTable
 from tests.integration.models import joined, random_tokens
+from tests.integration.trtllm.engines import wait_for_copies
 
 BLOCK, DIM, HEADS, LAYERS = 16, 32, 2, 3
 TABLE = RotaryTable.from_spec(
@@ -59,7 +60,7 @@ class Rank:
             self.side.after_forward(self.stream)
 
     def settle(self) -> None:
-        self.side.wait()
+        wait_for_copies(self.side)
         self.side.finished([], [])
         if self.stream is not None:
             torch.cuda.synchronize()

@@ -18,7 +18,7 @@ from semblend.core.faults import FaultPoint, planted
 from semblend.core.outcomes import DeclineReason, Outcome
 from semblend.integration.trtllm.worker_side import LoadFailedError, TrtWorkerSide
 from tests.integration.models import joined, random_tokens
-from tests.integration.trtllm.engines import cold
+from tests.integration.trtllm.engines import cold, wait_for_copies
 from tests.integration.trtllm.generations import GENERATIONS
 from tests.reliability.fault_cases import KEEPING, REUSING, Case, name_the_others
 from tests.reliability.fault_results import record
@@ -222,7 +222,7 @@ def test_a_request_that_is_asked_about_anew_is_settled_once(make, monkeypatch):
     assert second.account is first.account
     door.set()
     for worker in engine.workers:
-        worker.side.wait()
+        wait_for_copies(worker.side)
         worker.side.finished([], [])
     side.settle()
     assert not first.account.is_settled, "the ranks' answer is about blocks that are gone"

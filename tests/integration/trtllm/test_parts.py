@@ -41,8 +41,10 @@ from semblend.integration.trtllm.semantic_plan import (
 )
 from semblend.integration.trtllm.support import engine_refusals, request_refusal
 from semblend.integration.worker.donors import segment_keys
+from semblend.kv.layout import block_slots
 from semblend.kv.rotary_table import RotaryTable
-from semblend.kv.transfer import SpanCopy, copy_spans
+from semblend.kv.span_batch import SpanCopy
+from semblend.kv.transfer import copy_spans
 from tests.integration.models import folder_of, joined, random_tokens
 from tests.integration.trtllm.engines import BLOCK, llm_args
 
@@ -361,7 +363,7 @@ def test_a_lookup_answers_with_a_plan_whatever_it_finds():
     planner = EnginePlanner(settings=settings, mode=Mode.EXACT_PREFIX, block_size=16)
     engine = Namespace.of(model="m")
     document = random_tokens(300, seed=1)
-    namespace = namespaces.of_request(engine, by_salt("alice"))
+    namespace = engine.with_parts(cache_salt=by_salt("alice"))
     offer = Offer(donor_id="7", request_id="7", tokens=document, namespace=namespace, blocks=19)
     assert planner.offer(offer)
     assert not planner.offer(replace(offer, donor_id="8")), "the same content once"
@@ -452,7 +454,7 @@ def test_what_is_copied_in_is_read_and_nothing_else_changes():
     copy = SpanCopy(
         source=kv,
         source_slots=np.arange(16),
-        target_slots=view.host_slots([-1, 4, 1], 8, 24),
+        target_slots=block_slots([-1, 4, 1], 8, 24, block_size=8, blocks=6),
         source_start=8,
         target_start=8,
     )
@@ -464,9 +466,8 @@ def test_what_is_copied_in_is_read_and_nothing_else_changes():
 
 @pytest.mark.parametrize(("blocks", "start"), [([-1, 2], 0), ([2, -1], 8), ([2], 0), ([], 0)])
 def test_positions_without_a_page_have_no_slots(blocks, start):
-    view = PoolView(torch.zeros(6, 2, 2, 96), block_size=8, head_dim=4)
     with pytest.raises(PlanError, match="pool"):
-        view.host_slots(blocks, start, 16)
+        block_slots(blocks, start, 16, block_size=8, blocks=6)
 
 
 @pytest.mark.parametrize("blocks", [[-1, 2], [99]])

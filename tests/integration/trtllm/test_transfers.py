@@ -15,7 +15,7 @@ from semblend.integration.trtllm.worker_side import LoadFailedError, TrtWorkerSi
 from semblend.integration.worker.capture_copies import CaptureThread
 from semblend.kv.segments import Segment, SegmentKey
 from tests.integration.models import joined, random_tokens
-from tests.integration.trtllm.engines import BLOCK, cold
+from tests.integration.trtllm.engines import BLOCK, cold, wait_for_copies
 
 DOCUMENT = random_tokens(300, seed=1)
 FIRST = joined(DOCUMENT, random_tokens(20, seed=2))
@@ -85,7 +85,7 @@ def test_an_id_is_kept_until_its_load_is_done_and_said_once(make, gate):
     for _ in range(3):
         assert worker.get_finished([], []) == ([], [])
     door.set()
-    worker.side.wait()
+    wait_for_copies(worker.side)
     saved, loaded = worker.get_finished([], [])
     assert (saved, len(loaded)) == ([], 1)
     assert worker.get_finished([], []) == ([], [])

@@ -14,8 +14,9 @@ from vllm.lora.request import LoRARequest
 from semblend.core.errors import DonorError
 from semblend.core.faults import planted
 from semblend.core.plan import Hole
+from semblend.integration.adapter_names import AdapterNames
 from semblend.integration.loaded_model.model_identity import content_fingerprint
-from semblend.integration.vllm.adapter_names import AdapterNames
+from semblend.integration.vllm.scheduler_port import requested_adapter
 from semblend.integration.worker.sequences import VirtualSequence, block_table
 from tests.certificates import certificate_of, write
 from tests.integration.models import folder_of, joined, random_tokens
@@ -155,7 +156,7 @@ def test_what_is_computed_in_idle_steps_is_the_adapters(engine, adapters):
     ]
     stand_in = engine.scheduler._port.handle(handle).stand_in(TARGET)
     assert stand_in.block_hashes == handle.block_hashes[: len(stand_in.block_hashes)]
-    adapter = AdapterNames().of(a)
+    adapter = requested_adapter(a, AdapterNames())
     for lora, expected in ((adapter, cold.tokens[0]), (None, engine.cold(TARGET).tokens[0])):
         blocks = block_table(range(1, 30))
         item = VirtualSequence(tokens=TARGET, start=0, end=len(TARGET), blocks=blocks, adapter=lora)
@@ -180,10 +181,10 @@ def test_a_pass_after_its_adapter_was_unloaded_leaves_the_engine_working(engine,
 def test_names_and_numbers_that_change_their_meaning_are_not_believed(adapters, tmp_path):
     a, b = adapters
     names = AdapterNames()
-    known = names.of(a)
-    assert names.of(a) is known
-    assert names.of(b).part != known.part
-    same_files = names.of(LoRARequest("c", 7, a.lora_path))
+    known = requested_adapter(a, names)
+    assert requested_adapter(a, names) is known
+    assert requested_adapter(b, names).part != known.part
+    same_files = requested_adapter(LoRARequest("c", 7, a.lora_path), names)
     assert same_files.weights == known.weights
     assert same_files.part != known.part
     for request, why in (
@@ -193,13 +194,13 @@ def test_names_and_numbers_that_change_their_meaning_are_not_believed(adapters, 
         (LoRARequest("f", 10, "nobody/has-this"), "not found"),
     ):
         with pytest.raises(Exception, match=why):
-            names.of(request)
+            requested_adapter(request, names)
 
 
 def test_a_pass_never_displaces_the_adapters_of_the_step_around_it(engine, adapters):
     """The step's logits are still to come when a pass runs; a load that finds no slot fails."""
     names = AdapterNames()
-    a, b = map(names.of, adapters)
+    a, b = (requested_adapter(one, names) for one in adapters)
     manager = engine.worker.nested._adapters._manager
     cold = engine.cold(OTHER, lora=adapters[0])
     slots, manager.lora_config.max_loras = manager.lora_slots, 1

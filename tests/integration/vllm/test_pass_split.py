@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from semblend.integration.vllm.nested_pass import NestedPass, _Layout, limits_of
+from semblend.integration.vllm.nested_pass import NestedPass, limits_of
 from semblend.integration.worker.policy_probe import LoadProbe
 from semblend.integration.worker.sequences import PassLimits, VirtualSequence, block_table
+from semblend.integration.worker.varlen_batch import VarlenBatch
 from tests.integration.models import joined, random_tokens
 from tests.integration.vllm.probe import chopped
 
@@ -72,7 +73,7 @@ def test_a_batch_says_where_every_token_stands_and_goes():
         VirtualSequence(tokens=PROMPT, start=start, end=end, blocks=blocks, shift=shift)
         for blocks, start, end, shift in runs
     ]
-    layout = _Layout.of(sequences, 4)
+    layout = VarlenBatch.of(sequences, 4)
     expected = [
         (PROMPT[place], place + shift, blocks[place // 4] * 4 + place % 4)
         for blocks, start, end, shift in runs

@@ -7,8 +7,8 @@ import copy
 import pytest
 from vllm.engine.arg_utils import EngineArgs
 
+from semblend.integration.vllm.fleet import replica_of
 from semblend.integration.vllm.options import ConnectorOptions
-from semblend.integration.vllm.replicas import replica_of
 from semblend.integration.vllm.support import engine_refusals
 from semblend.integration.vllm.worker_port import worker_setup
 from tests.integration.models import folder_of

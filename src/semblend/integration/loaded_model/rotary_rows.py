@@ -6,12 +6,13 @@ vLLM and SGLang share one rotary module between equal configurations, with its r
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 
 from semblend.core.errors import UnsupportedRotaryError
+from semblend.kv.layer_rotary import LayerRotary, Rotary
 from semblend.kv.rotary_self_test import positions_to_prove, prove_moves
 from semblend.kv.rotary_spec import Pairing
 from semblend.kv.rotary_table import RotaryTable
@@ -104,6 +105,42 @@ def table_of(module: Any, *, movable: Collection[str] = MOVABLE) -> RotaryTable:
     neox = getattr(module, "is_neox_style", True)
     pairing = Pairing.NEOX if neox else Pairing.INTERLEAVED
     return RotaryTable.from_cos_sin_cache(rows.detach(), pairing=pairing)
+
+
+def layer_tables(
+    model: torch.nn.Module, layers: Sequence[Any], table: Callable[[Any], RotaryTable]
+) -> Rotary:
+    """The tables of a model's rotary modules: one, or one for each layer where they differ.
+
+    Parameters
+    ----------
+    layers
+        The model's attention layers, in order.
+    table
+        A module's table.
+
+    Raises
+    ------
+    UnsupportedRotaryError
+        If a layer has no rotary module, or several that differ.
+    """
+    if len(rotary_modules(model)) <= 1:
+        return table(rotary_module(model))
+    found = [rotary_module(_around(model, layer)) for layer in layers]
+    kinds = list({id(module): module for module in found}.values())
+    numbers = {id(module): number for number, module in enumerate(kinds)}
+    return LayerRotary(
+        tables=tuple(table(module) for module in kinds),
+        of_layer=tuple(numbers[id(module)] for module in found),
+    )
+
+
+def _around(model: torch.nn.Module, layer: Any) -> torch.nn.Module:
+    """The module that holds an attention layer, and with it what rotates for it."""
+    for module in model.modules():
+        if any(child is layer for child in module.children()):
+            return module
+    raise UnsupportedRotaryError("an attention layer is not part of the model")
 
 
 def proven_table(model: torch.nn.Module) -> RotaryTable:

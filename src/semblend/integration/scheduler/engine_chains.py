@@ -17,11 +17,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from semblend.core.chain import Follower, Link
+from semblend.core.chain import Link
 from semblend.core.chain_table import ChainTable
 from semblend.core.namespace import Namespace
 from semblend.core.tokens import TokenArray
 from semblend.integration.lora_adapter import LoraAdapter
+from semblend.integration.scheduler.chain_rules import ChainRules
 from semblend.integration.scheduler.port import Loan
 from semblend.integration.scheduler.request import Continuation, Request
 from semblend.pipeline import SemBlendPipeline
@@ -127,10 +128,9 @@ class EngineChains:
             Says why nothing approximate may be used for a request, if so.
         """
         self._port = port
-        self._pipeline = pipeline
+        self._rules = ChainRules(pipeline=pipeline, objection=objection)
         self._size = block_size
         self._max_turns = max_turns
-        self._objection = objection
         self._made: ChainTable[KeptChain] | None = None
 
     def __len__(self) -> int:
@@ -158,7 +158,7 @@ class EngineChains:
             return  # preempted: its blocks keep their names
         try:
             self._leave(request)
-            if len(self) and self._may_follow(request):
+            if len(self) and self._rules.may_follow(request):
                 self._follow(request)
         except Exception:
             logger.warning("SemBlend could not look up a chain; computed", exc_info=True)
@@ -171,11 +171,7 @@ class EngineChains:
 
     def _follow(self, request: Request[Any]) -> None:
         public = self._port.public_names(request.handle)
-        follower = Follower(
-            share_key=self._pipeline.share_key(request.namespace),
-            tokens=request.tokens,
-            policy=request.arrival.policy,
-        )
+        follower = self._rules.follower(request, request.tokens)
         found = self._table.find(follower, (follower.share_key, *public))
         if found is None:
             return
@@ -199,7 +195,7 @@ class EngineChains:
     def keep(self, request: Request[Any]) -> bool:
         """A request ends. Returns whether it can now be continued."""
         outputs = request.handle.output_tokens
-        if not request.is_approximate or not outputs or not self._may_keep(request):
+        if not request.is_approximate or not outputs or not self._rules.may_keep(request):
             return False
         tokens = np.concatenate((request.tokens, np.asarray(outputs, dtype=np.int32)))
         computed = len(tokens) - 1
@@ -207,23 +203,17 @@ class EngineChains:
         private = names[request.exact_until // self._size :]
         if not self._table.takes(len(private)):
             return False
-        share_key = self._pipeline.share_key(request.namespace)
+        link = self._rules.link(
+            request, tokens, computed_tokens=computed, exact_tokens=request.exact_until
+        )
         self._table.add(
             KeptChain(
-                link=Link(
-                    share_key=share_key,
-                    tokens=tokens,
-                    prompt_tokens=len(request.tokens),
-                    computed_tokens=computed,
-                    exact_tokens=request.exact_until,
-                    turns=1 + (0 if request.continuation is None else request.continuation.turns),
-                    policy=request.arrival.policy,
-                ),
+                link=link,
                 handle=request.handle,
                 namespace=request.namespace,
                 adapter=request.arrival.adapter,
                 request_id=request.request_id,
-                prompt_key=(share_key, *self._port.public_names(request.handle))[-1],
+                prompt_key=(link.share_key, *self._port.public_names(request.handle))[-1],
                 names=names,
                 units=private,
             )
@@ -251,19 +241,3 @@ class EngineChains:
         """Forget all chains."""
         if self._made is not None:
             self._made.clear()
-
-    def _may_follow(self, request: Request[Any]) -> bool:
-        return request.arrival.may_reuse and self._is_allowed(request)
-
-    def _may_keep(self, request: Request[Any]) -> bool:
-        return request.arrival.wants_capture is not False and self._is_allowed(request)
-
-    def _is_allowed(self, request: Request[Any]) -> bool:
-        arrival = request.arrival
-        return (
-            arrival.refusal is None
-            and arrival.ladder_id is None
-            and arrival.namespace.is_complete
-            and self._objection(request) is None
-            and self._pipeline.refusal(arrival.policy) is None
-        )

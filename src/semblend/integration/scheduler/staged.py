@@ -15,6 +15,7 @@ from semblend.integration.ladder import (
     LadderPlan,
     rungs_of,
 )
+from semblend.integration.ladder_desk import Ladders
 from semblend.integration.scheduler.engine_planner import EnginePlanner
 from semblend.integration.scheduler.port import EngineRequest
 from semblend.integration.scheduler.request import Request
@@ -98,3 +99,25 @@ class StagedClaims:
         ladder = LadderPlan(plan=plan, tokens=tokens, rungs=rungs)
         self._book.open(ladder_id, ladder)
         request.notes[ENDS_KEY] = list(ladder.ends)
+
+
+class DeskRungs:
+    """Ladders whose clients asked at the desk, as claims need them."""
+
+    def __init__(self, ladders: Ladders) -> None:
+        self._ladders = ladders
+
+    def plan(self, request: Request[EngineRequest], computed_tokens: int) -> Plan | None:
+        """The plan of one rung: no hole, spans from `computed_tokens` on, whole blocks."""
+        if request.ladder_id is None:
+            return None
+        plan = self._ladders.supply(request.ladder_id, request.tokens, computed_tokens)
+        if plan is not None:
+            request.account.claimed(plan)
+        return plan
+
+    def confirmed(self, request: Request[EngineRequest]) -> None:
+        """Nothing: the desk counts answers, the failed ones too."""
+
+    def ended(self, request: Request[EngineRequest]) -> None:
+        """Nothing: a ladder ends when its client asks what became of it."""

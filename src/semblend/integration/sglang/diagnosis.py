@@ -22,7 +22,7 @@ from semblend.integration.findings import (
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.plugin import unseen
 from semblend.integration.sglang.support import ATTENTION_BACKENDS, feature_refusals, resolved
-from semblend.integration.sglang.versions import VERSIONS, installed
+from semblend.integration.sglang.versions import VERSIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ def diagnose(question: SetupQuestion) -> list[Finding]:
 
 
 def _installation() -> Iterator[Finding]:
-    verdict = installed()
+    verdict = VERSIONS.installed()
     if verdict is None or importlib.util.find_spec("sglang") is None:
         yield not_installed("SGLang", extra="sglang")
         return

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Any
 
+import numpy as np
 import torch
 
 from semblend.core.plan import Hole
-from semblend.integration.sglang.nested_pass import uploaded
+from semblend.integration.worker.varlen_batch import uploaded
 
 
 def with_regions_computed(batch: Any, regions: Mapping[int, Hole], table: torch.Tensor) -> Any:
@@ -38,7 +39,8 @@ def with_regions_computed(batch: Any, regions: Mapping[int, Hole], table: torch.
         offset = own.stop
         region = regions.get(row)
         if region is not None:
-            ids = list(request.full_untruncated_fill_ids[region.start : region.end])
+            ids = request.full_untruncated_fill_ids[region.start : region.end]
+            ids = np.asarray(ids, dtype=np.int64)
             tokens.append(uploaded(ids, device).to(batch.input_ids.dtype))
             index = int(batch.req_pool_indices_cpu[row])
             slots.append(table[index, region.start : region.end].to(batch.out_cache_loc.dtype))

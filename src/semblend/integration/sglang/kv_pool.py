@@ -8,13 +8,12 @@ from typing import Any
 import torch
 
 from semblend.core.errors import PlanError, UnsupportedModelError
+from semblend.integration.worker.port import KvLayers
 from semblend.kv.paged_kv import PagedKv
 
 
-class KvPool:
+class KvPool(KvLayers):
     """A plain pool: a list of K and of V buffers, [slots, kv_heads, head_dim] a layer."""
-
-    draft_layers = 0
 
     def __init__(self, runner: Any) -> None:
         """Learn where K/V is.
@@ -27,6 +26,7 @@ class KvPool:
         pool = runner.token_to_kv_pool
         self._rows = runner.req_to_token_pool
         self._layers = tuple(zip(pool.k_buffer, pool.v_buffer, strict=True))
+        self.layer_count = len(self._layers)
         try:
             self.slots = PagedKv.of_slots(pool.k_buffer, pool.v_buffer)
         except PlanError as error:
@@ -37,11 +37,6 @@ class KvPool:
         self.stream = getattr(runner, "forward_stream", None) if first.is_cuda else None
         """The stream of the engine's forwards, on a GPU."""
 
-    @property
-    def layer_count(self) -> int:
-        """Layers that hold K/V."""
-        return len(self._layers)
-
     def read_layer(
         self, layer: int, block_ids: Sequence[int], start: int, end: int
     ) -> torch.Tensor:
@@ -51,7 +46,3 @@ class KvPool:
         """
         slots = self._rows.req_to_token[block_ids[0], start:end].to(torch.int64)
         return torch.stack([buffer[slots] for buffer in self._layers[layer]])
-
-    def window(self, layer: int) -> int | None:
-        """None: models with windows are refused."""
-        return None

@@ -18,7 +18,7 @@ from semblend.core.errors import MissingExtraError, SettingsError
 from semblend.integration.launching import flags_of, given_flag, stopping, values_of
 from semblend.integration.sglang.options import VARIABLE, BackendOptions
 from semblend.integration.sglang.plugin import BACKEND
-from semblend.integration.sglang.versions import installed
+from semblend.integration.sglang.versions import VERSIONS
 
 _PROGRAM = "semblend-sglang"
 _FLAG = "--radix-cache-backend"
@@ -43,7 +43,7 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str],
 def run() -> None:
     """Entry point of the command."""
     with stopping(_PROGRAM):
-        if installed() is None:
+        if VERSIONS.installed() is None:
             raise MissingExtraError(package="sglang", extra="sglang", purpose=_PROGRAM)
         argv, config = prepare(sys.argv[1:], os.environ)
     os.environ[VARIABLE] = config

@@ -19,8 +19,8 @@ from semblend.core.tokens import TokenArray
 from semblend.integration.provider import DonorsLostError, SemBlendProvider
 from semblend.integration.sglang.radix_keys import lookup
 from semblend.integration.sglang.request_state import PrivateLoad
-from semblend.integration.sglang.scheduler_ranks import SchedulerRanks
 from semblend.integration.sglang.tree_chains import Following, TreeChains
+from semblend.integration.worker.host_ranks import MeetingRanks
 from semblend.integration.worker.pool_copies import DonorSlots, PoolCopies
 
 
@@ -32,7 +32,7 @@ class SpanLoader:
         cache: Any,
         copies: PoolCopies,
         provider: SemBlendProvider,
-        ranks: SchedulerRanks,
+        ranks: MeetingRanks,
         chains: TreeChains | None,
     ) -> None:
         self.chains = chains

@@ -33,7 +33,7 @@ def engine_namespace(context: Any, options: BackendOptions, settings: Settings) 
         tokenizer_revision=revision,
         kv_dtype=str(model.dtype).removeprefix("torch."),
         cache_dtype=str(pool.dtype).removeprefix("torch."),
-        quantization=model_identity.quantization_name(**quantised(context)),
+        quantization=model_identity.quantization_name(**quantised(model, context.server_args)),
         adapter=NONE,
         rope=model_identity.rope_name(model.hf_text_config),
         tensor_parallel=int(context.tp_size),
@@ -45,13 +45,21 @@ def engine_namespace(context: Any, options: BackendOptions, settings: Settings) 
     )
 
 
-def quantised(context: Any) -> dict[str, Any]:
+def asked_at_load(model: Any, server_args: Any) -> dict[str, str]:
+    """What a certificate must have been measured with to hold for this engine, beside its weights.
+
+    By the names of the certificate's fields, from SGLang's ModelConfig and ServerArgs. Nothing is
+    loaded with K/V of another format or with speculation: the adapter refuses both.
+    """
+    return {
+        "quantization": model_identity.added_quantization(**quantised(model, server_args)),
+        "kv_format": NONE,
+        "speculation": NONE,
+    }
+
+
+def quantised(model: Any, server_args: Any) -> dict[str, Any]:
     """How the weights are quantised, in the words of `model_identity`."""
-    return quantised_model(context.tp_worker.model_runner.model_config, context.server_args)
-
-
-def quantised_model(model: Any, server_args: Any) -> dict[str, Any]:
-    """The same from SGLang's ModelConfig and ServerArgs."""
     return {
         "method": model.quantization,
         "stored": getattr(model.hf_config, "quantization_config", None),

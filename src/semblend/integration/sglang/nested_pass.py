@@ -18,15 +18,15 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from semblend.core.errors import UnsupportedModelError
 from semblend.core.faults import FaultPoint, fault_point
 from semblend.integration.probing import ProbeUnavailableError, watch_queries
-from semblend.integration.sglang.scheduler_ranks import SchedulerRanks
+from semblend.integration.worker.host_ranks import MeetingRanks
 from semblend.integration.worker.port import Watch
 from semblend.integration.worker.sequences import PassLimits, VirtualSequence
+from semblend.integration.worker.varlen_batch import VarlenBatch, uploaded
 
 
 class NestedPass:
@@ -40,7 +40,7 @@ class NestedPass:
         runner: Any,
         batch: Any,
         limits: PassLimits,
-        ranks: SchedulerRanks,
+        ranks: MeetingRanks,
         attention: Sequence[Any] = (),
     ) -> None:
         """`attention` are the modules of the model's layers, which can be watched."""
@@ -104,22 +104,17 @@ class NestedPass:
         values; what depends on the sequences, on sampling or on logprobs is replaced.
         """
         batch = self._batch
-        indices = np.concatenate([item.blocks for item in sequences]).astype(np.int64)
+        table = self._runner.req_to_token_pool.req_to_token
+        # A prompt may have hundreds of holes: their slots are looked up at once.
+        layout = VarlenBatch.of(sequences, table.stride(0))
+        indices = layout.tables[layout.rows, 0].astype(np.int64)
+        ends = layout.lengths.astype(np.int64)
         by_row = dict(zip(batch.req_pool_indices_cpu.tolist(), batch.reqs, strict=True))
         requests = [by_row[int(index)] for index in indices]
         lengths = [len(item) for item in sequences]
-        ends = np.array([item.end for item in sequences], dtype=np.int64)
-        table = self._runner.req_to_token_pool.req_to_token
-        # A prompt may have hundreds of holes: their slots are looked up at once.
-        places = np.concatenate(
-            [
-                index * table.stride(0) + np.arange(item.start, item.end)
-                for index, item in zip(indices, sequences, strict=True)
-            ]
-        )
-        tokens = np.concatenate([item.tokens[item.start : item.end] for item in sequences])
-        there = uploaded(np.concatenate([tokens, places, ends, indices]), self._runner.device)
-        sizes = [len(tokens), len(tokens), len(sequences), len(sequences)]
+        numbers = np.concatenate([layout.tokens, layout.slots, ends, indices])
+        there = uploaded(numbers, self._runner.device)
+        sizes = [sum(lengths), sum(lengths), len(sequences), len(sequences)]
         input_ids, at, on_device, on_device_indices = torch.split(there, sizes)
         nested = copy(batch)
         replaced: dict[str, Any] = {
@@ -167,11 +162,3 @@ def attention_layers(model: Any, layers: int) -> list[Any]:
     if [module.layer_id for module in found] != list(range(layers)):
         raise UnsupportedModelError(f"{len(found)} attention layers for {layers} of K/V")
     return found
-
-
-def uploaded(values: Sequence[int] | npt.NDArray[Any], device: str | torch.device) -> torch.Tensor:
-    """Numbers on a device, int64 [values], without waiting for it."""
-    host = torch.from_numpy(np.asarray(values, dtype=np.int64))
-    if torch.device(device).type == "cuda":
-        host = host.pin_memory()
-    return host.to(device, non_blocking=True)

@@ -14,13 +14,14 @@ import numpy as np
 import torch
 
 from semblend.integration.sglang.log_lines import logger
-from semblend.integration.sglang.nested_pass import NestedPass, uploaded
-from semblend.integration.sglang.scheduler_ranks import SchedulerRanks
+from semblend.integration.sglang.nested_pass import NestedPass
+from semblend.integration.worker.host_ranks import MeetingRanks
 from semblend.integration.worker.pass_proof import TRIAL_TOKENS, SlotTrial, holes_share_a_pass
 from semblend.integration.worker.sequences import PassLimits, block_table
+from semblend.integration.worker.varlen_batch import uploaded
 
 
-def proven(runner: Any, cache: Any, limits: PassLimits, ranks: SchedulerRanks) -> PassLimits:
+def proven(runner: Any, cache: Any, limits: PassLimits, ranks: MeetingRanks) -> PassLimits:
     """The limits with whether holes share a pass in this engine; untried, they do not."""
     apart = replace(limits, together=False)
     if limits.sequences < 2 or limits.tokens < TRIAL_TOKENS:
@@ -41,9 +42,7 @@ def proven(runner: Any, cache: Any, limits: PassLimits, ranks: SchedulerRanks) -
 
 
 @contextmanager
-def _trial(
-    runner: Any, cache: Any, limits: PassLimits, ranks: SchedulerRanks
-) -> Iterator[SlotTrial]:
+def _trial(runner: Any, cache: Any, limits: PassLimits, ranks: MeetingRanks) -> Iterator[SlotTrial]:
     """Slots and a row are the engine's own and are given back as they were: nothing runs yet."""
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -71,7 +70,7 @@ def _trial(
     batch.forward_mode = ForwardMode.EXTEND
     row = int(pool.req_to_token.shape[0]) - 1
     batch.req_pool_indices_cpu = torch.tensor([row], dtype=torch.int64)
-    batch.req_pool_indices = uploaded([row], runner.device)
+    batch.req_pool_indices = uploaded(np.array([row]), runner.device)
     slots = allocator.alloc(-(-size // cache.page_size) * cache.page_size)
     line = pool.req_to_token[row]
     kept = line[: len(slots)].clone()

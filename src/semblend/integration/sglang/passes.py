@@ -32,7 +32,7 @@ from semblend.integration.sglang.request_state import (
     computed_exactly,
     loads_of,
 )
-from semblend.integration.sglang.scheduler_ranks import SchedulerRanks
+from semblend.integration.worker.host_ranks import MeetingRanks
 from semblend.integration.worker.policy_probe import (
     LoadProbe,
     asked_together,
@@ -53,7 +53,7 @@ class RegionPasses:
         copies: PoolCopies,
         limits: PassLimits,
         loader: SpanLoader,
-        ranks: SchedulerRanks,
+        ranks: MeetingRanks,
     ) -> None:
         self.limits = limits
         self._ranks = ranks

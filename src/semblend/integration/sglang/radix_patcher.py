@@ -15,7 +15,7 @@ from semblend.integration.running_mode import RunningMode
 from semblend.integration.sglang.log_lines import logger
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.plugin import BACKEND, problems, register, unseen
-from semblend.integration.sglang.versions import installed
+from semblend.integration.sglang.versions import VERSIONS
 
 _HOOKED = "sglang.srt.server_args.ServerArgs.resolve_once"
 
@@ -35,7 +35,7 @@ def patch_radix_cache() -> str:
     UnsupportedModelError
         With SEMBLEND_STRICT_START, if this SGLang cannot be given the backend, with every reason.
     """
-    if installed() is None:
+    if VERSIONS.installed() is None:
         raise MissingExtraError(package="sglang", extra="sglang", purpose="patch_radix_cache()")
     register()
     reasons = [*problems(), *([unfound] if (unfound := unseen()) else [])]

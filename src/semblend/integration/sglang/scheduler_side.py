@@ -37,8 +37,8 @@ from semblend.integration.sglang.log_lines import ENGINE, BackendLog, logger
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.passes import RegionPasses
 from semblend.integration.sglang.request_state import State, known_state, released, state_of
-from semblend.integration.sglang.scheduler_ranks import RanksPartError, SchedulerRanks
 from semblend.integration.sglang.tree_chains import Following
+from semblend.integration.worker.host_ranks import MeetingRanks, RanksPartError
 from semblend.planning.certificates import Standing
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class SchedulerSide:
         hole_budget: int,
         standing: Standing,
         host_tier: HostTier,
-        ranks: SchedulerRanks,
+        ranks: MeetingRanks,
     ) -> None:
         """Build from parts; without loader and passes it only discovers."""
         self._host_tier = host_tier
@@ -169,7 +169,7 @@ class SchedulerSide:
     def _following(self, state: State, key: Any, exact_tokens: int) -> Following | None:
         """What of a conversation the request continues, if it is there."""
         chains = None if self._loader is None else self._loader.chains
-        if chains is None or not len(chains) or not state.arrival.may_reuse:
+        if chains is None or not len(chains):
             return None
         if len(state.handle.tokens) != len(key.token_ids):
             state.handle.tokens = as_token_array(key.token_ids)

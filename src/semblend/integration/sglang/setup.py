@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from semblend.integration.loaded_model.model_cost import cost_model
-from semblend.integration.loaded_model.model_identity import added_quantization
 from semblend.integration.loaded_model.rotary_rows import proven_table
 from semblend.integration.loaded_model.sentence_ends import boundaries_of
 from semblend.integration.probing import can_probe
 from semblend.integration.provider import SemBlendProvider
 from semblend.integration.running_mode import RunningMode
+from semblend.integration.scheduler.chain_rules import ChainRules
 from semblend.integration.scheduler.setup import may_load, standing_for
 from semblend.integration.sglang import namespaces
 from semblend.integration.sglang.forward_hook import attach
@@ -24,12 +24,12 @@ from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.pass_proof import proven
 from semblend.integration.sglang.passes import RegionPasses
 from semblend.integration.sglang.radix_cache import SemBlendRadixCache
-from semblend.integration.sglang.scheduler_ranks import SchedulerRanks
 from semblend.integration.sglang.scheduler_side import SchedulerSide
 from semblend.integration.sglang.stats import backend_stats
 from semblend.integration.sglang.support import resolved
 from semblend.integration.sglang.tree_chains import TreeChains, chain_problems
 from semblend.integration.starting import Start
+from semblend.integration.worker.host_ranks import MeetingRanks
 from semblend.integration.worker.pool_copies import PoolCopies
 from semblend.integration.worker.sequences import PassLimits
 from semblend.kv.depth_drift import DepthDrift, read_table
@@ -53,7 +53,7 @@ def _side(
 ) -> SchedulerSide:
     options = start.allowed(asked)
     runner = context.tp_worker.model_runner
-    ranks = SchedulerRanks.of_this_process()
+    ranks = _ranks()
     if ranks.rank:  # the first one speaks for all
         options = options.model_copy(update={"audit_path": None})
     settings = options.settings()
@@ -66,8 +66,8 @@ def _side(
         dtype=str(model.dtype).removeprefix("torch."),
         settings=settings,
         revision=getattr(model, "revision", None),
-        quantization=added_quantization(**namespaces.quantised(context)),
         can_run=can_probe,
+        **namespaces.asked_at_load(model, context.server_args),
     )
     provider = SemBlendProvider(
         namespace,
@@ -124,6 +124,14 @@ def _side(
     )
 
 
+def _ranks() -> MeetingRanks:
+    """The ranks that share this process's model."""
+    from sglang.srt.distributed import get_tp_group
+
+    group = get_tp_group()
+    return MeetingRanks(group.cpu_group if group.world_size > 1 else None)
+
+
 def _chains(
     context: Any, cache: SemBlendRadixCache, provider: SemBlendProvider, turns: int
 ) -> TreeChains | None:
@@ -134,10 +142,10 @@ def _chains(
     if problems:
         logger.info("SemBlend continues no conversations: %s", "; ".join(problems))
         return None
-    return TreeChains(cache, provider.pipeline, max_turns=turns)
+    return TreeChains(cache, ChainRules(pipeline=provider.pipeline), max_turns=turns)
 
 
-def _drift(table: Path | None, pool: KvPool, ranks: SchedulerRanks) -> DepthDrift | None:
+def _drift(table: Path | None, pool: KvPool, ranks: MeetingRanks) -> DepthDrift | None:
     """This rank's heads of a table of depth drift."""
     if table is None:
         return None

@@ -18,7 +18,7 @@ from semblend.integration.refusals import (
 )
 from semblend.integration.sglang.hicache import hicache_refusals
 from semblend.integration.sglang.options import BackendOptions
-from semblend.integration.sglang.versions import installed
+from semblend.integration.sglang.versions import VERSIONS
 
 ATTENTION_BACKENDS = ("torch_native", "triton", "fa3", "flashinfer")
 """A pass of one hole a request is a chunk to these, and whether it may hold more is tried at
@@ -105,7 +105,7 @@ def version_refusals() -> list[Refusal]:
     """Nothing for a version whose interfaces are known."""
     from semblend.integration.sglang.contract import contract_problems
 
-    verdict = installed()
+    verdict = VERSIONS.installed()
     if verdict is None or not verdict.supported:
         shown = "an unknown version" if verdict is None else verdict.version
         return [Refusal(feature=f"SGLang {shown}", remedy="its interfaces are not known here")]

@@ -12,24 +12,21 @@ nor on several ranks.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import secrets
-from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from semblend.core.chain import Follower, Link
-from semblend.core.chain_table import ChainTable
+from semblend.core.chain import Link
+from semblend.core.chain_table import ChainTable, PromptNames
 from semblend.core.tokens import TokenArray
+from semblend.integration.scheduler.chain_rules import ChainRules
 from semblend.integration.scheduler.request import Continuation
 from semblend.integration.sglang.radix_keys import lookup, radix_key
 from semblend.integration.sglang.request_state import State
-from semblend.pipeline import SemBlendPipeline
 
 _UNIT = 64
 """Tokens that are counted together; the table names no more of them than the pool has room for."""
@@ -64,17 +61,16 @@ class Following:
 class TreeChains:
     """Keeps chains in one tree, and finds what a request continues."""
 
-    def __init__(self, cache: Any, pipeline: SemBlendPipeline, *, max_turns: int) -> None:
+    def __init__(self, cache: Any, rules: ChainRules, *, max_turns: int) -> None:
         self._cache = cache
-        self._pipeline = pipeline
+        self._rules = rules
         self._page = int(cache.page_size)
-        self._lengths: Counter[int] = Counter()
-        """Lengths of the prompts that can be continued."""
+        self._names = PromptNames()
         self._table: ChainTable[TreeChain] = ChainTable(
             block_size=self._page,
             max_units=max(1, int(cache.token_to_kv_pool_allocator.size) // _UNIT),
             max_turns=max_turns,
-            dropped=self._dropped,
+            dropped=lambda chain: self._names.drop(chain.link),
         )
 
     def __len__(self) -> int:
@@ -87,12 +83,10 @@ class TreeChains:
 
         `most` tokens of it may be present.
         """
-        if not len(self) or not self._allows(state):
+        if not len(self) or not self._rules.may_follow(state):
             return None
-        share_key = self._pipeline.share_key(state.namespace)
-        lengths = sorted(length for length in self._lengths if length < len(tokens))
-        follower = Follower(share_key=share_key, tokens=tokens)
-        found = self._table.find(follower, _prompt_keys(share_key, tokens, lengths))
+        follower = self._rules.follower(state, tokens)
+        found = self._table.find(follower, self._names.keys(follower))
         if found is None:
             return None
         chain, end = found
@@ -131,10 +125,9 @@ class TreeChains:
             load is None
             or load.plan.exact_tokens != start
             or not state.is_approximate
-            or state.arrival.wants_capture is False
             or not request.output_ids
             or _was_aborted(request)
-            or not self._allows(state)
+            or not self._rules.may_keep(state)
         ):
             return
         tokens = np.array([*request.origin_input_ids, *request.output_ids], dtype=np.int32)
@@ -143,14 +136,21 @@ class TreeChains:
         if end <= start:
             return
         private_key = self._key_for(following, tokens[:end], start)
-        chain = self._chain(state, tokens, start=start, end=end, private_key=private_key)
+        link = self._rules.link(state, tokens, computed_tokens=end, exact_tokens=start)
+        chain = TreeChain(
+            link=link,
+            prompt_key=self._names.key(link),
+            private_key=private_key,
+            start=start,
+            units=tuple((private_key, unit) for unit in range(-(-(end - start) // _UNIT))),
+        )
         row = self._cache.req_to_token_pool.req_to_token[request.kv.req_pool_idx, start:end]
         slots = row.to(torch.int64, copy=True)
         key = radix_key(tokens[start:end], extra_key=private_key)
         request.kv.cache_protected_len = end
         self._insert(key, slots, priority=request.priority or 0)
+        self._names.add(link)
         self._table.add(chain)
-        self._lengths[chain.link.prompt_tokens] += 1
 
     def _key_for(self, following: Following | None, tokens: TokenArray, start: int) -> str:
         """The key of the conversation it went on from, if it adds to that and repeats nothing.
@@ -167,35 +167,6 @@ class TreeChains:
         """The tree was emptied."""
         self._table.clear()
 
-    def _allows(self, state: State) -> bool:
-        arrival = state.arrival
-        return (
-            arrival.refusal is None
-            and arrival.namespace.is_complete
-            and self._pipeline.refusal() is None
-        )
-
-    def _chain(
-        self, state: State, tokens: TokenArray, *, start: int, end: int, private_key: str
-    ) -> TreeChain:
-        share_key, prompt = self._pipeline.share_key(state.namespace), len(state.tokens)
-        before = 0 if state.continuation is None else state.continuation.turns
-        (prompt_key,) = _prompt_keys(share_key, tokens, [prompt])
-        return TreeChain(
-            link=Link(
-                share_key=share_key,
-                tokens=tokens,
-                prompt_tokens=prompt,
-                computed_tokens=end,
-                exact_tokens=start,
-                turns=1 + before,
-            ),
-            prompt_key=prompt_key,
-            private_key=private_key,
-            start=start,
-            units=tuple((private_key, unit) for unit in range(-(-(end - start) // _UNIT))),
-        )
-
     def _match(self, chain: TreeChain, tokens: TokenArray) -> Any:
         return self._cache.match_prefix(lookup(tokens[chain.start :], extra_key=chain.private_key))
 
@@ -203,10 +174,6 @@ class TreeChains:
         from sglang.srt.mem_cache.base_prefix_cache import InsertParams
 
         self._cache.insert(InsertParams(key=key, value=slots, priority=priority))
-
-    def _dropped(self, chain: TreeChain) -> None:
-        self._lengths[chain.link.prompt_tokens] -= 1
-        self._lengths += Counter()  # drops what is not positive
 
 
 def chain_problems(arguments: Any, params: Any) -> list[str]:
@@ -225,15 +192,6 @@ def chain_problems(arguments: Any, params: Any) -> list[str]:
     if not 0 <= asked < freed or "(req.kv.cache_protected_len, owned_kv_len)" not in release:
         problems.append("SGLang frees rows in another way")
     return problems
-
-
-def _prompt_keys(share_key: bytes, tokens: TokenArray, lengths: Iterable[int]) -> Iterator[bytes]:
-    """Names of a prompt's beginnings, of these lengths, ascending."""
-    name, named = hashlib.blake2b(share_key, digest_size=16), 0
-    for length in lengths:
-        name.update(np.ascontiguousarray(tokens[named:length]).tobytes())
-        named = length
-        yield name.copy().digest()
 
 
 def _was_aborted(request: Any) -> bool:

@@ -6,21 +6,12 @@ asks the installed one in detail.
 
 from __future__ import annotations
 
-from importlib import metadata
-
-from semblend.integration.engine_versions import READ, RUN, EngineVersions, VersionSupport
+from semblend.integration.engine_versions import READ, RUN, EngineVersions
 
 VERSIONS = EngineVersions(
     engine="SGLang",
+    packages=("sglang",),
     known={"0.5.22": READ, "0.5.23": RUN},
     # A post release may differ in any file: only plain releases are known, whoever built them.
     release_of=lambda version: version.partition("+")[0],
 )
-
-
-def installed() -> VersionSupport | None:
-    """The verdict on the SGLang that is installed here, if one is. Imports nothing of it."""
-    try:
-        return VERSIONS.judge(metadata.version("sglang"))
-    except metadata.PackageNotFoundError:
-        return None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
+from semblend.integration.engine_versions import installed_version
 from semblend.integration.findings import (
     Finding,
     Verdict,
@@ -49,10 +49,7 @@ def diagnose(question: SetupQuestion) -> list[Finding]:
 
 
 def _installation() -> Iterator[Finding]:
-    try:
-        version = metadata.version("tensorrt_llm")
-    except metadata.PackageNotFoundError:
-        version = None
+    version = installed_version("tensorrt_llm")
     if version is None or importlib.util.find_spec("tensorrt_llm") is None:
         yield not_installed("TensorRT-LLM", extra="trtllm")
         return

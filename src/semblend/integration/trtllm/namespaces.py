@@ -26,7 +26,7 @@ _UNKNOWN = f"unknown:{secrets.token_hex(16)}"
 def engine_namespace(
     facts: EngineFacts, options: ConnectorOptions, settings: Settings
 ) -> Namespace:
-    """The parts that are the engine's; requests add theirs with :func:`of_request`."""
+    """The parts that are the engine's; requests add their salts to them."""
     revision = options.model_revision or _revision(facts)
     return Namespace(
         model=options.model_id or facts.model,
@@ -56,11 +56,6 @@ def for_discovery(namespace: Namespace) -> Namespace:
         part: 1 if part in numeric else _UNKNOWN for part in namespace.unknown_parts
     }
     return namespace.with_parts(**named)
-
-
-def of_request(engine: Namespace, isolation: str) -> Namespace:
-    """The namespace of one request under this engine."""
-    return engine.with_parts(cache_salt=isolation)
 
 
 def isolation_by_number(cache_salt_id: int | None) -> str:

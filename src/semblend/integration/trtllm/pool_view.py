@@ -9,21 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from semblend.core.errors import PlanError, UnsupportedModelError
-from semblend.kv.layout import SlotArray
+from semblend.integration.worker.port import KvAccess
 from semblend.kv.paged_kv import PagedKv
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-class PoolView:
+class PoolView(KvAccess):
     """Token-wise access to one rank's pool (`KvAccess`). Does not own the memory."""
-
-    draft_layers = 0
-    clipped: torch.Tensor | None = None
 
     def __init__(self, tensor: torch.Tensor, *, block_size: int, head_dim: int) -> None:
         """Check the shape.
@@ -51,13 +47,11 @@ class PoolView:
         if tensor.ndim == 6 and tuple(tensor.shape) != shape:
             raise UnsupportedModelError(f"K/V pool {tuple(tensor.shape)}: {shape} expected")
         self.tensor = tensor.view(shape)
-        self.block_size, self.head_dim, self.parts = block_size, head_dim, 2
+        self.block_size, self.head_dim = block_size, head_dim
         self.dtype, self.device = tensor.dtype, tensor.device
-        self.head_shape = (self.kv_heads, head_dim)
-        self.token_bytes = self.layer_count * 2 * self.kv_heads * head_dim * tensor.dtype.itemsize
         self.scratch_block = self.blocks - 1
         tokens_first = self.tensor.transpose(3, 4)
-        self.pool: PagedKv | None = PagedKv(
+        self.pool = PagedKv(
             keys=tuple(tokens_first[:, layer, 0] for layer in range(self.layer_count)),
             values=tuple(tokens_first[:, layer, 1] for layer in range(self.layer_count)),
         )
@@ -80,42 +74,11 @@ class PoolView:
         """K/V of positions [start, end): [layers, 2, tokens, kv_heads, head_dim], a copy."""
         first, last = start // self.block_size, -(-end // self.block_size)
         table = block_ids[first:last]
-        self._check(table)
+        if not table or min(table) < 0 or max(table) >= self.blocks:
+            # -1 is "no page": as an index it would be somebody else's last block.
+            raise PlanError(f"pool: block ids in [0, {self.blocks}) expected, got {table}")
         ids = torch.tensor(table, dtype=torch.int64, device=self.device)
         # [blocks, layers, 2, heads, tokens, dim] to [layers, 2, blocks, tokens, heads, dim]
         tokens = self.tensor.index_select(0, ids).permute(1, 2, 0, 4, 3, 5).flatten(2, 3)
         skip = start - first * self.block_size
         return tokens[:, :, skip : skip + end - start].contiguous()
-
-    def read_layer(
-        self, layer: int, block_ids: Sequence[int], start: int, end: int
-    ) -> torch.Tensor:
-        """K/V of positions [start, end) on one layer: [2, tokens, kv_heads, head_dim]."""
-        return self.read(block_ids, start, end)[layer]
-
-    def window(self, layer: int) -> int | None:
-        """None: models with windows are refused."""
-        return None
-
-    def host_slots(self, block_ids: Sequence[int], start: int, end: int) -> SlotArray:
-        """Slots of positions [start, end) of a request with these blocks.
-
-        Raises
-        ------
-        PlanError
-            If a position has no block, or a block is not in the pool.
-        """
-        first, last = start // self.block_size, -(-end // self.block_size)
-        table = block_ids[first:last]
-        self._check(table)
-        if len(table) < last - first:
-            raise PlanError(f"pool: {last} blocks for {end} tokens expected, got {block_ids}")
-        positions = np.arange(start, end, dtype=np.int64)
-        blocks = np.asarray(table, dtype=np.int64)[positions // self.block_size - first]
-        slots: SlotArray = blocks * self.block_size + positions % self.block_size
-        return slots
-
-    def _check(self, block_ids: Sequence[int]) -> None:
-        if not block_ids or min(block_ids) < 0 or max(block_ids) >= self.blocks:
-            # -1 is "no page": as an index it would be somebody else's last block.
-            raise PlanError(f"pool: block ids in [0, {self.blocks}) expected, got {block_ids}")

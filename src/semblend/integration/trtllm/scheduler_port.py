@@ -9,13 +9,12 @@ import numpy as np
 
 from semblend.core.errors import PlanError
 from semblend.core.namespace import Namespace
-from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray, as_token_array
 from semblend.integration.isolation import by_salt
 from semblend.integration.ladder import split_salt
 from semblend.integration.ladder_desk import Ladders
 from semblend.integration.scheduler.port import Loan, PlainRequest
-from semblend.integration.scheduler.request import Arrival, Request
+from semblend.integration.scheduler.request import Arrival
 from semblend.integration.trtllm import namespaces
 from semblend.integration.trtllm.interfaces import RequestData, UpstreamRequest
 from semblend.integration.trtllm.support import request_refusal
@@ -126,7 +125,7 @@ class TrtScheduler:
         isolation = (
             namespaces.isolation_by_number(number) if self.salts_by_number else by_salt(text)
         )
-        return namespaces.of_request(self._namespace, isolation)
+        return self._namespace.with_parts(cache_salt=isolation)
 
     def _whose(self, salt: Salt | None) -> tuple[str | None, Namespace]:
         """The ladder a salt belongs to, and the namespace of whoever has it."""
@@ -139,28 +138,6 @@ class TrtScheduler:
         if ladder_id is not None:
             return ladder_id, self._ladders.namespace_of(ladder_id) or Namespace()
         return None, self.of_salt(user_salt, salt.number)
-
-
-class DeskRungs:
-    """Ladders whose clients asked at the desk, as claims need them."""
-
-    def __init__(self, ladders: Ladders) -> None:
-        self._ladders = ladders
-
-    def plan(self, request: Request[Any], computed_tokens: int) -> Plan | None:
-        """The plan of one rung: no hole, spans from `computed_tokens` on, whole blocks."""
-        if request.ladder_id is None:
-            return None
-        plan = self._ladders.supply(request.ladder_id, request.tokens, computed_tokens)
-        if plan is not None:
-            request.account.claimed(plan)
-        return plan
-
-    def confirmed(self, request: Request[Any]) -> None:
-        """Nothing: the desk counts answers, the failed ones too."""
-
-    def ended(self, request: Request[Any]) -> None:
-        """Nothing: a ladder ends when its client asks what became of it."""
 
 
 def prompt_of(request: UpstreamRequest) -> TokenArray:

@@ -34,11 +34,12 @@ from semblend.integration.scheduler.rank_room import LeaderRoom
 from semblend.integration.scheduler.request import Request, Stage
 from semblend.integration.scheduler.settlement import beside
 from semblend.integration.scheduler.side import SchedulerSide
+from semblend.integration.scheduler.staged import DeskRungs
 from semblend.integration.trtllm import namespaces
 from semblend.integration.trtllm.fleet import announce
 from semblend.integration.trtllm.interfaces import RequestData, SchedulerOutput, UpstreamRequest
 from semblend.integration.trtllm.metadata import ConnectorMeta, name_of
-from semblend.integration.trtllm.scheduler_port import DeskRungs, TrtRequest, TrtScheduler
+from semblend.integration.trtllm.scheduler_port import TrtRequest, TrtScheduler
 from semblend.integration.trtllm.semantic_plan import (
     SemanticKvPlan,
     discovered,

@@ -1,4 +1,4 @@
-"""`SemanticKvPlan`: one reuse as TensorRT-LLM's semantic-KV contract writes it (FORMATS B6).
+"""`SemanticKvPlan`: one reuse as TensorRT-LLM's semantic-KV contract writes it.
 
 Our own plan says what to copy and what to compute; this says the same in blocks, with the
 policy under which the result may be published. The invariants are checked when one is
@@ -175,7 +175,7 @@ def lookup(
     planner: EnginePlanner, namespace: Namespace, asked: SemanticKvLookupRequest
 ) -> SemanticKvLookupResult:
     """What is known about a prompt, as evidence. Never raises."""
-    theirs = namespaces.of_request(namespace, by_salt(asked.cache_salt))
+    theirs = namespace.with_parts(cache_salt=by_salt(asked.cache_salt))
     plan = planner.plan(
         as_token_array(asked.tokens),
         theirs,

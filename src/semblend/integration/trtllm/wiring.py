@@ -23,9 +23,12 @@ class WorkerLink:
         self._lock = threading.Condition()
         self._reports: list[WorkerReport] = []
         self._notes: list[tuple[str, dict[str, Any]]] = []
-        self._token_bytes = 0
-        self._refusals: tuple[str, ...] = ()
-        self._layers = 0
+        self.token_bytes = 0
+        """Bytes of one token's K/V on one rank; 0 before the pool is registered."""
+        self.layers = 0
+        """Layers of the pool."""
+        self.refusals: tuple[str, ...] = ()
+        """Why this pool is not used, if it is not."""
 
     def note(self, event: str, **fields: Any) -> None:
         """Something for the audit stream, which is the scheduler's."""
@@ -40,13 +43,11 @@ class WorkerLink:
 
     def registered(self, *, token_bytes: int, layers: int) -> None:
         """The pool is known and can be read and written."""
-        with self._lock:
-            self._token_bytes, self._layers = token_bytes, layers
+        self.layers, self.token_bytes = layers, token_bytes
 
     def refused(self, reasons: tuple[str, ...]) -> None:
         """The pool is of a kind this adapter was not proven with."""
-        with self._lock:
-            self._refusals = reasons
+        self.refusals = reasons
 
     def report(self, report: WorkerReport) -> None:
         """What all ranks have answered."""
@@ -66,24 +67,9 @@ class WorkerLink:
             self._lock.wait_for(lambda: bool(self._reports), timeout=timeout_s)
 
     @property
-    def token_bytes(self) -> int:
-        """Bytes of one token's K/V on one rank; 0 before the pool is registered."""
-        return self._token_bytes
-
-    @property
     def is_ready(self) -> bool:
         """Whether there is a pool that can be used."""
-        return self._token_bytes > 0 and not self._refusals
-
-    @property
-    def layers(self) -> int:
-        """Layers of the pool."""
-        return self._layers
-
-    @property
-    def refusals(self) -> tuple[str, ...]:
-        """Why this pool is not used, if it is not."""
-        return self._refusals
+        return self.token_bytes > 0 and not self.refusals
 
 
 def link_of(llm_args: Any) -> WorkerLink:

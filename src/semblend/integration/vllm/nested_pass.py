@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from semblend.core.errors import CapacityError, UnsupportedModelError
@@ -28,6 +27,7 @@ from semblend.integration.vllm.piecewise_graphs import PiecewiseGraphs
 from semblend.integration.vllm.speculation import DraftPass
 from semblend.integration.worker.port import BeforeLayer, Watch
 from semblend.integration.worker.sequences import PassLimits, VirtualSequence, adapter_of
+from semblend.integration.worker.varlen_batch import VarlenBatch, following_tokens, uploaded
 
 _NO_SLOT = -1
 """vLLM writes no K/V of tokens with this slot."""
@@ -71,6 +71,7 @@ class NestedPass:
         self._adapters = Adapters(runner)
         self._config = vllm_config
         self._device = torch.device(runner.device)
+        self._uploaded = partial(uploaded, device=self._device)
         self._inputs = ModelInputs(runner, vllm_config, self._device)
         self._block_size = int(vllm_config.cache_config.block_size)
         for group in groups:
@@ -191,7 +192,7 @@ class NestedPass:
         """Hidden states of all query tokens, [tokens, hidden]."""
         from vllm.forward_context import set_forward_context
 
-        layout = _Layout.of(sequences, self._block_size)
+        layout = VarlenBatch.of(sequences, self._block_size)
         tokens, positions = self._uploaded(layout.tokens), self._uploaded(layout.positions)
         slots = self._uploaded(layout.slots)
         common = self._common_metadata(layout, slots, positions)
@@ -228,18 +229,11 @@ class NestedPass:
                 raise
             self.replayed += size is not None
             if self._draft is not None:
-                self._draft(self._uploaded(_following(sequences)), positions, hidden)
+                self._draft(self._uploaded(following_tokens(sequences)), positions, hidden)
         return hidden[:count]
 
-    def _uploaded(self, values: npt.NDArray[Any]) -> torch.Tensor:
-        """Copy to the device without waiting for its current work."""
-        tensor = torch.from_numpy(values)
-        if self._device.type != "cuda":
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
-
     def _common_metadata(
-        self, layout: _Layout, slots: torch.Tensor, positions: torch.Tensor
+        self, layout: VarlenBatch, slots: torch.Tensor, positions: torch.Tensor
     ) -> Any:
         from vllm.v1.attention.backend import CommonAttentionMetadata
 
@@ -260,57 +254,6 @@ class NestedPass:
             is_prefilling=torch.ones(count, dtype=torch.bool),
             seq_lens_cpu_upper_bound=torch.from_numpy(layout.lengths),
         )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Layout:
-    """A varlen batch on the host: the query tokens of all sequences, concatenated."""
-
-    tokens: npt.NDArray[np.int32]
-    positions: npt.NDArray[np.int64]
-    slots: npt.NDArray[np.int64]
-    """Where the tokens' K/V is written."""
-    starts: npt.NDArray[np.int32]
-    """Where each sequence's tokens begin, and the end; [sequences + 1]."""
-    lengths: npt.NDArray[np.int32]
-    """Tokens attention sees, [sequences]."""
-    tables: npt.NDArray[np.int32]
-    """Each prompt's blocks once, [prompts, most blocks]."""
-    rows: npt.NDArray[np.int64]
-    """Index of each sequence's table."""
-
-    @classmethod
-    def of(cls, sequences: Sequence[VirtualSequence], block_size: int) -> _Layout:
-        counts = np.array([len(item) for item in sequences])
-        starts = np.concatenate(([0], counts.cumsum())).astype(np.int32)
-        # Counted from the prompt's start: an arange with a jump at each sequence.
-        jumps = np.array([item.start for item in sequences]) - starts[:-1]
-        places = np.arange(starts[-1], dtype=np.int64) + np.repeat(jumps, counts)
-        prompts = {id(item.blocks): item.blocks for item in sequences}
-        row_of = {key: row for row, key in enumerate(prompts)}
-        tables = np.zeros((len(prompts), max(map(len, prompts.values()))), dtype=np.int32)
-        for row, blocks in enumerate(prompts.values()):
-            tables[row, : len(blocks)] = blocks
-        rows = np.array([row_of[id(item.blocks)] for item in sequences])
-        block, offset = places // block_size, places % block_size
-        return cls(
-            tokens=np.concatenate([item.tokens[item.start : item.end] for item in sequences]),
-            positions=places + np.repeat([item.shift for item in sequences], counts),
-            slots=tables[np.repeat(rows, counts), block].astype(np.int64) * block_size + offset,
-            starts=starts,
-            lengths=np.array([item.end for item in sequences], dtype=np.int32),
-            tables=tables,
-            rows=rows,
-        )
-
-
-def _following(sequences: Sequence[VirtualSequence]) -> npt.NDArray[np.int32]:
-    """The token after each query token; after the last of all, the last itself."""
-    after = (
-        item.tokens[np.minimum(np.arange(item.start + 1, item.end + 1), len(item.tokens) - 1)]
-        for item in sequences
-    )
-    return np.concatenate(list(after)).astype(np.int32)
 
 
 def limits_of(builders: Sequence[Any], scheduler_config: Any) -> PassLimits:

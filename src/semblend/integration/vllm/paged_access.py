@@ -14,14 +14,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from semblend.core.errors import PlanError, UnsupportedModelError
+from semblend.core.errors import UnsupportedModelError
 from semblend.integration.vllm.layer_kv import latent_dim, parts_of, update_cache, window_of
-from semblend.kv.layout import SlotArray
+from semblend.integration.worker.port import KvAccess
 from semblend.kv.numbers import decoded, is_fp8
-from semblend.kv.paged_kv import PagedKv
+from semblend.kv.probed_strides import strided_pool
 from semblend.kv.span_batch import Destination
 
 _BASE = 64
@@ -30,7 +29,7 @@ _FP8_BASE = 16
 """The same for fp8."""
 
 
-class PagedAccess:
+class PagedAccess(KvAccess):
     """Token-wise access to the K/V of all attention layers.
 
     Token tensors are [tokens, kv_heads, head_dim]; a slot is
@@ -65,12 +64,12 @@ class PagedAccess:
         self.named_layers = layers
         self.layers = tuple(layers.values())
         self.block_size = block_size
-        self.draft_layers = draft_layers
+        self.layer_count, self.draft_layers = len(self.layers), draft_layers
         first = self.layers[0]
+        self.blocks = int(first.kv_cache.shape[0])
         self.kv_heads, self.head_dim = int(first.num_kv_heads), int(first.head_size)
         self.parts = parts_of(first)
         self.dtype, self.device = first.kv_cache.dtype, first.kv_cache.device
-        self.clipped: torch.Tensor | None = None
         if is_fp8(self.dtype):
             if self.parts != 2:
                 raise UnsupportedModelError("fp8 rows of latents: they have formats of their own")
@@ -85,7 +84,7 @@ class PagedAccess:
             ):
                 raise UnsupportedModelError(f"layer {name}: its K/V cache differs from layer 0's")
         self._places = self._probe(first)
-        self.pool: PagedKv | None = strided_pool(
+        self.pool = strided_pool(
             [layer.kv_cache for layer in self.layers],
             self._places,
             shape=(block_size, self.kv_heads, self.head_dim),
@@ -99,36 +98,9 @@ class PagedAccess:
         return self if self.pool is None else self.pool
 
     @property
-    def layer_count(self) -> int:
-        """Layers with K/V."""
-        return len(self.layers)
-
-    @property
     def slot_count(self) -> int:
         """Capacity of the cache in tokens."""
         return self.blocks * self.block_size
-
-    @property
-    def head_shape(self) -> tuple[int, int]:
-        """K/V heads of this rank, and the head dimension."""
-        return self.kv_heads, self.head_dim
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of one token's K and V on all layers of this rank."""
-        numbers = self.parts * self.kv_heads * self.head_dim
-        return len(self.layers) * numbers * int(self.dtype.itemsize)
-
-    @property
-    def blocks(self) -> int:
-        """Blocks in the cache."""
-        return int(self.layers[0].kv_cache.shape[0])
-
-    def host_slots(self, block_ids: Sequence[int], start: int, end: int) -> SlotArray:
-        """Slots of positions [start, end) of a request with these blocks, on the host."""
-        table = np.asarray(block_ids, dtype=np.int64)
-        positions = np.arange(start, end, dtype=np.int64)
-        return table[positions // self.block_size] * self.block_size + positions % self.block_size
 
     def window(self, layer: int) -> int | None:
         """Tokens a query of a layer sees, itself included; None for all before it."""
@@ -151,36 +123,30 @@ class PagedAccess:
 
     def read(self, block_ids: Sequence[int], start: int, end: int) -> torch.Tensor:
         """K/V of positions [start, end): [layers, parts, tokens, kv_heads, head_dim]."""
-        first, last = start // self.block_size, -(-end // self.block_size)
-        blocks = torch.tensor(block_ids[first:last], device=self.device)
-        skip = start - first * self.block_size
-        shape = (len(self.layers), self.parts, end - start, self.kv_heads, self.head_dim)
-        result = torch.empty(shape, dtype=self.dtype, device=self.device)
-        for index, layer in enumerate(self.layers):
-            self._read_into(result[index], layer, blocks, skip)
-        return result
+        return self._read(self.layers, block_ids, start, end)
 
     def read_layer(
         self, layer: int, block_ids: Sequence[int], start: int, end: int
     ) -> torch.Tensor:
         """K/V of [start, end) on one layer, [parts, tokens, kv_heads, head_dim], as numbers."""
+        module = self.layers[layer]
+        (kv,) = self._read([module], block_ids, start, end)
+        return decoded(kv) * _scales(module) if is_fp8(self.dtype) else kv
+
+    def _read(
+        self, layers: Sequence[Any], block_ids: Sequence[int], start: int, end: int
+    ) -> torch.Tensor:
         first, last = start // self.block_size, -(-end // self.block_size)
         blocks = torch.tensor(block_ids[first:last], device=self.device)
-        shape = (self.parts, end - start, self.kv_heads, self.head_dim)
+        skip = start - first * self.block_size
+        shape = (len(layers), self.parts, end - start, *self.head_shape)
         result = torch.empty(shape, dtype=self.dtype, device=self.device)
-        module = self.layers[layer]
-        self._read_into(result, module, blocks, start - first * self.block_size)
-        if not is_fp8(self.dtype):
-            return result
-        numbers = decoded(result)
-        return numbers * _scales(module)
-
-    def _read_into(self, result: torch.Tensor, layer: Any, blocks: torch.Tensor, skip: int) -> None:
-        """Fill [parts, tokens, kv_heads, head_dim] from a layer's blocks, without `skip` tokens."""
-        flat = layer.kv_cache.index_select(0, blocks).flatten(1)
-        for part, places in enumerate(self._places):
-            tokens = flat.index_select(1, places).view(-1, self.kv_heads, self.head_dim)
-            result[part] = tokens[skip : skip + result.shape[1]]
+        for layer, into in zip(layers, result, strict=True):
+            flat = layer.kv_cache.index_select(0, blocks).flatten(1)
+            for part, places in zip(into, self._places, strict=True):
+                tokens = flat.index_select(1, places).view(-1, *self.head_shape)
+                part.copy_(tokens[skip : skip + end - start])
+        return result
 
     def _probe(self, layer: Any) -> tuple[torch.Tensor, ...]:
         """Find where in a block each (offset, head, dim) of each part is."""
@@ -232,68 +198,3 @@ def _scales(layer: Any) -> torch.Tensor:
     else:
         both = torch.stack((layer._k_scale.flatten(), layer._v_scale.flatten()))
     return both.float().to(cache.device)[:, None, :, None]
-
-
-def strided_pool(
-    caches: Sequence[torch.Tensor],
-    places: tuple[torch.Tensor, ...],
-    *,
-    shape: tuple[int, int, int],
-    clipped: torch.Tensor | None = None,
-) -> PagedKv | None:
-    """The caches as strided views; None if the layout has no strides.
-
-    Parameters
-    ----------
-    caches
-        One per layer, blocks along the first dimension, with any strides.
-    places
-        For K and V (or for their one part), where each (offset, head, number) is among a
-        block's numbers, counted in the order of the cache's dimensions.
-    shape
-        Tokens per block, heads, numbers per head.
-    clipped
-        Counts what does not fit, where the caches hold fp8.
-    """
-    views: list[tuple[torch.Tensor, ...]] = []
-    for part in places:
-        found = _strides(caches[0], part.cpu().numpy().reshape(shape))
-        if found is None:
-            return None
-        start, strides = found
-        views.append(
-            tuple(
-                cache.as_strided(
-                    (cache.shape[0], *shape),
-                    (cache.stride(0), *strides),
-                    cache.storage_offset() + start,
-                )
-                for cache in caches
-            )
-        )
-    if any(cache.stride() != caches[0].stride() for cache in caches):
-        return None
-    try:
-        values = views[1] if len(views) == 2 else ()
-        return PagedKv(keys=views[0], values=values, clipped=clipped)
-    except PlanError:
-        return None  # K and V, or layers, are laid out differently
-
-
-def _strides(cache: torch.Tensor, places: SlotArray) -> tuple[int, tuple[int, ...]] | None:
-    """Where a block's first number is in memory and the strides from there, if there are any."""
-    inside = np.unravel_index(places, cache.shape[1:])
-    strides = cache.stride()[1:]
-    at = sum(index * stride for index, stride in zip(inside, strides, strict=True))
-    memory = np.asarray(at, dtype=np.int64)
-    start = int(memory[0, 0, 0])
-    steps = tuple(
-        int(np.take(memory, 1, axis).flat[0]) - start if memory.shape[axis] > 1 else 0
-        for axis in range(3)
-    )
-    straight = start + sum(
-        step * np.arange(size).reshape([-1 if at == axis else 1 for at in range(3)])
-        for axis, (step, size) in enumerate(zip(steps, memory.shape, strict=True))
-    )
-    # A tensor cannot have negative strides.
-    return (start, steps) if np.array_equal(memory, straight) and min(steps) >= 0 else None

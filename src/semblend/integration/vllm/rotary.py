@@ -9,14 +9,9 @@ from typing import Any
 import torch
 
 from semblend.core.errors import UnsupportedRotaryError
-from semblend.integration.loaded_model.rotary_rows import (
-    MOVABLE,
-    rotary_module,
-    rotary_modules,
-    table_of,
-)
+from semblend.integration.loaded_model.rotary_rows import MOVABLE, layer_tables, table_of
 from semblend.integration.vllm.layer_kv import is_latent, latent_dim
-from semblend.kv.layer_rotary import LayerRotary, Rotary
+from semblend.kv.layer_rotary import Rotary
 from semblend.kv.rotary_table import RotaryTable
 
 MOVABLE_HERE = MOVABLE | {
@@ -46,15 +41,7 @@ def table_from_model(model: torch.nn.Module, layers: Sequence[Any]) -> Rotary:
     """
     reads_text = getattr(model, "get_language_model", None)
     text = model if reads_text is None else reads_text()
-    if len(rotary_modules(text)) <= 1:
-        return _placed(rotary_module(text), layers[0])
-    found = [rotary_module(_around(text, layer)) for layer in layers]
-    kinds = list({id(module): module for module in found}.values())
-    numbers = {id(module): number for number, module in enumerate(kinds)}
-    return LayerRotary(
-        tables=tuple(_placed(module, layers[0]) for module in kinds),
-        of_layer=tuple(numbers[id(module)] for module in found),
-    )
+    return layer_tables(text, layers, lambda module: _placed(module, layers[0]))
 
 
 def table_from_config(vllm_config: Any, layers: Sequence[Any]) -> RotaryTable:
@@ -104,11 +91,3 @@ def _placed(module: Any, layer: Any) -> RotaryTable:
             f"{table.rotary_dim} numbers"
         )
     return replace(table, offset=latent_dim(layer))
-
-
-def _around(model: torch.nn.Module, layer: Any) -> torch.nn.Module:
-    """The module that holds an attention layer, and with it what rotates for it."""
-    for module in model.modules():
-        if any(child is layer for child in module.children()):
-            return module
-    raise UnsupportedRotaryError("an attention layer is not part of the model")

@@ -7,13 +7,13 @@ from typing import Any
 
 from semblend.core.errors import DonorError
 from semblend.core.tokens import TokenArray, as_token_array
+from semblend.integration.adapter_names import AdapterNames
 from semblend.integration.ladder import split_salt
 from semblend.integration.lora_adapter import LoraAdapter
 from semblend.integration.modes import ReuseRequests
 from semblend.integration.scheduler.port import Loan, Step
 from semblend.integration.scheduler.request import Arrival
 from semblend.integration.vllm import namespaces
-from semblend.integration.vllm.adapter_names import AdapterNames
 from semblend.integration.vllm.block_hashes import PrivateChain
 from semblend.integration.vllm.samples import samples_of
 from semblend.integration.vllm.setup import VllmSetup
@@ -173,7 +173,7 @@ class VllmScheduler:
         if not self._setup.options.mode.uncertified:
             return None, "lora: no certificate covers an adapter"
         try:
-            return self._adapters.of(request), None
+            return requested_adapter(request, self._adapters), None
         except (DonorError, OSError) as error:
             return None, f"lora: {error}"
 
@@ -193,6 +193,16 @@ class VllmScheduler:
     def give_back(self, loan: Loan) -> None:
         """Free borrowed blocks."""
         self.manager.block_pool.free_blocks(reversed(loan.blocks))
+
+
+def requested_adapter(request: Any, known: AdapterNames) -> LoraAdapter:
+    """The adapter of one of vLLM's LoRARequests."""
+    return known.of(
+        name=request.lora_name,
+        number=request.lora_int_id,
+        path=request.lora_path,
+        fused_experts=bool(getattr(request, "is_3d_lora_weight", False)),
+    )
 
 
 def step_of(scheduled: Any) -> Step:

@@ -17,7 +17,6 @@ from semblend.integration.scheduler.setup import (
 )
 from semblend.integration.starting import UNHINDERED, Start
 from semblend.integration.vllm import namespaces
-from semblend.integration.vllm.asked_at_load import asked_at_load
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.tokenizer import boundaries_of, decoder_of
 
@@ -68,7 +67,6 @@ class VllmSetup:
 
 def _scheduler_setup(config: Any, options: ConnectorOptions, block_size: int) -> SchedulerSetup:
     settings, model = options.settings(), config.model_config
-    asked = asked_at_load(config)
     step_tokens = int(config.scheduler_config.max_num_batched_tokens)
     most = options.max_hole_tokens_per_step
 
@@ -94,9 +92,8 @@ def _scheduler_setup(config: Any, options: ConnectorOptions, block_size: int) ->
             dtype=str(model.dtype).removeprefix("torch."),
             settings=settings,
             revision=model.revision,
-            quantization=asked["quantization"],
-            kv_format=asked["kv_format"],
-            speculation=asked["speculation"],
+            can_run=None,  # whatever a policy asks of an engine, this one answers
+            **namespaces.asked_at_load(config),
         ),
         boundaries=boundaries_of(model) if options.mode.segmented else None,
         capture=CaptureRules(

@@ -18,11 +18,10 @@ from semblend.integration.refusals import (
     rotary_refusals,
     trait_refusals,
 )
-from semblend.integration.vllm.length_class import length_class
-from semblend.integration.vllm.namespaces import FP8_CACHES
+from semblend.integration.vllm.namespaces import FP8_CACHES, length_class
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.speculation import speculation_refusals
-from semblend.integration.vllm.versions import judge
+from semblend.integration.vllm.versions import VERSIONS
 
 WORKER_CLASS = "semblend.integration.vllm.worker.SemBlendWorker"
 _BEAM = re.compile(r"-beam-\d+(-[0-9a-f]+)?$")
@@ -191,7 +190,7 @@ def offloading_refusals(kv_offloading_size: float | None) -> list[Refusal]:
 
 def version_refusals(version: str) -> list[Refusal]:
     """Empty for a version whose contract is known."""
-    if judge(version).supported:
+    if VERSIONS.judge(version).supported:
         return []
     return [Refusal(feature=f"vLLM {version}", remedy="its connector contract is not known")]
 
@@ -278,8 +277,7 @@ def request_refusal(request: Any) -> str | None:
 
 
 def _worker_refusals(worker_cls: Any) -> list[Refusal]:
-    name = worker_cls if isinstance(worker_cls, str) else f"{worker_cls.__module__}"
-    if name == WORKER_CLASS or _is_our_worker(worker_cls):
+    if worker_cls == WORKER_CLASS or _is_our_worker(worker_cls):
         return []
     return [
         Refusal(

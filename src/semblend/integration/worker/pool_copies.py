@@ -18,7 +18,8 @@ from semblend.kv.depth_drift import DepthDrift
 from semblend.kv.layout import SlotArray
 from semblend.kv.paged_kv import PagedKv
 from semblend.kv.rotary_table import RotaryTable
-from semblend.kv.transfer import SpanCopy, copy_spans
+from semblend.kv.span_batch import SpanCopy
+from semblend.kv.transfer import copy_spans
 from semblend.planning.depth import drift_for
 from semblend.planning.policies.base import policy_from_spec
 

@@ -15,7 +15,8 @@ import torch
 from semblend.integration.worker.port import KvAccess
 from semblend.kv.layer_rotary import Rotary
 from semblend.kv.paged_kv import PagedKv
-from semblend.kv.transfer import SpanCopy, copy_spans
+from semblend.kv.span_batch import SpanCopy
+from semblend.kv.transfer import copy_spans
 
 logger = logging.getLogger("semblend.adapter")
 

@@ -15,23 +15,22 @@ import torch
 
 from semblend.integration.lora_adapter import LoraAdapter
 from semblend.integration.worker.sequences import VirtualSequence
-from semblend.kv.layout import SlotArray
 from semblend.kv.paged_kv import PagedKv
 from semblend.kv.span_batch import Destination
 
 
 class KvLayers(Protocol):
-    """A K/V cache that can be read layer by layer: what asking a policy takes."""
+    """A K/V cache that can be read layer by layer: what asking a policy takes.
+
+    To be subclassed: what is stated here holds where an engine says nothing else.
+    """
 
     head_dim: int
     device: torch.device
-    draft_layers: int
+    layer_count: int
+    """Layers that hold K/V, a drafter's included."""
+    draft_layers: int = 0
     """How many of the last layers are a drafter's, which the model itself does not have."""
-
-    @property
-    def layer_count(self) -> int:
-        """Layers that hold K/V, a drafter's included."""
-        ...
 
     def read_layer(
         self, layer: int, block_ids: Sequence[int], start: int, end: int
@@ -41,7 +40,7 @@ class KvLayers(Protocol):
 
     def window(self, layer: int) -> int | None:
         """Tokens a query of a layer sees, itself included; None for all before it."""
-        ...
+        return None
 
 
 class KvAccess(KvLayers, Protocol):
@@ -51,13 +50,14 @@ class KvAccess(KvLayers, Protocol):
     """
 
     block_size: int
-    parts: int
+    blocks: int
+    parts: int = 2
     """2 for K and V; 1 for rows that both are made from (see `kv.layout`)."""
     kv_heads: int
     dtype: torch.dtype
     scratch_block: int
     """A block that is empty while the engine starts: proofs use it."""
-    clipped: torch.Tensor | None
+    clipped: torch.Tensor | None = None
     """Counts numbers of fp8 K that did not fit where they were moved; None for other formats."""
     pool: PagedKv | None
     """The cache described by strides; None where only the backend knows the layout."""
@@ -70,25 +70,23 @@ class KvAccess(KvLayers, Protocol):
     @property
     def head_shape(self) -> tuple[int, int]:
         """K/V heads of this rank, and numbers per head."""
-        ...
+        return self.kv_heads, self.head_dim
 
     @property
     def token_bytes(self) -> int:
         """Bytes of one token's K and V on all layers of this rank."""
-        ...
-
-    @property
-    def blocks(self) -> int:
-        """Blocks in the cache."""
-        ...
-
-    def host_slots(self, block_ids: Sequence[int], start: int, end: int) -> SlotArray:
-        """Slots of positions [start, end) of a request with these blocks, on the host."""
-        ...
+        numbers = self.layer_count * self.parts * self.kv_heads * self.head_dim
+        return numbers * self.dtype.itemsize
 
     def read(self, block_ids: Sequence[int], start: int, end: int) -> torch.Tensor:
         """K/V of positions [start, end): [layers, parts, tokens, kv_heads, head_dim]."""
         ...
+
+    def read_layer(
+        self, layer: int, block_ids: Sequence[int], start: int, end: int
+    ) -> torch.Tensor:
+        """The same on one layer."""
+        return self.read(block_ids, start, end)[layer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +170,9 @@ class Passes(Protocol):
 class Ranks(Protocol):
     """This rank among those that share one model. Every rank makes the same calls in order."""
 
+    rank: int
+    count: int
+
     def all_true(self, flags: Sequence[bool]) -> list[bool]:
         """Which of the flags are true on every rank."""
         ...
@@ -179,15 +180,3 @@ class Ranks(Protocol):
     def summed(self, values: torch.Tensor) -> torch.Tensor:
         """A tensor on the host, summed over the ranks in place."""
         ...
-
-
-class OneRank:
-    """The ranks of an engine that has only one."""
-
-    def all_true(self, flags: Sequence[bool]) -> list[bool]:
-        """Which of the flags are true."""
-        return list(flags)
-
-    def summed(self, values: torch.Tensor) -> torch.Tensor:
-        """The tensor itself."""
-        return values

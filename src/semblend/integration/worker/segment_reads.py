@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from semblend.integration.worker.port import KvAccess
+from semblend.kv.layout import block_slots
 from semblend.kv.paged_kv import PagedKv
 from semblend.kv.rotary_table import RotaryTable
 from semblend.kv.span_batch import CopyBatch
@@ -54,7 +55,9 @@ class SegmentReader:
         batch = CopyBatch(
             sources=(pool,),
             source_numbers=nowhere,
-            source_slots=access.host_slots(block_ids, start, end),
+            source_slots=block_slots(
+                block_ids, start, end, block_size=access.block_size, blocks=access.blocks
+            ),
             target_slots=np.arange(tokens),
             source_positions=nowhere,
             target_positions=nowhere,

@@ -55,18 +55,14 @@ class WorkerSetup:
     """Whether the engine's speed is measured once it is ready; None: on accelerators."""
 
 
-ExchangeMaker = Callable[[WorkerDonors, KvAccess], DonorExchange | None]
+ExchangeMaker = Callable[[WorkerDonors, KvAccess, Ranks], DonorExchange | None]
 """Builds the exchange of this rank's donors with other machines, if they are shared."""
-
-
-def _alone(_: WorkerDonors, __: KvAccess) -> None:
-    return None
 
 
 class WorkerSide:
     """Owns this rank's donors and its access to the K/V cache. One thread calls it."""
 
-    def __init__(self, setup: WorkerSetup, *, make_exchange: ExchangeMaker = _alone) -> None:
+    def __init__(self, setup: WorkerSetup, *, make_exchange: ExchangeMaker | None = None) -> None:
         self._setup = setup
         self._make_exchange = make_exchange
         plant(setup.faults)  # a worker may run in its own process
@@ -85,35 +81,24 @@ class WorkerSide:
         self.loads: WorkerLoads | None = None
         self.shadows: ShadowPasses | None = None
         self._ranks: Ranks | None = None
-        self._place = (0, 1)
         self._table: Rotary | None = None
         self._loader: SpanLoader | None = None
         self._replayed = 0
 
     # -- start -------------------------------------------------------------------------
 
-    def attach(
-        self,
-        access: KvAccess,
-        ranks: Ranks,
-        *,
-        place: tuple[int, int] = (0, 1),
-        table: Rotary | None = None,
-    ) -> None:
+    def attach(self, access: KvAccess, ranks: Ranks, *, table: Rotary | None = None) -> None:
         """The K/V cache is allocated: start the donors' store.
 
-        Parameters
-        ----------
-        place
-            This rank, and how many there are.
-        table
-            The rows K is rotated with; where the model is needed, they come with it.
+        `table` has the rows K is rotated with; where the model is needed, they come with it.
         """
-        rank, count = self._place = place
         self.access, self._ranks = access, ranks
-        tiers = make_tiers(self._setup.room, rank, ranks=count, token_bytes=access.token_bytes)
-        self.donors = WorkerDonors(tiers)
-        self.exchange = self._make_exchange(self.donors, access)
+        room, size = self._setup.room, access.token_bytes
+        self.donors = WorkerDonors(
+            make_tiers(room, ranks.rank, ranks=ranks.count, token_bytes=size)
+        )
+        if self._make_exchange is not None:
+            self.exchange = self._make_exchange(self.donors, access, ranks)
         self.captures = CaptureThread(
             access,
             self.donors,
@@ -150,7 +135,7 @@ class WorkerSide:
         threads = self._setup.load_threads
         if threads is None:
             threads = _GPU_LOAD_THREADS if access.device.type == "cuda" else 0
-        self._loader = SpanLoader(access, donors, table, rank=self._place)
+        self._loader = SpanLoader(access, donors, table, rank=(ranks.rank, ranks.count))
         self.loads = WorkerLoads(
             self._loader,
             access,
@@ -179,7 +164,7 @@ class WorkerSide:
                 access=self.access,
                 donors=self.donors,
                 ranks=self._ranks,
-                rank_count=self._place[1],
+                rank_count=self._ranks.count,
                 step_tokens=self._setup.step_tokens,
                 max_positions=self._setup.max_positions,
             )

@@ -29,7 +29,7 @@ from semblend.kv.donor_pieces import CopiedRun, add_runs, extent
 from semblend.kv.in_flight import IN_FLIGHT
 from semblend.kv.layer_rotary import Rotary
 from semblend.kv.layerwise import ALL_DIRECT, DIRECT_SHARE, LayerwiseLoad, chunk_layers
-from semblend.kv.layout import SlotArray
+from semblend.kv.layout import SlotArray, block_slots
 from semblend.kv.numbers import is_fp8
 from semblend.kv.span_batch import CopyBatch, CopyRuns
 
@@ -199,7 +199,10 @@ class SpanLoader:
         """Slots of the prompt's positions; none before the first span, whose blocks others fill."""
         start = min((span.target_start for span in command.copies), default=0)
         end = max((span.target_end for span in command.copies), default=0)
-        behind = self._access.host_slots(command.block_ids, start, end)
+        access = self._access
+        behind = block_slots(
+            command.block_ids, start, end, block_size=access.block_size, blocks=access.blocks
+        )
         return np.concatenate([np.full(start, -1, dtype=np.int64), behind])
 
     def _started(self, batch: CopyBatch, drift: DepthDrift | None) -> LayerwiseLoad:

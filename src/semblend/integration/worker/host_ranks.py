@@ -1,9 +1,6 @@
-"""Ranks of tensor parallelism, each with a scheduler of its own that decides the same.
+"""Ranks of tensor parallelism, which speak over a process group on the host.
 
-SGLang's schedulers are not told what to do: they see the same requests, caches and slots, and so
-decide alike. A load that fails on one rank alone would part them for good, and a pass that one rank
-does not run would leave the others waiting in it. So before anything that all must do together the
-ranks meet here, and a rank that has failed says so at the next meeting.
+Passes use collectives, so all ranks run one or none does.
 """
 
 from __future__ import annotations
@@ -24,22 +21,14 @@ class RanksPartError(SemBlendError, RuntimeError):
     """Another rank has failed, or has decided something else."""
 
 
-class SchedulerRanks:
-    """This rank's scheduler among all. Every rank makes the same calls in the same order."""
+class HostRanks:
+    """This rank among those of one model. Every rank makes the same calls in the same order."""
 
     def __init__(self, group: Any = None) -> None:
         """`group` is a process group on the host; None is one rank alone."""
         self._group = group
         self.count = 1 if group is None else int(torch.distributed.get_world_size(group))
         self.rank = 0 if group is None else int(torch.distributed.get_rank(group))
-
-    @classmethod
-    def of_this_process(cls) -> SchedulerRanks:
-        """The ranks that share this process's model."""
-        from sglang.srt.distributed import get_tp_group
-
-        group = get_tp_group()
-        return cls(group.cpu_group if group.world_size > 1 else None)
 
     def all_true(self, flags: Sequence[bool]) -> list[bool]:
         """Which of the flags are true on every rank."""
@@ -50,11 +39,25 @@ class SchedulerRanks:
         return [bool(flag) for flag in there.tolist()]
 
     def summed(self, values: torch.Tensor) -> torch.Tensor:
-        """A tensor on the host, summed over the ranks in place, once all of them are well."""
+        """A tensor on the host, summed over the ranks in place."""
         if self.count > 1:
-            self.meet()
             torch.distributed.all_reduce(values, group=self._group)
         return values
+
+
+class MeetingRanks(HostRanks):
+    """Ranks with a scheduler each.
+
+    Such schedulers are not told what to do: they see the same requests, caches and slots, and so
+    decide alike. A load that fails on one rank alone would part them for good, and a pass that one
+    rank does not run would leave the others waiting in it. So before anything that all must do
+    together the ranks meet here, and a rank that has failed says so at the next meeting.
+    """
+
+    def summed(self, values: torch.Tensor) -> torch.Tensor:
+        """The same, once all ranks are well."""
+        self.meet()
+        return super().summed(values)
 
     def agree(self, what: object) -> bool:
         """Whether every rank means the same, compared by how it is written."""

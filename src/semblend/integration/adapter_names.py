@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from semblend.core.errors import DonorError
 from semblend.integration.lora_adapter import LoraAdapter
 from semblend.kv.fingerprint import files_fingerprint
 
 _CONFIG = "adapter_config.json"
+_FILES = (_CONFIG, "*.safetensors", "*.bin", "*.pt")
 _MOST = 4096
 """Adapters told apart; requests with further ones are computed."""
 
@@ -21,44 +21,38 @@ class AdapterNames:
         self._known: dict[int, LoraAdapter] = {}
         self._weights: dict[str, str] = {}
 
-    def of(self, request: Any) -> LoraAdapter:
-        """The adapter of one of vLLM's LoRARequests; its files are read once.
+    def of(self, *, name: str, number: int, path: str, fused_experts: bool = False) -> LoraAdapter:
+        """The adapter that a request names; its files are read once.
 
         Raises
         ------
         DonorError
             If it cannot be told which weights these are.
         """
-        known = self._known.get(request.lora_int_id)
+        known = self._known.get(number)
         if known is None:
-            known = self._read(request)
-            if self._weights.setdefault(known.name, known.weights) != known.weights:
+            if len(self._known) >= _MOST:
+                raise DonorError(f"more than {_MOST} adapters")
+            weights = _weights(path)
+            if self._weights.setdefault(name, weights) != weights:
                 raise DonorError("another adapter has had this name")
-            self._known[known.number] = known
-        elif (known.name, known.path) != (request.lora_name, request.lora_path):
+            known = self._known[number] = LoraAdapter(
+                name=name, number=number, path=path, weights=weights, fused_experts=fused_experts
+            )
+        elif (known.name, known.path) != (name, path):
             raise DonorError("another adapter has had this number")
         return known
 
-    def _read(self, request: Any) -> LoraAdapter:
-        if len(self._known) >= _MOST:
-            raise DonorError(f"more than {_MOST} adapters")
-        files = [file for pattern in _FILES for file in _folder(request.lora_path).glob(pattern)]
-        if not any(file.name == _CONFIG for file in files):
-            raise DonorError("its files were not found")
-        return LoraAdapter(
-            name=request.lora_name,
-            number=request.lora_int_id,
-            path=request.lora_path,
-            weights=files_fingerprint(files),
-            fused_experts=bool(getattr(request, "is_3d_lora_weight", False)),
-        )
 
-
-_FILES = (_CONFIG, "*.safetensors", "*.bin", "*.pt")
+def _weights(path: str) -> str:
+    files = [file for pattern in _FILES for file in _folder(path).glob(pattern)]
+    if not any(file.name == _CONFIG for file in files):
+        raise DonorError("its files were not found")
+    return files_fingerprint(files)
 
 
 def _folder(path: str) -> Path:
-    """Where vLLM loads an adapter from: a folder, or what it has fetched from the hub."""
+    """Where engines load an adapter from: a folder, or what they have fetched from the hub."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
