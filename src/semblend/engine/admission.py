@@ -216,15 +216,16 @@ class Admission:
     def _next_turn(self, sequence: Sequence, plan: Plan) -> str:
         """Why this plan makes the next turn of its conversation too dear, or nothing.
 
-        If the request is too long to be continued, the next turn computes again what this one
+        If chains have no room for all of the request, the next turn computes again what this one
         computes over approximate K/V. A prefix cache would have it.
         """
         first = plan.first_approximate_token
         if first is None or plan.continued_tokens or not sequence.request.donate:
             return ""
-        if self._chains is not None and self._chains.takes(plan.prompt_tokens, exact_tokens=first):
+        kept = first if self._chains is None else self._chains.most_tokens(first)
+        if plan.prompt_tokens <= kept:
             return ""
-        lost = self._pipeline.cost.computed_after(plan, first)
+        lost = self._pipeline.cost.computed_after(plan, max(first, kept))
         if 2 * plan.exact_tokens < plan.prompt_tokens and plan.cost.saved >= lost:
             return ""  # hardly a conversation yet
         return f"cannot be continued: the next turn would compute {lost:.0f} again"

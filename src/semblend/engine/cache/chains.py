@@ -84,23 +84,22 @@ class Chains:
         """Number of distinct pages held."""
         return self._table.units
 
-    def takes(self, prompt_tokens: int, *, exact_tokens: int) -> bool:
-        """Whether the first request of a chain can be continued, by the length of its prompt."""
-        pages = prompt_tokens // self._page_size - self._first_page(exact_tokens)
-        return self._max_turns > 1 and pages <= self._max_pages
+    def most_tokens(self, exact_tokens: int) -> int:
+        """How many leading tokens of a request the next turn may take over."""
+        if self._max_turns == 1:
+            return exact_tokens
+        return (self._first_page(exact_tokens) + self._max_pages) * self._page_size
 
     def keep(self, sequence: Sequence) -> bool:
         """Keep the K/V of a finished request. Returns whether it can now be continued.
 
-        Of a conversation that has outgrown the limit, the beginning is kept.
+        Of a request that is larger than the limit, the beginning is kept.
         """
         table, key, exact = sequence.table, sequence.share_key, sequence.exact_until
         if table is None or key is None or not sequence.request.donate or not sequence.output_ids:
             return False
-        if not sequence.turns and not self.takes(sequence.prompt_tokens, exact_tokens=exact):
-            return False
         first = self._first_page(exact)
-        computed = min(sequence.length - 1, (first + self._max_pages) * self._page_size)
+        computed = min(sequence.length - 1, self.most_tokens(exact))
         pages = table.pages[first : computed // self._page_size].copy()
         if not self._table.takes(pages.size):
             return False
