@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from benchmarks.conversations.arms import Arm, embedded_arms
+from benchmarks.conversations.arms import POOL_TOKENS, Arm, embedded_arms
 from benchmarks.conversations.playing import Stage, Turn
 from benchmarks.conversations.stories import agent, chat
 from benchmarks.conversations.vllm_arm import vllm_arms
@@ -145,6 +145,7 @@ def main(arguments: list[str]) -> int:
     flags.add_argument("--turns", type=int, default=10)
     flags.add_argument("--length", type=int, default=1000, help="tokens of a chat's document")
     flags.add_argument("--history", type=int, default=6000, help="tokens that are compacted")
+    flags.add_argument("--pool", type=int, default=POOL_TOKENS, help="tokens of the K/V pool")
     flags.add_argument("--seed", type=int, default=0)
     chosen = flags.parse_args(arguments)
     command = "python -m benchmarks.conversations " + " ".join(arguments)
@@ -154,7 +155,7 @@ def main(arguments: list[str]) -> int:
     for measure, name in ((measure_chat, "chat"), (measure_agent, "agent")):
         if chosen.only not in (None, name):
             continue
-        arms = make(MODEL, ARMS)
+        arms = make(MODEL, ARMS, pool_tokens=chosen.pool)
         try:
             stage = Stage(arms=arms, tokenizer=tokenizer, leader=MINE, idle=not chosen.never_idle)
             measure(report, arms, stage, chosen)

@@ -14,7 +14,7 @@ from semblend.engine.model import LoadedModel, load_model
 from semblend.engine.options import EngineOptions
 
 POOL_TOKENS = 65_536
-"""Ten histories. Chains may have a quarter, and one that does not fit is computed anew."""
+"""Ten histories. Chains may have a quarter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,17 +107,21 @@ class Embedded:
         self.engine.close()
 
 
-def embedded_arms(folder: str, names: tuple[str, ...]) -> dict[str, Arm]:
+def embedded_arms(
+    folder: str, names: tuple[str, ...], *, pool_tokens: int = POOL_TOKENS
+) -> dict[str, Arm]:
     """One engine for each name; the first has SemBlend."""
     model = load_model(folder, device="cpu", dtype="float32")
-    return {name: _embedded(model, reuses=name == names[0]) for name in names}
+    return {
+        name: _embedded(model, reuses=name == names[0], pool_tokens=pool_tokens) for name in names
+    }
 
 
-def _embedded(model: LoadedModel, *, reuses: bool) -> Embedded:
+def _embedded(model: LoadedModel, *, reuses: bool, pool_tokens: int) -> Embedded:
     return Embedded(
         EmbeddedEngine(
             model,
-            options=EngineOptions(pool_bytes=POOL_TOKENS * model.kv_shape.token_bytes),
+            options=EngineOptions(pool_bytes=pool_tokens * model.kv_shape.token_bytes),
             settings=Settings(embedder=EmbedderKind.NONE, enabled=reuses, shadow_rate=0.0),
         )
     )

@@ -25,10 +25,11 @@ class Vllm:
 
     block_size = BLOCK
 
-    def __init__(self, folder: str, *, reuses: bool) -> None:
+    def __init__(self, folder: str, *, reuses: bool, pool_tokens: int) -> None:
         self._pipe, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
-        self._process = context.Process(target=_serve, args=(theirs, folder, reuses), daemon=True)
+        arguments = (theirs, folder, reuses, pool_tokens)
+        self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
 
@@ -58,15 +59,17 @@ class Vllm:
         self._process.join(timeout=30)
 
 
-def vllm_arms(folder: str, names: tuple[str, ...]) -> dict[str, Arm]:
+def vllm_arms(
+    folder: str, names: tuple[str, ...], *, pool_tokens: int = POOL_TOKENS
+) -> dict[str, Arm]:
     """One engine for each name; the first has SemBlend."""
-    arms = {name: Vllm(folder, reuses=name == names[0]) for name in names}
+    arms = {name: Vllm(folder, reuses=name == names[0], pool_tokens=pool_tokens) for name in names}
     for arm in arms.values():
         arm.wait()
     return dict(arms)
 
 
-def _serve(pipe: Connection, folder: str, reuses: bool) -> None:
+def _serve(pipe: Connection, folder: str, reuses: bool, pool_tokens: int) -> None:
     os.environ.update(
         {
             "HF_HUB_OFFLINE": "1",
@@ -81,7 +84,7 @@ def _serve(pipe: Connection, folder: str, reuses: bool) -> None:
         }
     )
     sys.stdout = sys.stderr  # standard output is for the report only
-    served = _Served(folder, reuses=reuses)
+    served = _Served(folder, reuses=reuses, pool_tokens=pool_tokens)
     pipe.send("ready")
     while (message := pipe.recv()) is not None:
         what, *arguments = message
@@ -91,7 +94,7 @@ def _serve(pipe: Connection, folder: str, reuses: bool) -> None:
 class _Served:
     """The engine, inside its process."""
 
-    def __init__(self, folder: str, *, reuses: bool) -> None:
+    def __init__(self, folder: str, *, reuses: bool, pool_tokens: int) -> None:
         from transformers import AutoConfig
         from vllm import LLM
         from vllm.config import KVTransferConfig
@@ -119,7 +122,7 @@ class _Served:
             dtype="float32",
             enforce_eager=True,
             block_size=BLOCK,
-            kv_cache_memory_bytes=POOL_TOKENS * token_bytes,
+            kv_cache_memory_bytes=pool_tokens * token_bytes,
             disable_log_stats=True,
             **options,
         )

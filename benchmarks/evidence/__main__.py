@@ -52,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     add("--arms", nargs="+", choices=list(BY_NAME), default=[arm.name for arm in ARMS])
     add("--workloads", nargs="+", choices=SWEPT, default=SWEPT)
     add("--requests", type=int, default=500, help="per rate")
+    add("--warm-up", type=int, default=0, help="requests before each rate, in no figure")
     add("--seeds", type=int, default=3)
     add("--tokens", type=int, help="length of prompts, about")
     add("--max-tokens", type=int, default=16)
@@ -98,6 +99,7 @@ def settings_of(chosen: argparse.Namespace) -> Settings:
         host_bytes=gib(chosen.host_gib, "host"),
         threads=chosen.threads,
         certified=not chosen.uncertified,
+        warm_up=chosen.warm_up,
     )
 
 

@@ -48,6 +48,8 @@ class Request:
     """K/V taken from a donor and confirmed by the engine."""
     continued_tokens: int
     recomputed_tokens: int
+    outcome: str = ""
+    """What became of reuse, and why not; empty without SemBlend."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -74,6 +76,8 @@ class Cell:
     """Resident memory of the engine's process after the last request."""
     machine: Mapping[str, Any]
     """Hardware, versions, and the machine's load before and after."""
+    decode_seconds: float = 0.0
+    """Of the engine's time, that in steps without any prompt token."""
 
     def write(self, folder: Path) -> None:
         """Write the file, whole or not at all."""

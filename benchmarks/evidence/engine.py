@@ -67,6 +67,8 @@ class VllmClient:
         self._failure: BaseException | None = None
         self._closed = False
         self.busy_seconds = 0.0
+        self.decode_seconds = 0.0
+        """Of these, in steps of requests that all have their first token."""
         self._thread = threading.Thread(target=self._steps, name="engine", daemon=True)
         self._thread.start()
 
@@ -125,10 +127,13 @@ class VllmClient:
                     with contextlib.suppress(queue.Empty):
                         self._add(self._inbox.get(timeout=IDLE_SECONDS))
                     continue
+                decodes = all(running.times for running in self._running.values())
                 started = time.perf_counter()
                 outputs = self._step()
                 now = time.perf_counter()
                 self.busy_seconds += now - started
+                if self._running and decodes:
+                    self.decode_seconds += now - started
                 for output in outputs:
                     self._took(output, now)
         except Exception as error:
@@ -200,7 +205,10 @@ class VllmClient:
             cached_tokens=cached,
             confirmed_by="response",
             outcome=said.get("outcome"),
-            strip={"recomputed_tokens": int(said.get("recomputed_tokens", 0))},
+            strip={
+                "recomputed_tokens": int(said.get("recomputed_tokens", 0)),
+                "reason": said.get("reason") or "",
+            },
         )
 
     def _text(self, output: list[int]) -> str:

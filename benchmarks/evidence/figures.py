@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -40,6 +41,10 @@ class CellFigures:
     """Share of the prompts' tokens by source; `computed` includes what was recomputed."""
     recomputed: float
     """Share of the prompts' tokens that were found with a donor and computed all the same."""
+    outcomes: Mapping[str, int]
+    """Requests by what became of reuse, and why not."""
+    decoding: float
+    """Share of the engine's time in steps without any prompt token."""
     right: float | None
     """Share of the answers that state what they should, of those that can be checked."""
     memory_bytes: int
@@ -82,6 +87,8 @@ def figures_of(cell: Cell) -> CellFigures:
             if prompts
             else 0.0
         ),
+        outcomes=Counter(request.outcome for request in cell.requests if request.outcome),
+        decoding=cell.decode_seconds / cell.busy_seconds if cell.busy_seconds else 0.0,
         right=sum(judged) / len(judged) if judged else None,
         memory_bytes=cell.memory_bytes,
     )

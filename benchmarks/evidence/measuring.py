@@ -99,11 +99,18 @@ class Measuring:
     async def _measure(self, name: CellName, task: Task) -> Cell:
         settings, client = self._settings, self._client
         count = settings.over_time if task.series else settings.requests
-        asks = WORKLOADS[name.workload](name.seed, count, settings.tokens)
+        warm = 0 if task.series else settings.warm_up
+        asks = WORKLOADS[name.workload](name.seed, warm + count, settings.tokens)
         items = items_of(asks, reorder=self._arm.reorder)
         await client.empty()
+        for item in items[:warm]:
+            text = item.recipient_prompt
+            prompt = Prompt(request_id=item.item_id, text=text, max_tokens=settings.max_tokens)
+            await client.complete(prompt)
+        items = items[warm:]
+        await client.settle()
         recording = Recording(client)
-        before = (client.busy_seconds, time.process_time(), _load())
+        before = (client.busy_seconds, time.process_time(), _load(), client.decode_seconds)
         closed = name.rate == ONE_BY_ONE
         arrivals = (
             Arrivals(kind=ArrivalKind.CLOSED)
@@ -124,6 +131,7 @@ class Measuring:
             requests=_requests(rows, items, recording.replies),
             busy_seconds=client.busy_seconds - before[0],
             cpu_seconds=time.process_time() - before[1],
+            decode_seconds=client.decode_seconds - before[3],
             memory_bytes=_resident(),
             machine={**_machine(), "load_before": before[2], "load_after": _load()},
         )
@@ -144,9 +152,15 @@ def _requests(
                 reused_tokens=reply.reused_tokens or 0,
                 continued_tokens=reply.continued_tokens or 0,
                 recomputed_tokens=(reply.strip or {}).get("recomputed_tokens", 0),
+                outcome=_outcome(reply),
             )
         )
     return tuple(found)
+
+
+def _outcome(reply: Reply) -> str:
+    reason = (reply.strip or {}).get("reason")
+    return f"{reply.outcome}: {reason}" if reason else reply.outcome or ""
 
 
 def _load() -> float:

@@ -105,6 +105,7 @@ def command_of(groups: Groups, settings: Settings) -> str:
         "--model": settings.model if settings.certified else "FOLDER",
         "--output": f"results/evidence-{settings.machine}",
         "--requests": settings.requests,
+        "--warm-up": settings.warm_up,
         "--seeds": settings.seeds,
         "--tokens": settings.tokens,
         "--max-tokens": settings.max_tokens,
@@ -145,13 +146,15 @@ def _stated(cells: Sequence[Cell], settings: Settings) -> str:
     machine = cells[0].machine if cells else {}
     wrong = doubts(cells, settings)
     warning = f"**A dry run, not evidence:** {'; '.join(wrong)}.\n\n" if wrong else ""
+    before = f" after {settings.warm_up} that warm it up" if settings.warm_up else ""
     hardware = machine.get("gpu") or f"{machine.get('processor')}, {machine.get('cores')} cores"
     return (
         f"{warning}{hardware}; vLLM {machine.get('vllm')}, torch {machine.get('torch')}, Python "
         f"{machine.get('python')}; `{Path(settings.model).name}`; prompts of about "
         f"{settings.tokens} tokens, {settings.max_tokens} tokens decoded, {settings.requests} "
-        f"requests per rate, {settings.seeds} seed(s); {settings.cache_bytes / (1 << 30):g} GiB of "
-        f"K/V cache for every arm and {settings.host_bytes / (1 << 30):g} GiB of host memory for "
+        f"requests per rate{before}, {settings.seeds} seed(s); "
+        f"{settings.cache_bytes / (1 << 30):g} GiB of K/V cache for every arm "
+        f"and {settings.host_bytes / (1 << 30):g} GiB of host memory for "
         f"those that use it."
     )
 

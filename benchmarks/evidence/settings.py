@@ -41,6 +41,8 @@ class Settings:
     """Of the engine, on a CPU."""
     certified: bool
     """Whether the package holds a certificate for the model."""
+    warm_up: int = 0
+    """Requests answered before a rate's first, one by one; they are in no figure."""
 
     @property
     def rule(self) -> SweepRule:

@@ -63,6 +63,9 @@ def _add_cell(report: BenchmarkReport, cell: Cell, machine: Machine) -> None:
     for source, share in figures.tokens.items():
         report.add(case, f"tokens {source}", share, "share")
     report.add(case, "tokens recomputed", figures.recomputed, "share")
+    for outcome, count in sorted(figures.outcomes.items()):
+        report.add(case, f"requests {outcome}", count, "requests")
+    report.add(case, "time in steps that only decode", figures.decoding, "share")
     if figures.right is not None:
         report.add(case, "right answers", figures.right, "share")
     report.add(case, "resident memory", figures.memory_bytes / (1 << 20), "MiB")

@@ -22,7 +22,7 @@ from semblend.engine.segmented import compute
 from tests.engine.conftest import REUSING, Driver, EngineMaker, same
 from tests.engine.models import random_tokens, tiny
 from tests.engine.shared_kv import assert_shared_kv_is_cold
-from tests.engine.test_engine import behind
+from tests.engine.test_engine import DOCUMENT, behind
 
 TOKEN_BYTES = tiny("llama-gqa")[0].kv_shape.token_bytes
 PAGE = 8
@@ -215,15 +215,88 @@ def test_chains_stay_within_their_cap_and_the_oldest_goes_first(make_engine: Eng
     assert held == [False, True, True]
 
 
-def test_a_conversation_larger_than_the_cap_is_not_kept(make_engine: EngineMaker) -> None:
-    driver = make_engine(promotion_tokens=0, chain_share=100 / 2048)
+def test_of_a_request_larger_than_the_cap_the_beginning_is_kept(make_engine: EngineMaker) -> None:
+    driver = make_engine(promotion_tokens=0, chain_share=104 / 2048)
     driver.run(behind(1))
     prompt, answer = first_turn(driver)
     stats = driver.engine.stats()
-    assert (stats.chains, stats.chain_bytes) == (0, 0)
-    again = driver.run(followed(prompt, answer, seed=7), donate=False)
-    assert again.report.outcome is Outcome.MATERIALISED
-    assert again.report.continued_tokens == 0
+    assert (stats.chains, stats.chain_bytes) == (1, 104 * TOKEN_BYTES)
+    report = driver.run(followed(prompt, answer, seed=7), donate=False).report
+    assert report.exact_tokens // PAGE * PAGE + 104 == report.exact_tokens + report.continued_tokens
+    assert report.outcome is Outcome.MATERIALISED  # donors bridge the rest
+    assert report.reused_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("room", "options"),
+    [(240, {}), (100, {}), (240, {"chain_turns": 1}), (0, {})],
+    ids=["fits", "does not fit", "never continued", "no chains"],
+)
+def test_no_turn_computes_more_than_a_prefix_cache_when_the_history_outgrows_the_cap(
+    make_engine: EngineMaker, room: int, options: dict[str, Any]
+) -> None:
+    """Chains need room for what is approximate, not for the exact history before it."""
+    driver = make_engine(promotion_tokens=0, chain_share=room / 2048, **options)
+    driver.run(behind(1))
+    prompt = random_tokens(230, 90)
+    computed, ideal = [], []
+    known = 0
+    for turn in range(6):
+        answer = driver.run(prompt, max_tokens=8)
+        computed.append(answer.report.computed_tokens)
+        ideal.append(len(prompt) - known // PAGE * PAGE)
+        assert driver.engine.stats().chain_bytes <= room * TOKEN_BYTES
+        known = len(prompt) + 8 - 1  # the last token has no K/V
+        prompt = followed(prompt, answer, seed=91 + turn)
+        if turn == 1:
+            prompt = np.concatenate((prompt, DOCUMENT, random_tokens(9, 99)))
+    assert all(mine <= plain for mine, plain in zip(computed, ideal, strict=True)), computed
+    reuses = room == 240 and not options
+    assert (computed[2] < ideal[2] / 2) is reuses
+    assert_shared_kv_is_cold(driver.engine)
+
+
+def test_what_cannot_be_continued_is_declined_for_its_next_turn(make_engine: EngineMaker) -> None:
+    driver = make_engine(promotion_tokens=0, chain_share=100 / 2048)
+    driver.run(behind(1))
+    history = random_tokens(260, 90)
+    driver.run(history)
+    with_document = np.concatenate((history, DOCUMENT, random_tokens(9, 99)))
+    report = driver.run(with_document).report
+    assert report.reason is DeclineReason.NOT_WORTH_IT
+    assert "the next turn" in report.detail
+    # A request that may not be continued by anybody has no next turn.
+    fresh = np.concatenate((history, random_tokens(20, 5), DOCUMENT, random_tokens(9, 99)))
+    assert driver.run(fresh, donate=False).report.outcome is Outcome.MATERIALISED
+
+
+def test_of_a_conversation_that_outgrows_the_cap_the_beginning_is_kept(
+    make_engine: EngineMaker,
+) -> None:
+    room = 208
+    driver = make_engine(promotion_tokens=0, chain_share=room / 2048)
+    driver.run(behind(1))
+    prompt, answer = first_turn(driver)
+    for turn in range(2, 8):
+        prompt = followed(prompt, answer, seed=100 + turn)
+        answer = driver.run(prompt, max_tokens=8)
+        report = answer.report
+        assert report.outcome is Outcome.CONTINUED
+        assert driver.engine.stats().chain_bytes <= room * TOKEN_BYTES
+        held = report.exact_tokens // PAGE * PAGE + room
+        assert report.computed_tokens <= max(len(prompt) - held, 12 + 1 + PAGE)
+    assert len(prompt) > held
+    assert_shared_kv_is_cold(driver.engine)
+
+
+def test_a_chain_is_not_continued_without_the_exact_pages_before_it(talking: Driver) -> None:
+    prompt, answer = first_turn(talking)
+    engine = talking.engine
+    assert engine._prefixes is not None
+    engine._worker.call(engine._prefixes.clear)
+    report = talking.run(followed(prompt, answer, seed=7), donate=False).report
+    assert (report.continued_tokens, report.exact_tokens) == (0, 0)
+    assert report.outcome is Outcome.MATERIALISED
 
 
 def test_at_the_cap_a_conversation_that_forks_holds_what_it_shares_once(

@@ -334,7 +334,8 @@ class Instant:
     """Answers every prompt at once and counts them."""
 
     def __init__(self, after=math.inf):
-        self.busy_seconds = 0.0
+        self.busy_seconds = self.decode_seconds = 0.0
+        self.prompts = []
         self.served = 0
         self.emptied = 0
         self.after = after
@@ -345,6 +346,8 @@ class Instant:
             raise KeyboardInterrupt
         await asyncio.sleep(0)
         self.busy_seconds += 0.01
+        self.decode_seconds += 0.0025
+        self.prompts.append(prompt.text)
         return Reply(
             request_id=prompt.request_id,
             text=" 1234",
@@ -355,6 +358,8 @@ class Instant:
             output_tokens=2,
             exact_tokens=10,
             reused_tokens=20,
+            outcome="declined",
+            strip={"reason": "not_worth_it"},
         )
 
     async def close(self):
@@ -367,10 +372,10 @@ class Instant:
         pass
 
 
-def measure(client, folder, until=math.inf, task="novel:0"):
+def measure(client, folder, until=math.inf, task="novel:0", settings=PATIENT):
     with asyncio.Runner() as runner:
         arm = BY_NAME["semblend"]
-        Measuring(client, arm, PATIENT, folder, until).task(task_of(task), runner)
+        Measuring(client, arm, settings, folder, until).task(task_of(task), runner)
 
 
 def run_of(folder):
@@ -409,6 +414,25 @@ def test_no_cell_starts_after_the_end_and_half_a_cell_is_not_kept(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         measure(Instant(after=3), tmp_path)
     assert all_cells(tmp_path) == []
+
+
+def test_requests_that_warm_the_engine_up_come_first_and_are_in_no_figure(tmp_path):
+    settings = replace(PATIENT, warm_up=4, rate_most=1)
+    measure(client := Instant(), tmp_path, settings=settings)
+    asks = WORKLOADS["novel"](0, 4 + settings.requests, settings.tokens)
+    assert client.prompts[:4] == [ask.text for ask in asks[:4]]
+    assert sorted(client.prompts[4:]) == sorted(ask.text for ask in asks[4:])
+    (measured,) = all_cells(tmp_path)
+    assert len(measured.requests) == settings.requests
+    assert measured.busy_seconds == pytest.approx(0.01 * settings.requests)
+
+
+def test_a_cell_says_what_became_of_reuse_and_how_much_was_decoding(tmp_path):
+    measure(Instant(), tmp_path, settings=replace(PATIENT, rate_most=1))
+    rows = rows_of(all_cells(tmp_path))
+    case = "novel, semblend, 50/s, seed 0"
+    assert rows[case, "requests declined: not_worth_it"].value == PATIENT.requests
+    assert rows[case, "time in steps that only decode"].value == pytest.approx(0.25)
 
 
 def test_a_cell_reads_as_it_was_written(tmp_path):

@@ -143,7 +143,10 @@ class Admission:
         if found is None or found[1] <= exact:
             return shared
         chain, held = found
-        more = chain.pages[len(shared) : held // self._pool.page_size]
+        if len(shared) < chain.first_page:
+            return shared  # what is exact before it was evicted
+        first = chain.first_page
+        more = chain.pages[len(shared) - first : held // self._pool.page_size - first]
         self._pool.allocator.retain(more)
         sequence.account.exact_tokens = max(exact, min(held, chain.link.exact_tokens))
         sequence.account.continued_tokens = held - sequence.exact_tokens
@@ -200,6 +203,8 @@ class Admission:
         objection = None if self._shadow is None else self._shadow.objection(sequence.share_key)
         if plan.executable and objection is not None:
             plan = plan.declined(DeclineReason.SHADOW_DIVERGED, objection)
+        if plan.executable and (dear := self._next_turn(sequence, plan)):
+            plan = plan.declined(DeclineReason.NOT_WORTH_IT, dear)
         sequence.account.decline(plan.reason, plan.detail)
         sequence.planned = plan
         sequence.policy = plan.policy
@@ -207,6 +212,23 @@ class Admission:
         if plan.reason is not None and plan.reason.outcome is Outcome.DISCOVERY_ONLY:
             sequence.found = tuple((span.target_start, span.target_end) for span in plan.copies)
         return plan
+
+    def _next_turn(self, sequence: Sequence, plan: Plan) -> str:
+        """Why this plan makes the next turn of its conversation too dear, or nothing.
+
+        If chains have no room for all of the request, the next turn computes again what this one
+        computes over approximate K/V. A prefix cache would have it.
+        """
+        first = plan.first_approximate_token
+        if first is None or plan.continued_tokens or not sequence.request.donate:
+            return ""
+        kept = first if self._chains is None else self._chains.most_tokens(first)
+        if plan.prompt_tokens <= kept:
+            return ""
+        lost = self._pipeline.cost.computed_after(plan, max(first, kept))
+        if 2 * plan.exact_tokens < plan.prompt_tokens and plan.cost.saved >= lost:
+            return ""  # hardly a conversation yet
+        return f"cannot be continued: the next turn would compute {lost:.0f} again"
 
     def _load(self, sequence: Sequence, plan: Plan) -> bool:
         """Copy the plan's spans, or start to. False, with the reason noted, if that failed."""

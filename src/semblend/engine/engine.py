@@ -117,6 +117,7 @@ class EmbeddedEngine:
                 self.pool.page_size,
                 max_pages=int(self.options.chain_share * self.pool.allocator.total),
                 max_turns=min(self.options.chain_turns, self.standing.chain_turns),
+                prefix_cache=self._prefixes is not None,
             )
             if self.options.chain_share
             else None

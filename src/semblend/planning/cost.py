@@ -90,6 +90,11 @@ class CostModel:
         )
         return CostEstimate(cold=cold, planned=planned)
 
+    def computed_after(self, plan: Plan, first: int) -> float:
+        """Cost of what a plan leaves to compute from position `first` on."""
+        left = (*((hole.start, hole.end) for hole in plan.holes), (plan.end, plan.prompt_tokens))
+        return sum(self.compute(max(start, first), end) for start, end in left if end > first)
+
     def donors_lost(self, plan: Plan) -> float:
         """What others will not save later because this plan makes new tokens approximate.
 

@@ -46,6 +46,7 @@ def test_a_crowd_is_answered_rightly_reuse_is_confirmed_and_emptying_forgets(
             emptied = await together(client, [first], "emptied")
             huge = Prompt(request_id="huge", text=first.text * 9, max_tokens=8)
             refused = await client.complete(huge)
+            assert 0 < client.decode_seconds < client.busy_seconds
             return alone, again, emptied, refused
         finally:
             await client.close()

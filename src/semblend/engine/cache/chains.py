@@ -1,7 +1,8 @@
 """Approximate K/V of conversations, kept only for requests that continue them.
 
 `core/chain.py` defines which requests those are. Exact K/V of the same tokens is found in the
-prefix cache; this K/V is found only by the chain rule.
+prefix cache; this K/V is found only by the chain rule. A chain holds no exact pages where there is
+a prefix cache: that one keeps them, and a chain whose exact pages are gone is not continued.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ class Chain:
 
     link: Link
     prompt_key: bytes
+    first_page: int
+    """Full pages before its own; the prefix cache holds them."""
     pages: PageIds
-    """Full pages from the start, one reference to each."""
+    """Its own full pages, one reference to each."""
     namespace: Namespace
     request_id: str
     promoted_tokens: int = field(default=0, init=False)
@@ -52,10 +55,20 @@ class Chains:
     """
 
     def __init__(
-        self, allocator: PageAllocator, page_size: int, *, max_pages: int, max_turns: int
+        self,
+        allocator: PageAllocator,
+        page_size: int,
+        *,
+        max_pages: int,
+        max_turns: int,
+        prefix_cache: bool,
     ) -> None:
+        """`prefix_cache` says whether something else keeps exact pages."""
         self._allocator = allocator
         self._page_size = page_size
+        self._max_pages = max_pages
+        self._max_turns = max_turns
+        self._prefix_cache = prefix_cache
         self._table: ChainTable[Chain] = ChainTable(
             block_size=page_size,
             max_units=max_pages,
@@ -71,13 +84,23 @@ class Chains:
         """Number of distinct pages held."""
         return self._table.units
 
+    def most_tokens(self, exact_tokens: int) -> int:
+        """How many leading tokens of a request the next turn may take over."""
+        if self._max_turns == 1:
+            return exact_tokens
+        return (self._first_page(exact_tokens) + self._max_pages) * self._page_size
+
     def keep(self, sequence: Sequence) -> bool:
-        """Keep the K/V of a finished request. Returns whether it can now be continued."""
-        table, key = sequence.table, sequence.share_key
+        """Keep the K/V of a finished request. Returns whether it can now be continued.
+
+        Of a request that is larger than the limit, the beginning is kept.
+        """
+        table, key, exact = sequence.table, sequence.share_key, sequence.exact_until
         if table is None or key is None or not sequence.request.donate or not sequence.output_ids:
             return False
-        computed = sequence.length - 1
-        pages = table.pages[: computed // self._page_size].copy()
+        first = self._first_page(exact)
+        computed = min(sequence.length - 1, self.most_tokens(exact))
+        pages = table.pages[first : computed // self._page_size].copy()
         if not self._table.takes(pages.size):
             return False
         tokens = sequence.tokens_between(0, sequence.length).copy()
@@ -87,11 +110,12 @@ class Chains:
                 tokens=tokens,
                 prompt_tokens=sequence.prompt_tokens,
                 computed_tokens=computed,
-                exact_tokens=sequence.exact_until,
+                exact_tokens=exact,
                 turns=sequence.turns + 1,
                 policy=sequence.request.policy,
             ),
             prompt_key=self._keys(key, tokens[: sequence.prompt_tokens])[-1],
+            first_page=first,
             pages=pages,
             namespace=sequence.request.namespace,
             request_id=sequence.request.request_id,
@@ -135,6 +159,9 @@ class Chains:
     def clear(self) -> int:
         """Drop all chains and return how many there were."""
         return self._table.clear()
+
+    def _first_page(self, exact_tokens: int) -> int:
+        return exact_tokens // self._page_size if self._prefix_cache else 0
 
     def _keys(self, share_key: bytes, tokens: TokenArray) -> tuple[bytes, ...]:
         return (share_key, *page_keys(share_key, tokens, self._page_size))
