@@ -471,7 +471,8 @@ class SchedulerSide(Generic[EngineHandle]):
             if report.weights_epoch > self._weights_epoch:
                 self._weights_changed(report.weights_epoch)
             if report.engine_times is not None:
-                self._use_times(report.engine_times)
+                with beside("plan with measured times"):
+                    self._use_times(report.engine_times)
             if report.unfit and not self._unfit:
                 self._unfit = report.unfit
                 self._stop(f"the workers cannot load: {report.unfit}")
