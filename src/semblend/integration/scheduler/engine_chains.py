@@ -32,7 +32,7 @@ logger = logging.getLogger("semblend.adapter")
 
 Name = bytes
 
-_LATEST = 64
+_LATEST = 16
 """Chains kept since a waiting request was asked last that are looked at one by one."""
 
 
