@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.vllm_connector import llm_options
+
 Tokens = npt.NDArray[np.int32]
 NOTHING: dict[str, Callable[[], Any]] = {
     "on_new_request": lambda: None,
@@ -77,20 +79,10 @@ def _serve(pipe: Connection, model: str, connector: bool, threads: int) -> None:
     )
     sys.stdout = sys.stderr  # standard output is for the report only
     from vllm import LLM, SamplingParams
-    from vllm.config import KVTransferConfig
 
     options: dict[str, Any] = {}
     if connector:
-        options = {
-            "worker_cls": "semblend.integration.vllm.worker.SemBlendWorker",
-            "kv_transfer_config": KVTransferConfig(
-                kv_connector="SemBlendConnectorV1",
-                kv_connector_module_path="semblend.integration.vllm.connector_v1",
-                kv_role="kv_both",
-                kv_load_failure_policy="recompute",
-                kv_connector_extra_config={"mode": "segmented_experimental"},
-            ),
-        }
+        options = llm_options({"mode": "segmented_experimental"})
     llm = LLM(
         model=model,
         dtype="float32",

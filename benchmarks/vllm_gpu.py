@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.never_slower import never_slower, points
+from benchmarks.vllm_connector import llm_options
 from benchmarks.vllm_runners import on_gpu
 from semblend.bench.benchmark_report import BenchmarkReport
 
@@ -59,7 +60,6 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         from vllm import LLM
-        from vllm.config import KVTransferConfig
 
         extra = {"mode": "segmented_experimental", "min_prompt_tokens": 64}
         settings: dict[str, Any] = (
@@ -71,14 +71,7 @@ class Bench:
             model=str(options.model),
             skip_tokenizer_init=True,
             max_model_len=max(*options.lengths, *options.sweep_lengths) + 1024,
-            worker_cls="semblend.integration.vllm.worker.SemBlendWorker",
-            kv_transfer_config=KVTransferConfig(
-                kv_connector="SemBlendConnectorV1",
-                kv_connector_module_path="semblend.integration.vllm.connector_v1",
-                kv_role="kv_both",
-                kv_load_failure_policy="recompute",
-                kv_connector_extra_config=extra,
-            ),
+            **llm_options(extra),
             **settings,
         )
         self.core = self.llm.llm_engine.engine_core.engine_core

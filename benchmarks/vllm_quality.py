@@ -32,6 +32,7 @@ from benchmarks.vllm_answers import (
     report_control,
     report_policy,
 )
+from benchmarks.vllm_connector import llm_options
 from semblend.bench.benchmark_report import BenchmarkReport
 from semblend.quality.items import Item, to_item
 from semblend.quality.measure import states
@@ -53,7 +54,6 @@ class Engine:
 
     def __init__(self, policy: str | None) -> None:
         from vllm import LLM
-        from vllm.config import KVTransferConfig
 
         extra: dict[str, Any] = {"mode": "segmented", "min_prompt_tokens": 64}
         if policy is not None:
@@ -63,14 +63,7 @@ class Engine:
             dtype="float32",
             enforce_eager=True,
             kv_cache_memory_bytes=512 << 20,
-            worker_cls="semblend.integration.vllm.worker.SemBlendWorker",
-            kv_transfer_config=KVTransferConfig(
-                kv_connector="SemBlendConnectorV1",
-                kv_connector_module_path="semblend.integration.vllm.connector_v1",
-                kv_role="kv_both",
-                kv_load_failure_policy="recompute",
-                kv_connector_extra_config=extra,
-            ),
+            **llm_options(extra),
         )
         self.tokenizer: Any = self._llm.get_tokenizer()
         self._core: Any = self._llm.llm_engine.engine_core.engine_core

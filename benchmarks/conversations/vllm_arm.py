@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks.conversations.arms import POOL_TOKENS, Arm, Reply, Usage
+from benchmarks.vllm_connector import llm_options
 from semblend.core.tokens import TokenArray
 
 BLOCK = 32
@@ -97,20 +98,10 @@ class _Served:
     def __init__(self, folder: str, *, reuses: bool, pool_tokens: int) -> None:
         from transformers import AutoConfig
         from vllm import LLM
-        from vllm.config import KVTransferConfig
 
         options: dict[str, Any] = {}
         if reuses:
-            options = {
-                "worker_cls": "semblend.integration.vllm.worker.SemBlendWorker",
-                "kv_transfer_config": KVTransferConfig(
-                    kv_connector="SemBlendConnectorV1",
-                    kv_connector_module_path="semblend.integration.vllm.connector_v1",
-                    kv_role="kv_both",
-                    kv_load_failure_policy="recompute",
-                    kv_connector_extra_config={"mode": "segmented"},
-                ),
-            }
+            options = llm_options({"mode": "segmented"})
         model = AutoConfig.from_pretrained(folder)
         head = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
         token_bytes = 2 * 4 * model.num_hidden_layers * model.num_key_value_heads * head

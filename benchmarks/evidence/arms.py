@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from benchmarks.vllm_connector import WORKER, transfer
+
 LOOKING = (
     "budget(edit_dependents(1, 8) + span_head(8) + query_attention(0.05, 16, 'displaced'), 0.15)"
 )
@@ -128,14 +130,8 @@ def engine_options(
     elif arm.caching is Caching.LMCACHE:
         options["kv_transfer_config"] = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
     elif arm.caching is Caching.OURS:
-        options["worker_cls"] = "semblend.integration.vllm.worker.SemBlendWorker"
-        options["kv_transfer_config"] = {
-            "kv_connector": "SemBlendConnectorV1",
-            "kv_connector_module_path": "semblend.integration.vllm.connector_v1",
-            "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": _ours(arm, memory, certified=certified),
-        }
+        options["worker_cls"] = WORKER
+        options["kv_transfer_config"] = transfer(_ours(arm, memory, certified=certified))
     return options
 
 

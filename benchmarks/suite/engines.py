@@ -18,12 +18,12 @@ from typing import Any
 
 import httpx
 
+from benchmarks.vllm_connector import WORKER, transfer
 from sembench.errors import EndpointError, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIMS = ROOT / "tests" / "integration" / "sglang" / "shims"
 """What SGLang imports of GPU packages, empty: it then starts on a CPU."""
-WORKER = "semblend.integration.vllm.worker.SemBlendWorker"
 
 
 class Arm(StrEnum):
@@ -153,14 +153,8 @@ def _vllm(arm: Arm, flags: Any, cpu: bool) -> tuple[list[str], dict[str, str]]:
         command += ["--enforce-eager", "--block-size", "32"]
         environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     if arm.ours:
-        transfer = {
-            "kv_connector": "SemBlendConnectorV1",
-            "kv_connector_module_path": "semblend.integration.vllm.connector_v1",
-            "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": _options(flags),
-        }
-        command += ["--worker-cls", WORKER, "--kv-transfer-config", json.dumps(transfer)]
+        configured = transfer(_options(flags))
+        command += ["--worker-cls", WORKER, "--kv-transfer-config", json.dumps(configured)]
     return command, environment
 
 

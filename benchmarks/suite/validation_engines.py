@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from benchmarks.vllm_connector import llm_options
 from sembench.errors import SemBenchError
 
 ENGINES = ("trtllm", "embedded", "vllm")
@@ -161,7 +162,6 @@ class Vllm:
         os.environ.setdefault("SEMBLEND_MEASURE_SPEED", "0")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         import vllm
-        from vllm.config import KVTransferConfig
 
         extra: dict[str, Any] = {"mode": "segmented", "min_prompt_tokens": 64}
         if policy is not None:
@@ -170,14 +170,7 @@ class Vllm:
             model=model,
             dtype="auto" if _on_gpu() else "float32",
             enforce_eager=True,
-            worker_cls="semblend.integration.vllm.worker.SemBlendWorker",
-            kv_transfer_config=KVTransferConfig(
-                kv_connector="SemBlendConnectorV1",
-                kv_connector_module_path="semblend.integration.vllm.connector_v1",
-                kv_role="kv_both",
-                kv_load_failure_policy="recompute",
-                kv_connector_extra_config=extra,
-            ),
+            **llm_options(extra),
             **({} if _on_gpu() else {"kv_cache_memory_bytes": 512 << 20}),
         )
         self._core: Any = self._llm.llm_engine.engine_core.engine_core

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from vllm import LLM, SamplingParams
-from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from benchmarks.engine_fuzz.comparing import Answer
 from benchmarks.engine_fuzz.engine import Load, Record
 from benchmarks.engine_fuzz.traffic import MOST_TOKENS, OFF, Asked
+from benchmarks.vllm_connector import llm_options
 from benchmarks.vllm_fuzz.answers import answer_of
 from benchmarks.vllm_runners import Scheduling, engine_options, on_gpu
 from semblend.core import faults
@@ -88,13 +88,8 @@ class VllmFuzzEngine:
             max_num_seqs=options.running,
             scheduler_reserve_full_isl=False,  # prompts compete for blocks, so more is preempted
             kv_cache_memory_bytes=options.kv_tokens * options.token_bytes,
-            worker_cls="semblend.integration.vllm.worker.SemBlendWorker",
-            kv_transfer_config=KVTransferConfig(
-                kv_connector="RewritingConnector",
-                kv_connector_module_path="benchmarks.vllm_rewriting",
-                kv_role="kv_both",
-                kv_load_failure_policy="recompute",
-                kv_connector_extra_config=extra,
+            **llm_options(
+                extra, connector="RewritingConnector", module="benchmarks.vllm_rewriting"
             ),
             **device,
             **engine_options(options.scheduling),

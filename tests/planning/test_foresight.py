@@ -31,9 +31,10 @@ def planned(policy, *, head=30, tail=20):
 def test_a_probe_that_pays_is_planned_and_its_second_pass_counted():
     plain, probing = planned("none"), planned("query_attention(0.1)")
     assert probing.executable
-    # The tail again, whole blocks of a tenth of the document, and a pass.
+    # The tail again, whole blocks of a tenth of the document, and a pass over two holes.
     more = probing.cost.planned - plain.cost.planned
-    assert more == pytest.approx(20 + 32 + CostModel().pass_fixed, rel=0.05)
+    fixed = CostModel().pass_fixed + CostModel().span_fixed
+    assert more == pytest.approx(20 + 32 + fixed, rel=0.05)
 
 
 def test_a_probe_that_does_not_pay_is_declined_with_the_reason():

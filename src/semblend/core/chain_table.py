@@ -131,6 +131,10 @@ class ChainTable(Generic[KeptRequest]):
         while self.units > self._max_units or len(self) > self._max_units:
             self.drop(next(iter(self._kept.values())))
 
+    def knows(self, key: bytes) -> bool:
+        """Whether a kept request has this name of its prompt."""
+        return key in self._by_prompt
+
     def find(self, follower: Follower, keys: Iterable[bytes]) -> tuple[KeptRequest, int] | None:
         """The request that this one continues furthest, and by how many tokens.
 

@@ -22,6 +22,14 @@ PERFECT_HIT = 8192
 _LEAST_SHARE = 0.001
 """Of a pass's time that its tokens take at least. Where less is seen, passes take what they take
 whatever they compute, and hardly anything pays."""
+_TICK_S = 1e-7
+"""Nothing that was measured takes less."""
+_LEAST_COPY_SHARE = 0.75
+"""Of a long copy's time that its tokens take at least, however long a short one took."""
+_MOST_STEEPER = 8.0
+"""How much longer a token of a large pass may take than one of a smaller pass: the smaller may be
+over before all weights are read, but where nothing at all is seen of its tokens, what the larger
+one shows may be noise."""
 _LEAST_LOAD = 0.001
 _LEAST_SPAN = 1.0
 _LEAST_FIXED = 4.0
@@ -46,7 +54,8 @@ class EngineTimes:
     """The pass over `half_tokens`, after this many."""
     holes: int
     holes_s: float
-    """The same tokens at the same depth, in this many holes."""
+    """The same tokens in this many holes that end where that pass does, with gaps no longer than
+    they are."""
     few_tokens: int
     few_s: float
     """Copying a short span."""
@@ -65,14 +74,52 @@ class EngineTimes:
             return False
         return (
             0 < self.small_tokens < self.half_tokens < self.full_tokens
-            and min(self.small_s, self.half_s, self.full_s) > 0
+            and min(self.small_s, self.half_s, self.full_s, self.deep_s, self.holes_s) >= _TICK_S
+            and min(self.copy_s, self.spans_s) >= _TICK_S
             and min(self.holes, self.spans) > 1
             and 0 < self.few_tokens < self.copy_tokens
-            and self.deep_before > 0
+            and self.deep_before >= self.half_tokens
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How much was measured. Ranks that share a model measure the same."""
+        return (
+            self.small_tokens,
+            self.half_tokens,
+            self.full_tokens,
+            self.deep_before,
+            self.holes,
+            self.few_tokens,
+            self.copy_tokens,
+            self.spans,
+        )
+
+    def consistent(self) -> EngineTimes:
+        """The times, with none that is longer than others say it can be.
+
+        Fewer tokens take no longer, nor does the same at less depth or in one piece; and a pass
+        takes no longer than two that compute its halves. A probe that was disturbed in every run
+        would otherwise make passes look slow, and so reuse cheap.
+        """
+        deep = min(self.deep_s, self.holes_s)
+        half = min(self.half_s, self.full_s, deep)
+        return replace(
+            self,
+            half_s=half,
+            deep_s=deep,
+            full_s=min(self.full_s, half + deep),
+            few_s=min(self.few_s, self.copy_s),
         )
 
     def __add__(self, other: EngineTimes) -> EngineTimes:
-        """The slower of two ranks; a step waits for both."""
+        """The slower of two ranks; a step waits for both. Unsound if one is, or if they differ
+        in what they measured.
+        """
+        if not self.is_sound:
+            return self
+        if not other.is_sound or self.sizes != other.sizes:
+            return replace(other, full_tokens=0)
         return EngineTimes(
             **{
                 field.name: max(getattr(self, field.name), getattr(other, field.name))
@@ -85,14 +132,20 @@ def fitted_to(cost: CostModel, measured: EngineTimes) -> CostModel:
     """The model with the coefficients of the engine; the model as it is if the times do not fit."""
     if not measured.is_sound:
         return cost
+    measured = measured.consistent()
     fitted = _Fit.of(measured)
     token = fitted.token_s
     least, most = (bound * cost.attention_tokens for bound in _ATTENTION_RANGE)
     attention = max(least, token / max(fitted.depth_s, token / most))
     longer = measured.copy_tokens - measured.few_tokens
-    copy_token = max(0.0, measured.copy_s - measured.few_s) / longer
+    copy_token = max(
+        (measured.copy_s - measured.few_s) / longer,
+        _LEAST_COPY_SHARE * measured.copy_s / measured.copy_tokens,
+    )
     span = max(0.0, measured.spans_s - measured.copy_s) / (measured.spans - 1)
-    hole = max(0.0, measured.holes_s - measured.deep_s) / (measured.holes - 1)
+    # Holes lie apart and end where the deep pass does, so that they are this much less deep.
+    shallower = fitted.depth_s * measured.half_tokens**2 / 2
+    hole = max(0.0, measured.holes_s + shallower - measured.deep_s) / (measured.holes - 1)
     # The step that computes the rest of the prompt is small; the cold one may be large.
     rest = fitted.small_s - fitted.large_s
     return replace(
@@ -136,7 +189,9 @@ class _Fit:
         if at_full <= at_half:  # what is seen of depth, or of the tokens, is noise
             depth, at_half, at_full = 0.0, measured.half_s, measured.full_s
         share = at_full / full
-        token = min(share, max(_LEAST_SHARE * share, (at_full - at_half) / (full - half)))
+        first = max(0.0, at_half - measured.small_s) / (half - measured.small_tokens)
+        seen = min((at_full - at_half) / (full - half), _MOST_STEEPER * first)
+        token = min(share, max(_LEAST_SHARE * share, seen))
         large = max(0.0, at_full - token * full)
         small = max(large, measured.small_s - token * measured.small_tokens)
         return cls(token_s=token, depth_s=depth, small_s=small, large_s=large)

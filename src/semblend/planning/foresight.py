@@ -56,5 +56,9 @@ def with_probe_cost(
     again = left_to_compute(plan, foreseen) if probe.asked else ()
     if not again:
         return plan
-    second = cost.pass_fixed + sum(cost.compute(run.start, run.end) for run in again)
+    second = (
+        cost.pass_fixed
+        + cost.span_fixed * (len(again) - 1)  # what several holes take is a part of that
+        + sum(cost.compute(run.start, run.end) for run in again)
+    )
     return replace(plan, cost=replace(plan.cost, planned=plan.cost.planned + second))

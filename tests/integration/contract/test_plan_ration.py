@@ -21,12 +21,25 @@ WAITING = 12
 DOCUMENT, OTHER = random_tokens(300, seed=1), random_tokens(300, seed=2)
 
 
+class Clock:
+    """Every look at it takes a millisecond."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1e-3
+        return self.now
+
+
 class Queue:
     """Prompts that wait in a toy engine; any plan takes the whole ration of a step."""
 
-    def __init__(self) -> None:
-        self.engine = ToyEngine(plan_seconds=1e-9)
+    def __init__(self, step_seconds: float = 1.0) -> None:
+        self.engine = ToyEngine()
         self.side = self.engine.scheduler
+        self.clock, self._step_seconds = Clock(), step_seconds
+        self.side._claims._ration = PlanRation(1e-9, clock=self.clock)
         self.jobs: list[Job] = []
         self.plans = 0
         self.engine.rewriting = self._count
@@ -53,6 +66,7 @@ class Queue:
     def step(self) -> list[int | None]:
         """The engine asks for everybody and takes nobody; the answers, and `plans` made."""
         self.plans = 0
+        self.clock.now += self._step_seconds
         answers = [self.side.matched_tokens(job, 0) for job in self.jobs]
         self.side.fill(StepOrders(), Step(idle=True))
         return answers
@@ -66,12 +80,22 @@ class Queue:
         raise AssertionError("plans are made for ever")
 
 
-@pytest.fixture
-def queue() -> Iterator[Queue]:
-    made = Queue()
+def queue_of_steps(seconds: float) -> Iterator[Queue]:
+    made = Queue(seconds)
     made.donor("first", DOCUMENT)
     yield made
     made.engine.close()
+
+
+@pytest.fixture
+def queue() -> Iterator[Queue]:
+    yield from queue_of_steps(1.0)
+
+
+@pytest.fixture
+def hurried() -> Iterator[Queue]:
+    """An engine whose steps take no longer than a plan."""
+    yield from queue_of_steps(1e-3)
 
 
 def test_new_hits_get_their_plans_in_turn_one_ration_a_step(queue: Queue) -> None:
@@ -105,6 +129,60 @@ def test_a_new_donor_takes_nobodys_hit_and_reaches_everybody_in_turn(queue: Queu
             [True] * renewed + [False] * (WAITING - renewed)
         )
         assert answers[renewed:] == before[renewed:]
+
+
+def test_donors_that_come_with_every_step_take_a_share_of_the_time_and_of_nobody(
+    hurried: Queue,
+) -> None:
+    for _ in range(WAITING):
+        hurried.wait(DOCUMENT)
+    hurried.settle()
+    before, began, plans, steps = hurried.step(), hurried.clock.now, 0, 100
+    for step in range(steps):
+        hurried.donor(f"another {step}", random_tokens(100, seed=1_000 + step))
+        assert hurried.step() == before
+        assert hurried.plans <= 1
+        plans += hurried.plans
+    took = hurried.clock.now - began
+    assert 0 < plans * 1e-3 <= STEP_SHARE * took + 2e-3
+
+
+def test_the_first_donor_in_a_while_reaches_the_front_at_once_and_others_in_time(
+    hurried: Queue,
+) -> None:
+    for _ in range(WAITING):
+        hurried.wait(DOCUMENT, OTHER)
+    hurried.settle()
+    before = hurried.step()
+    hurried.donor("second", OTHER)
+    answers = hurried.step()
+    assert answers[0] > before[0]
+    assert answers[1:] == before[1:]
+    for _ in range(40 * WAITING):
+        answers = hurried.step()
+    assert all(more > less for more, less in zip(answers, before, strict=True))
+
+
+def test_a_plan_is_checked_for_its_donors_only_where_some_were_lost(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(WAITING):
+        queue.wait(DOCUMENT)
+    queue.donor("another", OTHER)
+    queue.settle()
+    asked: list[Any] = []
+    planner = queue.side.planner
+    held = planner.still_held
+    monkeypatch.setattr(planner, "still_held", lambda ids: asked.append(ids) or held(ids))
+    queue.donor("third", random_tokens(100, seed=3))
+    assert all(queue.step())
+    assert not asked
+    planner.drop("another")
+    assert all(queue.step())
+    assert len(asked) >= WAITING - 2
+    asked.clear()
+    assert all(queue.step())
+    assert not asked, "once for a loss"
 
 
 def test_a_miss_behind_hits_is_computed_though_donors_come_with_every_step(queue: Queue) -> None:

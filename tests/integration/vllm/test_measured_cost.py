@@ -47,6 +47,15 @@ def engine(make_engine, monkeypatch):
     return engine
 
 
+def measured_again(engine) -> EngineTimes | None:
+    """What a start would measure; nothing may be in the cache."""
+    engine.worker.take_report()
+    engine.worker._served = False
+    engine.worker.engine_ready()
+    report = engine.worker.take_report()
+    return None if report is None else report.engine_times
+
+
 def test_the_engine_was_measured_before_its_first_answer(engine):
     cost = engine.scheduler.planner.pipeline.cost
     assert cost.measured
@@ -58,7 +67,8 @@ def test_measuring_leaves_nothing_behind(engine):
     engine.forget_donors()
     engine.forget_prefixes()
     free, cold = engine.free_blocks(), engine.cold(target(920))
-    engine.worker.engine_ready()
+    engine.forget_prefixes()
+    assert measured_again(engine) is not None
     assert not len(engine.worker.donors)
     assert not engine.worker.donors.take_lost()
     assert engine.free_blocks() == free
@@ -118,17 +128,98 @@ def test_a_measurement_that_fails_is_none(engine, monkeypatch):
         raise RuntimeError("no")
 
     monkeypatch.setattr(speed_probe._Trial, "run", fail)
-    engine.worker.take_report()
-    engine.worker.engine_ready()
-    report = engine.worker.take_report()
-    assert report is None or report.engine_times is None
+    assert measured_again(engine) is None
 
 
 def test_planted_faults_the_setting_and_a_cpu_turn_it_off(engine, monkeypatch):
     setup = engine.worker._setup
     for off in ({"measures": False}, {"measures": None}, {"faults": "copy:1:1"}):
         monkeypatch.setattr(engine.worker, "_setup", replace(setup, **off))
-        engine.worker.take_report()
-        engine.worker.engine_ready()
-        report = engine.worker.take_report()
-        assert report is None or report.engine_times is None
+        assert measured_again(engine) is None
+
+
+def test_an_engine_that_has_served_is_not_measured_again(engine):
+    """Whatever makes vLLM warm up once more: the cache holds somebody's K/V by then."""
+    first = engine.run(target(970), hints=HINTS)
+    engine.worker.take_report()
+    engine.worker.engine_ready()
+    assert engine.worker.take_report() is None
+    again = engine.run(target(970), hints=HINTS)
+    assert again.tokens == first.tokens
+
+
+def passes_of(engine, monkeypatch) -> int:
+    """Passes of one measurement, in as few rounds as there are."""
+    passes = 0
+    run = speed_probe._Trial._pass
+
+    def counted(self, *runs):
+        nonlocal passes
+        passes += 1
+        run(self, *runs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(speed_probe._Trial, "_pass", counted)
+        patched.setattr(speed_probe._Trial, "_size", lambda self: 64)
+        patched.setattr(speed_probe, "are_settled", lambda runs: True)
+        measured_again(engine)
+    return passes
+
+
+@pytest.mark.parametrize("action", ["_donate", "_copy"])
+def test_a_rank_that_cannot_copy_runs_the_passes_that_others_wait_for(engine, monkeypatch, action):
+    held, expected = len(engine.worker.donors), passes_of(engine, monkeypatch)
+    assert expected == 5 * (speed_probe.ROUNDS + 1)
+
+    def fail(self, *_):
+        raise MemoryError("no host memory on this rank")
+
+    monkeypatch.setattr(speed_probe._Trial, action, fail)
+    assert passes_of(engine, monkeypatch) == expected
+    assert measured_again(engine) is None
+    assert len(engine.worker.donors) == held
+
+
+def test_ranks_measure_equally_often_and_all_or_none(engine, monkeypatch):
+    class Ranks:
+        """Others, of which one never settles, and then one that could not measure."""
+
+        asked = 0
+
+        def all_true(self, flags):
+            self.asked += 1
+            return [False] * len(flags) if len(flags) == 1 else [False, flags[1]]
+
+        def summed(self, values):
+            return values
+
+    ranks = Ranks()
+    monkeypatch.setattr(engine.worker, "_ranks", ranks)
+    assert measured_again(engine) is None
+    assert ranks.asked == speed_probe.MOST_ROUNDS + 1
+
+
+def test_a_slow_engine_is_measured_once_and_starts(engine, monkeypatch):
+    monkeypatch.setattr(speed_probe, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(speed_probe._Trial, "_size", lambda self: 64)
+    assert passes_of(engine, monkeypatch) == 5 * 2
+    assert measured_again(engine) is not None
+
+
+def test_times_measured_before_a_sleep_are_used_after_it(make_engine, monkeypatch):
+    monkeypatch.setenv("SEMBLEND_MEASURE_SPEED", "1")
+    engine = make_engine("llama", audit_path=None)
+    engine.worker.before_unmapping()
+    engine.donate(DONOR)
+    assert engine.scheduler.planner.pipeline.cost.measured
+
+
+def test_times_of_weights_that_are_gone_reuse_nothing(make_engine, monkeypatch):
+    monkeypatch.setenv("SEMBLEND_MEASURE_SPEED", "1")
+    engine = make_engine("llama", audit_path=None)
+    engine.worker.weights_changed("an update before the first request")
+    engine.donate(DONOR)
+    prompt = target(980)
+    answer = engine.run(prompt, hints=HINTS)
+    assert answer.semblend["reused_tokens"] == 0
+    assert answer.tokens == engine.cold(prompt).tokens

@@ -8,7 +8,7 @@ import pytest
 from vllm import SamplingParams
 from vllm.v1.request import Request
 
-from semblend.integration.vllm.samples import samples_of
+from semblend.integration.vllm.samples import sample_key, samples_of
 from semblend.integration.vllm.support import request_refusal
 from tests.integration.models import joined, random_tokens
 
@@ -83,7 +83,8 @@ def test_samples_are_counted_by_parent_and_prompt():
         return SimpleNamespace(request_id=name, prompt_token_ids=list(tokens))
 
     live = [request("0_a"), request("1_a"), request("2_a", (1, 3)), request("0_b"), request("a")]
-    assert [samples_of(one, live) for one in live] == [2, 2, 1, 1, 1]
+    keys = [sample_key(one) for one in live]
+    assert [samples_of(key, keys) for key in keys] == [2, 2, 1, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -39,10 +39,17 @@ def answers(engine):
 
 
 @pytest.fixture
-def pair(make_engine, monkeypatch):
+def measured():
+    """What both ranks measured at start. It decides nothing: a copy of tiny K/V never pays."""
+    return []
+
+
+@pytest.fixture
+def pair(make_engine, monkeypatch, measured):
+    monkeypatch.setenv("SEMBLEND_MEASURE_SPEED", "1")
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
     monkeypatch.setenv("SEMBLEND_SHADOW_RATE", "1")
-    return make_engine(
+    engine = make_engine(
         "llama",
         engine={
             "tensor_parallel_size": 2,
@@ -54,10 +61,14 @@ def pair(make_engine, monkeypatch):
             ),
         },
     )
+    monkeypatch.delenv("SEMBLEND_MEASURE_SPEED")
+    monkeypatch.setattr(engine.scheduler, "_use_times", measured.append)
+    return engine
 
 
-def test_two_ranks_answer_as_one(make_engine, pair):
+def test_two_ranks_answer_as_one(make_engine, pair, measured):
     two = answers(pair)
+    assert [times.is_sound for times in measured] == [True], "one report of both ranks"
     assert two[2] == two[0], "all holes equal cold on two ranks"
     assert pair.scheduler.setup.ranks == 2
     assert pair.scheduler.planner.pipeline.stats().donors == 1

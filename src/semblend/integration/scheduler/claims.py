@@ -26,7 +26,7 @@ from semblend.integration.scheduler.engine_planner import EnginePlanner
 from semblend.integration.scheduler.plan_ration import PlanRation
 from semblend.integration.scheduler.port import EngineRequest
 from semblend.integration.scheduler.remote_donors import RemoteDonors
-from semblend.integration.scheduler.request import Request, Stage
+from semblend.integration.scheduler.request import Claim, Request, Stage
 from semblend.integration.scheduler.setup import SchedulerSetup
 from semblend.integration.scheduler.staged import Rungs
 from semblend.integration.stats import Stats
@@ -67,6 +67,8 @@ class Claims:
             Says why reuse is off for a request's namespace, if it is.
         """
         self._setup = setup
+        # Every waiting prompt is asked for at every step.
+        self._loads, self._ladders_only = setup.may_load, setup.staged
         self._planner = planner
         self._audit = audit
         self._stats = stats
@@ -80,7 +82,7 @@ class Claims:
     @property
     def may_load(self) -> bool:
         """Whether anything is claimed at present."""
-        return self._setup.may_load and self._planner.allows_loads and self._stopped is None
+        return self._loads and self._planner.allows_loads and self._stopped is None
 
     def stop(self, why: str) -> None:
         """Stop claiming."""
@@ -142,7 +144,7 @@ class Claims:
         """Whether a better donor is on its way from another machine."""
         return (
             self._remote is not None
-            and self._setup.may_load
+            and self._loads
             and request.arrival.may_reuse
             and request.ladder_id is None
             and self._remote.waits_for(request, plan, computed_tokens)
@@ -150,16 +152,19 @@ class Claims:
 
     def _planned(self, request: Request[EngineRequest]) -> Plan | None:
         """The request's plan, made once for one set of donors; None where the ration is spent."""
-        generation = self._planner.generation
+        generation, losses = self._planner.generation, self._planner.losses
         placed = request.exact_tokens, request.account.continued_tokens
         known = request.plan_for(placed)
-        if known is not None and (request.generation == generation or self._serves(request, known)):
+        if known is not None and request.generation == generation:
             return known
-        if not self._ration.asks():
+        serves = known is not None and self._serves(request, known)
+        if serves and not self._ration.renews:
+            return known
+        if not serves and not self._ration.asks():
             return None
         started = time.perf_counter()
         first = request.plan is None
-        with self._ration.spending():
+        with self._ration.spending(renews=serves):
             plan = self._planner.plan(
                 request.tokens,
                 request.namespace,
@@ -169,17 +174,23 @@ class Claims:
                 policy=request.arrival.policy,
                 donates=request.arrival.wants_capture is not False,
             )
-        request.planned(plan, placed, generation=generation)
+        request.planned(plan, placed, generation=generation, losses=losses)
         self._stats.time("lookup", time.perf_counter() - started)
         if first:
             self._audit.looked_up(request.request_id, plan)
         return plan
 
     def _serves(self, request: Request[EngineRequest], plan: Plan) -> bool:
-        """Whether a plan made for other donors is kept rather than made anew."""
-        if self._ration.renews or not plan.executable:
+        """Whether a plan made for other donors can still be carried out."""
+        if not plan.executable:
             return False
-        return self._planner.still_held(request.offer(plan).reuse.donor_ids)
+        losses = self._planner.losses
+        if request.losses == losses:
+            return True
+        held = self._planner.still_held(plan.donor_ids)
+        if held:
+            request.losses = losses
+        return held
 
     def _may_claim(self, request: Request[EngineRequest], plan: Plan) -> bool:
         if not plan.executable:
@@ -193,10 +204,10 @@ class Claims:
         if not request.arrival.may_reuse:
             request.decline(DeclineReason.DISABLED, "this request asks for no reuse")
             return False
-        if not self._setup.may_load:
+        if not self._loads:
             request.decline(DeclineReason.DISCOVERY_ONLY, "this connector loads nothing")
             return False
-        if self._setup.staged and request.ladder_id is None:
+        if self._ladders_only and request.ladder_id is None:
             request.decline(DeclineReason.DISCOVERY_ONLY, "staged execution serves ladders only")
             return False
         return True
@@ -212,9 +223,7 @@ class Claims:
             why = f"computing the prompt once for {samples} samples is cheaper"
             request.decline(DeclineReason.NOT_WORTH_IT, why)
             return NOTHING
-        cut: Plan | None = plan
-        if request.offer(plan).pass_tokens > self._hole_budget:
-            cut = within_hole_budget(plan, self._hole_budget)
+        cut = request.cut(plan, self._within_budget)
         if (
             cut is None
             or cut.end <= computed_tokens
@@ -236,6 +245,12 @@ class Claims:
             standing = self._setup.mode.standing
             self._audit.advertised(event, request.request_id, cut, standing=standing)
         return claim.end - computed_tokens
+
+    def _within_budget(self, offer: Claim) -> Plan | None:
+        """As much of a plan as one pass can compute."""
+        if offer.pass_tokens <= self._hole_budget:
+            return offer.plan
+        return within_hole_budget(offer.plan, self._hole_budget)
 
     def _claim_again(self, request: Request[EngineRequest], computed_tokens: int) -> int | None:
         """A preempted request is back: claim again what its private blocks no longer hold."""

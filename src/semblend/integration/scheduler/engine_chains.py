@@ -11,8 +11,10 @@ the chain rule leads to it.
 from __future__ import annotations
 
 import logging
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +33,9 @@ logger = logging.getLogger("semblend.adapter")
 
 Name = bytes
 
+_LATEST = 16
+"""Chains kept since a waiting request was asked last that are looked at one by one."""
+
 
 class ChainPort(Protocol):
     """The names of cached blocks, as an engine has them. Handles are the engine's requests."""
@@ -42,6 +47,10 @@ class ChainPort(Protocol):
 
     def public_names(self, handle: Any) -> Sequence[Name]:
         """What the exact prefix cache calls the whole blocks of a request's prompt."""
+        ...
+
+    def public_name(self, handle: Any, number: int) -> Name | None:
+        """One of these names; None if there is none of this number."""
         ...
 
     def names(self, handle: Any) -> Sequence[Name]:
@@ -95,6 +104,8 @@ class KeptChain:
     namespace: Namespace
     adapter: LoraAdapter | None
     request_id: str
+    prompt_names: int
+    """How many names of its prompt's whole blocks there are; `prompt_key` is the last of them."""
     names: tuple[Name, ...]
     """Public up to the first block with an approximate token, then private."""
     units: tuple[Name, ...]
@@ -132,6 +143,12 @@ class EngineChains:
         self._size = block_size
         self._max_turns = max_turns
         self._made: ChainTable[KeptChain] | None = None
+        self._lengths: Counter[int] = Counter()
+        """`prompt_names` of all chains."""
+        self._kept = 0
+        """Chains kept so far."""
+        self._latest: deque[tuple[int, Name]] = deque(maxlen=_LATEST)
+        """`prompt_names` and `prompt_key` of those kept last."""
 
     def __len__(self) -> int:
         return 0 if self._made is None else len(self._made)
@@ -149,8 +166,14 @@ class EngineChains:
                 block_size=self._size,
                 max_units=self._port.total_blocks,  # no more can be cached
                 max_turns=self._max_turns,
+                dropped=self._dropped,
             )
         return self._made
+
+    def _dropped(self, chain: KeptChain) -> None:
+        self._lengths[chain.prompt_names] -= 1
+        if not self._lengths[chain.prompt_names]:
+            del self._lengths[chain.prompt_names]
 
     def before_lookup(self, request: Request[Any]) -> None:
         """The engine is about to look for a request's prefix. Never raises."""
@@ -158,11 +181,25 @@ class EngineChains:
             return  # preempted: its blocks keep their names
         try:
             self._leave(request)
-            if len(self) and self._rules.may_follow(request):
+            if len(self) and self._may_begin_with(request) and self._rules.may_follow(request):
                 self._follow(request)
         except Exception:
             logger.warning("SemBlend could not look up a chain; computed", exc_info=True)
             self._leave(request)
+
+    def _may_begin_with(self, request: Request[Any]) -> bool:
+        """False if no kept prompt is the beginning of this one; it is asked at every step."""
+        if request.chains_seen is None:
+            return True
+        new = self._kept - request.chains_seen
+        if new > len(self._latest) or any(
+            not length or self._port.public_name(request.handle, length - 1) == key
+            for length, key in islice(reversed(self._latest), new)
+        ):
+            request.chains_seen = None
+            return True
+        request.chains_seen = self._kept
+        return False
 
     def _leave(self, request: Request[Any]) -> None:
         if request.continuation is not None:
@@ -172,7 +209,14 @@ class EngineChains:
     def _follow(self, request: Request[Any]) -> None:
         public = self._port.public_names(request.handle)
         follower = self._rules.follower(request, request.tokens)
-        found = self._table.find(follower, (follower.share_key, *public))
+        # Names stand for all tokens before them, so only those where a kept prompt ends matter.
+        ends = sorted(length for length in self._lengths if length <= len(public))
+        names = (public[end - 1] if end else follower.share_key for end in ends)
+        keys = [name for name in names if self._table.knows(name)]
+        if not keys:
+            request.chains_seen = self._kept
+            return
+        found = self._table.find(follower, keys)
         if found is None:
             return
         chain, tokens = found
@@ -206,6 +250,11 @@ class EngineChains:
         link = self._rules.link(
             request, tokens, computed_tokens=computed, exact_tokens=request.exact_until
         )
+        public = self._port.public_names(request.handle)
+        prompt_key = public[-1] if public else link.share_key
+        self._lengths[len(public)] += 1
+        self._latest.append((len(public), prompt_key))
+        self._kept += 1
         self._table.add(
             KeptChain(
                 link=link,
@@ -213,7 +262,8 @@ class EngineChains:
                 namespace=request.namespace,
                 adapter=request.arrival.adapter,
                 request_id=request.request_id,
-                prompt_key=(link.share_key, *self._port.public_names(request.handle))[-1],
+                prompt_key=prompt_key,
+                prompt_names=len(public),
                 names=names,
                 units=private,
             )

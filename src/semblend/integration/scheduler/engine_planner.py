@@ -93,6 +93,8 @@ class EnginePlanner:
         )
         self.generation = 0
         """Changes whenever the set of donors does; plans are remembered against it."""
+        self.losses = 0
+        """Changes whenever a donor goes: only then can a plan that was right be impossible."""
         self._mode = mode
         self._can_run = can_run
         self._has_depth_table = (
@@ -236,6 +238,7 @@ class EnginePlanner:
         self.pipeline.clear()
         for table in (self._offers, self._acknowledged, self._contents):
             table.clear()
+        self.losses += 1
         self.generation += 1
 
     def close(self) -> None:
@@ -259,4 +262,5 @@ class EnginePlanner:
     def _forgotten(self, donor_id: str) -> None:
         self._contents.release(donor_id)
         self._told(donor_id)
+        self.losses += 1
         self.generation += 1

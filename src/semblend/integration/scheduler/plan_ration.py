@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 STEP_SHARE = 0.05
 """Part of a long step that plans may take as well: steps that compute long prompts are few,
-and hits wait for the next one."""
+and hits wait for the next one. Also the part of all time that better plans may take."""
 MOST_SECONDS = 0.02
 
 
@@ -23,9 +23,11 @@ class PlanRation:
     - A prompt without a plan gets one while the ration lasts. After that it is asked for again
       in the next step, but only in a step that loads something: what waits behind a load is no
       later for having its own plan made after it.
-    - A plan made for other donors, all of whose own are still there, serves as it is. It is
-      made anew while the ration lasts, unless the step before left a prompt without a plan:
-      those come first.
+    - A plan made for other donors, all of whose own are still there, serves as it is. Nobody
+      waits for a better one, so such plans are made anew in `STEP_SHARE` of the time that
+      passes, the front of the queue first. What is left of it is saved, up to one ration: the
+      first donor in a while reaches the front at once. Where the step before left a prompt
+      without a plan, those come first.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -35,6 +37,7 @@ class PlanRation:
         self._spent = self._latest = 0.0
         self._loads = False
         self._behind = self._refused = False
+        self._saved, self._saved_at = seconds, clock()
 
     def next_step(self) -> None:
         """A step was scheduled: the next one has the whole ration."""
@@ -56,7 +59,12 @@ class PlanRation:
     @property
     def renews(self) -> bool:
         """Whether a plan that would serve may be made anew."""
-        return self._has_room and not self._behind
+        if self._behind or not self._has_room:
+            return False
+        now = self._clock()
+        self._saved += STEP_SHARE * (now - self._saved_at)
+        self._saved, self._saved_at = min(self._least, self._saved), now
+        return self._saved > 0
 
     def asks(self) -> bool:
         """Whether a plan is made for a prompt that has none; if not, it comes first next time."""
@@ -65,14 +73,16 @@ class PlanRation:
         return made
 
     @contextmanager
-    def spending(self) -> Iterator[None]:
-        """A plan is being made."""
+    def spending(self, *, renews: bool = False) -> Iterator[None]:
+        """A plan is being made; `renews`: although there is one that would serve."""
         started = self._clock()
         try:
             yield
         finally:
             self._latest = self._clock() - started
             self._spent += self._latest
+            if renews:
+                self._saved -= self._latest
 
     @property
     def _has_room(self) -> bool:

@@ -11,6 +11,7 @@ Every transition is a method; an invalid one raises, and the adapter computes co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
@@ -108,17 +109,21 @@ class Request(Generic[Handle]):
     __slots__ = (
         "_before_claim",
         "_capture_decided",
+        "_cut",
         "_made_for",
         "_offer",
         "account",
         "arrival",
         "asked_elsewhere",
+        "chains_seen",
         "claim",
         "continuation",
         "generation",
+        "losses",
         "notes",
         "plan",
         "reuse",
+        "share_key",
         "stage",
         "started",
         "tainted",
@@ -133,12 +138,18 @@ class Request(Generic[Handle]):
         self.claim: Claim | None = None
         self.generation = 0
         """The set of donors that the plan was made for, where an adapter counts them."""
+        self.losses = 0
+        """Donors lost by the time all of the plan's were seen to be there."""
+        self.share_key: bytes | None = None
+        """The key of its namespace, once somebody asked for it."""
         self.reuse: Reuse | None = None
         """What the claim supplies, corrected by the workers' report."""
         self.tainted = False
         """Whether any of its K/V is approximate: only its exact part is captured."""
         self.continuation: Continuation | None = None
         """What it takes over from the chain it continues."""
+        self.chains_seen: int | None = None
+        """How many chains had been kept when none of them began as it does; else None."""
         self.started = False
         """Whether the engine has admitted it: later calls mean a preempted request."""
         self.was_loaded = False
@@ -150,6 +161,7 @@ class Request(Generic[Handle]):
         self._before_claim = Stage.SEEN
         self._made_for: object = None
         self._offer: Claim | None = None
+        self._cut: tuple[Plan, Plan | None] | None = None
         self._capture_decided = False
 
     # -- what it is --------------------------------------------------------------------
@@ -227,15 +239,24 @@ class Request(Generic[Handle]):
         """The plan that was made for this exact prefix, if there is one."""
         return self.plan if self.plan is not None and self._made_for == made_for else None
 
-    def planned(self, plan: Plan, made_for: object, *, generation: int = 0) -> None:
+    def planned(
+        self, plan: Plan, made_for: object, *, generation: int = 0, losses: int = 0
+    ) -> None:
         """A plan was made for an exact prefix and a set of donors."""
-        self.plan, self._made_for, self.generation = plan, made_for, generation
+        self.plan, self._made_for = plan, made_for
+        self.generation, self.losses = generation, losses
 
     def offer(self, plan: Plan) -> Claim:
         """The claim that carries `plan` out; a request that waits is asked for it every step."""
         if self._offer is None or self._offer.plan is not plan:
             self._offer = Claim.of(plan, len(self.tokens))
         return self._offer
+
+    def cut(self, plan: Plan, cut: Callable[[Claim], Plan | None]) -> Plan | None:
+        """The part of `plan` that a step can carry out: `cut` of its claim, made once."""
+        if self._cut is None or self._cut[0] is not plan:
+            self._cut = plan, cut(self.offer(plan))
+        return self._cut[1]
 
     def decline(self, reason: DeclineReason, detail: str = "") -> None:
         """Remember why this request is computed."""
@@ -292,7 +313,7 @@ class Request(Generic[Handle]):
         """Its slots and their contents are gone: it starts over if it comes back."""
         self._expect(*(stage for stage in Stage if stage is not Stage.ENDED), doing="start anew")
         self.stage, self.claim, self.reuse = Stage.SEEN, None, None
-        self.plan, self._made_for, self._offer = None, None, None
+        self.plan, self._made_for, self._offer, self._cut = None, None, None, None
         self.was_loaded = False
 
     def ended(self) -> None:

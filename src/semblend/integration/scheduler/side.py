@@ -428,7 +428,7 @@ class SchedulerSide(Generic[EngineHandle]):
             return False
         if not request.handle.ended_normally:
             return False
-        key = self.planner.pipeline.share_key(request.namespace)
+        key = self._share_key(request)
         return self.shadows.take(request, key, tuple(block_ids))
 
     def _keep_sample(self, handle: Any, tokens: TokenArray, loan: Loan) -> None:
@@ -437,9 +437,16 @@ class SchedulerSide(Generic[EngineHandle]):
                 self.chains.publish(handle, tokens, loan.blocks)
 
     def _objection(self, request: Request[Any]) -> str | None:
-        if self.shadows is None or not request.namespace.is_complete:
+        if self.shadows is None or (
+            request.share_key is None and not request.namespace.is_complete
+        ):
             return None
-        return self.shadows.watch.objection(self.planner.pipeline.share_key(request.namespace))
+        return self.shadows.watch.objection(self._share_key(request))
+
+    def _share_key(self, request: Request[Any]) -> bytes:
+        if request.share_key is None:
+            request.share_key = self.planner.pipeline.share_key(request.namespace)
+        return request.share_key
 
     def _chain_objection(self, request: Request[Any]) -> str | None:
         return self._objection(request) if self._claims.may_load else "nothing is loaded"
@@ -464,7 +471,8 @@ class SchedulerSide(Generic[EngineHandle]):
             if report.weights_epoch > self._weights_epoch:
                 self._weights_changed(report.weights_epoch)
             if report.engine_times is not None:
-                self._use_times(report.engine_times)
+                with beside("plan with measured times"):
+                    self._use_times(report.engine_times)
             if report.unfit and not self._unfit:
                 self._unfit = report.unfit
                 self._stop(f"the workers cannot load: {report.unfit}")

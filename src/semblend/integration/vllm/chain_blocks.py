@@ -36,6 +36,10 @@ class VllmChains:
         """The hashes vLLM gave the prompt's blocks."""
         return handle.public_hashes
 
+    def public_name(self, handle: VllmRequest, number: int) -> Name | None:
+        """The hash vLLM gave one whole block of the prompt."""
+        return handle.public_hash(number)
+
     def names(self, handle: VllmRequest) -> Sequence[Name]:
         """The hashes of all whole blocks, as they are now."""
         return tuple(handle.request.block_hashes)

@@ -15,7 +15,7 @@ from semblend.integration.scheduler.port import Loan, Step
 from semblend.integration.scheduler.request import Arrival
 from semblend.integration.vllm import namespaces
 from semblend.integration.vllm.block_hashes import PrivateChain
-from semblend.integration.vllm.samples import samples_of
+from semblend.integration.vllm.samples import SampleKey, sample_key, samples_of
 from semblend.integration.vllm.setup import VllmSetup
 from semblend.integration.vllm.support import request_refusal
 
@@ -25,7 +25,7 @@ _FINISHED_NORMALLY = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_RE
 class VllmRequest:
     """One of vLLM's requests."""
 
-    __slots__ = ("_chain", "_continues", "_port", "request")
+    __slots__ = ("_chain", "_continues", "_port", "_sample_key", "request")
 
     def __init__(self, request: Any, port: VllmScheduler) -> None:
         self.request = request
@@ -33,6 +33,8 @@ class VllmRequest:
         self._chain: PrivateChain | None = None
         self._continues = False
         """Whether its hashes are those of a chain, which a failed load leaves as they are."""
+        self._sample_key: SampleKey | bool = False
+        """False until it was asked for."""
 
     def make_private(self, first_approximate_token: int) -> None:
         """Replace block hashes from here on with ones nobody else can compute."""
@@ -60,9 +62,20 @@ class VllmRequest:
     @property
     def public_hashes(self) -> Sequence[bytes]:
         """The hashes vLLM computed for the prompt's whole blocks."""
-        hashes = self.request.block_hashes if self._chain is None else self._chain.public
-        prompt = len(self.request.prompt_token_ids or ())
-        return tuple(hashes[: prompt // self._port.hash_block_size])
+        return tuple(self._public[: self._prompt_blocks])
+
+    def public_hash(self, number: int) -> bytes | None:
+        """One of these; None if the prompt has no such block."""
+        return self._public[number] if number < self._prompt_blocks else None
+
+    @property
+    def _public(self) -> Sequence[bytes]:
+        return self.request.block_hashes if self._chain is None else self._chain.public
+
+    @property
+    def _prompt_blocks(self) -> int:
+        hashed = len(self._public)
+        return min(hashed, len(self.request.prompt_token_ids or ()) // self._port.hash_block_size)
 
     def keep_private(self) -> None:
         """Keep the chain for the request's whole life."""
@@ -94,9 +107,16 @@ class VllmRequest:
                 num_external_cached_tokens=reused_tokens,
             )
 
+    @property
+    def sample_key(self) -> SampleKey:
+        """What it has in common with other samples of its prompt; None if it is none."""
+        if isinstance(self._sample_key, bool):
+            self._sample_key = sample_key(self.request)
+        return self._sample_key
+
     def samples(self, live: Iterable[VllmRequest]) -> int:
         """Live requests that sample this very prompt."""
-        return samples_of(self.request, (other.request for other in live))
+        return samples_of(self.sample_key, (other.sample_key for other in live))
 
     def hints(self) -> dict[str, Any]:
         """`kv_transfer_params["semblend"]`, if it is a mapping."""

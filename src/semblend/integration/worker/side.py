@@ -84,6 +84,8 @@ class WorkerSide:
         self._table: Rotary | None = None
         self._loader: SpanLoader | None = None
         self._replayed = 0
+        self._served = False
+        """Whether a step has begun: the cache may hold somebody's K/V from then on."""
 
     # -- start -------------------------------------------------------------------------
 
@@ -146,7 +148,12 @@ class WorkerSide:
         )
 
     def engine_ready(self) -> None:
-        """The engine has compiled its model and serves from now on: measure it. Never raises."""
+        """The engine has compiled its model and serves from now on: measure it. Never raises.
+
+        Only before the first step: the measurement writes into blocks that nobody has then.
+        """
+        if self._served:
+            return
         if self.nested is None or self._loader is None or self._ranks is None:
             return
         if self.access is None or self.donors is None:
@@ -244,6 +251,7 @@ class WorkerSide:
         Called in every step, also in those without a forward, in which everything is done
         here (some engines skip `after_forward` in them).
         """
+        self._served = True
         try:
             self._housekeeping(meta)
         except Exception:

@@ -1,15 +1,16 @@
 """Times passes and copies of this engine before it serves, for the cost model.
 
 The blocks are those that proofs use: nothing is in the cache yet. Probes take turns, so that a
-disturbance hits all of them, and the fastest run of each counts: others only add to it. Ranks
-agree on how much is measured, because passes have collectives.
+disturbance hits all of them, and the fastest run of each counts: others only add to it. It is
+repeated until the fastest two of each are about equal. Ranks agree on how much is measured, and
+what fails on one of them alone does not keep it from passes, because those have collectives.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,9 +28,13 @@ from semblend.planning.engine_times import EngineTimes
 
 logger = logging.getLogger("semblend.adapter")
 
-SECONDS = 0.6
-"""What all runs may take together, roughly."""
-ROUNDS = 7
+SECONDS = 1.2
+"""What the least number of rounds may take, roughly; it decides how large passes are."""
+MOST_SECONDS = 5.0
+"""No round begins after that: some engines are slow whatever they compute."""
+ROUNDS, MOST_ROUNDS = 7, 21
+_SETTLED = 1.2
+"""How far the fastest two runs of a probe may be apart."""
 _SMALL = 16
 _LEAST, _LEAST_ON_GPU, _MOST = 64, 1024, 2048
 """Tokens of the largest pass. On a GPU small passes all take the same, so that they say nothing
@@ -74,6 +79,12 @@ def measured(engine: TimedEngine) -> EngineTimes | None:
     return engine_times
 
 
+def are_settled(runs: Iterable[list[float]]) -> bool:
+    """Whether the fastest two runs of each probe are about equal."""
+    fastest = (sorted(times)[:2] for times in runs)
+    return all(len(two) == 2 and two[1] <= _SETTLED * two[0] for two in fastest)
+
+
 class _Trial:
     """A prompt in the empty cache."""
 
@@ -87,6 +98,7 @@ class _Trial:
         self._block_ids = tuple(blocks)
         self._blocks: BlockTable = block_table(self._block_ids)
         self._tokens: TokenArray = np.full(self._room, _FIRST_TOKEN, dtype=np.int32)
+        self._failed: Exception | None = None
 
     def run(self) -> EngineTimes | None:
         full = self._size()
@@ -95,23 +107,31 @@ class _Trial:
         half, small = full // 2, min(_SMALL, full // 4)
         before = self._room - half
         few, copied = small, min(_COPIED, self._room // 2)
-        self._donate(copied)
+        self._alone(lambda: self._donate(copied))
         probes: dict[str, Callable[[], None]] = {
             "small_s": lambda: self._pass((0, small)),
             "half_s": lambda: self._pass((0, half)),
             "full_s": lambda: self._pass((0, full)),
             "deep_s": lambda: self._pass((before, before + half)),
             "holes_s": lambda: self._pass(*self._holes(before, half)),
-            "few_s": lambda: self._copy(few, 1),
-            "copy_s": lambda: self._copy(copied, 1),
-            "spans_s": lambda: self._copy(copied, _PARTS),
+            "few_s": lambda: self._alone(lambda: self._copy(few, 1)),
+            "copy_s": lambda: self._alone(lambda: self._copy(copied, 1)),
+            "spans_s": lambda: self._alone(lambda: self._copy(copied, _PARTS)),
         }
         for probe in probes.values():  # kernels of a shape compile on first use
             probe()
+        began = time.perf_counter()
         times: dict[str, list[float]] = {name: [] for name in probes}
-        for _ in range(ROUNDS):
+        for number in range(1, MOST_ROUNDS + 1):
             for name, probe in probes.items():
                 times[name].append(self._timed(probe))
+            settled, in_time = self._engine.ranks.all_true(
+                [are_settled(times.values()), time.perf_counter() - began < MOST_SECONDS]
+            )
+            if not in_time or (settled and number >= ROUNDS):
+                break
+        if self._failed is not None:
+            raise self._failed
         return EngineTimes(
             small_tokens=small,
             half_tokens=half,
@@ -132,16 +152,27 @@ class _Trial:
         least = _LEAST
         if self._engine.access.device.type == "cuda":
             least = min(_LEAST_ON_GPU, most)
-        self._pass((0, _LEAST))
-        self._pass((0, _LEAST))
-        took = torch.tensor([self._timed(lambda: self._pass((0, _LEAST)))], dtype=torch.float64)
-        seconds = float(self._engine.ranks.summed(took)[0]) / self._engine.rank_count
-        # One round, and the one before it: about three passes of the largest size.
-        allowed = SECONDS / (3 * (ROUNDS + 1)) / max(seconds, 1e-9) * _LEAST
+        allowed = SECONDS / (3 * (ROUNDS + 1))  # a round is about three of the largest passes
         size = least
-        while 2 * size <= min(most, allowed):
+        while 2 * size <= most and 2 * self._agreed_seconds(size) <= allowed:
             size *= 2
         return size
+
+    def _agreed_seconds(self, tokens: int) -> float:
+        """What a pass takes, the mean of all ranks."""
+        self._pass((0, tokens))
+        self._pass((0, tokens))
+        took = torch.tensor([self._timed(lambda: self._pass((0, tokens)))], dtype=torch.float64)
+        return float(self._engine.ranks.summed(took)[0]) / self._engine.rank_count
+
+    def _alone(self, action: Callable[[], None]) -> None:
+        """What other ranks do not wait for; it fails at the end, when they do not either."""
+        if self._failed is not None:
+            return
+        try:
+            action()
+        except Exception as error:
+            self._failed = error
 
     def _holes(self, before: int, tokens: int) -> list[tuple[int, int]]:
         """As many tokens in several runs that end where the prompt does, with gaps between."""
