@@ -31,9 +31,10 @@ def test_the_bundled_model_is_served_under_its_shipped_certificate(make_engine, 
     shipped = [policy_from_spec(json.loads(file.read_text())["policy"]) for file in files]
     tokenizer = AutoTokenizer.from_pretrained(REFERENCE)
     cells = [
-        Cell(workload=name, items=2, specs=(), lengths=(700,))
+        Cell(workload=name, items=2, specs=(), lengths=(1800,))
         for name in ("reordered", "edited_exchanged")
     ]
+    outcomes = []
     for item in items_of(cells, 5, tokenizer):
         salt = item.case.case_id
         cold = said(tokenizer, engine.cold(item.tokens, max_tokens=16))
@@ -42,11 +43,14 @@ def test_the_bundled_model_is_served_under_its_shipped_certificate(make_engine, 
         engine.call(probes.wait_for_donors)
         warm = engine.run(item.tokens, cache_salt=salt, max_tokens=16)
         answer = said(tokenizer, warm)
-        assert warm.semblend["outcome"] == "materialised"
-        assert warm.semblend["certified"] is True
-        assert policy_from_spec(warm.semblend["policy"]) in shipped
+        outcomes.append(warm.semblend["outcome"])
+        if outcomes[-1] == "materialised":
+            assert warm.semblend["certified"] is True
+            assert policy_from_spec(warm.semblend["policy"]) in shipped
         assert states(answer, (item.case.answer,)) == states(cold, (item.case.answer,))
         assert not states(answer, item.case.leaked)
+    # The last is edited in so many places that nothing of it is worth keeping.
+    assert outcomes == ["materialised", "materialised", "materialised", "declined"]
     engine.assert_no_leak()
 
 

@@ -167,9 +167,10 @@ def test_the_bundled_model_is_served_under_its_shipped_certificate(engines, monk
     assert engine.scheduler.setup.certified
     tokenizer = AutoTokenizer.from_pretrained(REFERENCE)
     cells = [
-        Cell(workload=name, items=2, specs=(), lengths=(700,))
+        Cell(workload=name, items=2, specs=(), lengths=(1800,))
         for name in ("reordered", "edited_exchanged")
     ]
+    outcomes = []
     for item in items_of(cells, 5, tokenizer):
         salt = item.case.case_id
         cold = said(tokenizer, engine.cold(item.tokens, max_tokens=16))
@@ -177,10 +178,13 @@ def test_the_bundled_model_is_served_under_its_shipped_certificate(engines, monk
             engine.run(donor, salt=salt, hints={"reuse": False}, max_tokens=1)
         warm = engine.run(item.tokens, salt=salt, max_tokens=16)
         answer = said(tokenizer, warm)
-        assert warm.semblend["outcome"] == "materialised"
-        assert warm.semblend["certified"] is True
+        outcomes.append(warm.semblend["outcome"])
+        if outcomes[-1] == "materialised":
+            assert warm.semblend["certified"] is True
         assert states(answer, (item.case.answer,)) == states(cold, (item.case.answer,))
         assert not states(answer, item.case.leaked)
+    # The last is edited in so many places that nothing of it is worth keeping.
+    assert outcomes == ["materialised", "materialised", "materialised", "declined"]
 
 
 def said(tokenizer, answer):
