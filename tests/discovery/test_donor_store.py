@@ -149,6 +149,25 @@ def test_a_document_behind_a_shared_wrapper_is_one_run():
     assert (run.donor_id, run.target_start, run.length) == ("d3", 50, 700)
 
 
+@pytest.mark.parametrize("near_first", [True, False])
+def test_of_two_versions_the_one_near_the_targets_position_is_named(near_first):
+    """The other has the paragraphs in another order, and much that only it holds."""
+    rng = np.random.default_rng(8)
+    first, second, third, own = (rng.integers(0, 4000, size, dtype=np.int32) for size in [300] * 4)
+    versions = {
+        "near": np.concatenate((first, second, third)),
+        "far": np.concatenate((second, first, own)),
+    }
+    store = DonorStore(2**22)
+    for name in ("near", "far") if near_first else ("far", "near"):
+        store.register(name, versions[name], NAMESPACES[0])
+    target = np.concatenate((first, RNG.integers(0, 4000, 3, dtype=np.int32), second, own))
+    runs = store.lookup(target, NAMESPACES[0]).runs
+    check_identical(store.lookup(target, NAMESPACES[0]), target, versions)
+    named = {run.target_start: run.donor_id for run in runs}
+    assert (named[0], named[303], named[603]) == ("near", "near", "far")
+
+
 def test_periodic_text_is_covered():
     store = DonorStore(2**22)
     store.register("zeros", np.zeros(300, dtype=np.int32), NAMESPACES[0])

@@ -28,6 +28,14 @@ def run_lists(draw):
     return runs
 
 
+def test_of_equal_runs_the_one_that_moves_least_is_taken():
+    far, near = (
+        DonorRun(donor_id=str(at), donor_start=at, target_start=100, length=60) for at in (300, 97)
+    )
+    for runs in ([far, near], [near, far]):
+        assert best_cover(runs, cost=COST, start=0, end=200, min_span_tokens=16) == [near]
+
+
 def value(covered, spans):
     """Gain of a set of positions less a fixed cost per span, token by token."""
     return sum(COST.gain(at, at + 1) for at in covered) - COST.span_fixed * spans
