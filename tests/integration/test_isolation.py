@@ -13,7 +13,6 @@ from semblend.core.settings import Settings
 from semblend.integration.isolation import UNSALTED, by_extra_key, by_salt
 from semblend.integration.ladder import new_salt, split_salt
 from semblend.integration.provider import SemBlendProvider
-from semblend.integration.trtllm import namespaces as trtllm
 from semblend.integration.vllm import namespaces as vllm
 from semblend.serve.gateway.placing import _salt_part
 
@@ -56,7 +55,7 @@ def sglang_key_name(key: str | None) -> bytes:
 
 
 def trtllm_name(salt: str | None) -> bytes:
-    return trtllm.of_request(ENGINE, by_salt(salt)).key()
+    return ENGINE.with_parts(cache_salt=by_salt(salt)).key()
 
 
 def embedded_name(salt: str | None) -> bytes:

@@ -67,8 +67,7 @@ class Claims:
             Says why reuse is off for a request's namespace, if it is.
         """
         self._setup = setup
-        # Every waiting prompt is asked for at every step.
-        self._loads, self._ladders_only = setup.may_load, setup.staged
+        self._ladders_only = setup.staged
         self._planner = planner
         self._audit = audit
         self._stats = stats
@@ -82,7 +81,7 @@ class Claims:
     @property
     def may_load(self) -> bool:
         """Whether anything is claimed at present."""
-        return self._loads and self._planner.allows_loads and self._stopped is None
+        return self._setup.may_load and self._planner.allows_loads and self._stopped is None
 
     def stop(self, why: str) -> None:
         """Stop claiming."""
@@ -144,7 +143,7 @@ class Claims:
         """Whether a better donor is on its way from another machine."""
         return (
             self._remote is not None
-            and self._loads
+            and self._setup.may_load
             and request.arrival.may_reuse
             and request.ladder_id is None
             and self._remote.waits_for(request, plan, computed_tokens)
@@ -204,7 +203,7 @@ class Claims:
         if not request.arrival.may_reuse:
             request.decline(DeclineReason.DISABLED, "this request asks for no reuse")
             return False
-        if not self._loads:
+        if not self._setup.may_load:
             request.decline(DeclineReason.DISCOVERY_ONLY, "this connector loads nothing")
             return False
         if self._ladders_only and request.ladder_id is None:
