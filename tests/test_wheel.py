@@ -19,7 +19,10 @@ from semblend.planning.certificates import SHIPPED
 from tests.wheel import ROOT, build_wheel
 
 MODEL = ROOT / "models" / "semblend-reference-27m"
-DOCUMENT = " ".join(f"Page {page} speaks of item {page * 37 % 101}." for page in range(60))
+DOCUMENT = " ".join(
+    f"The keeper of house {page} counted {page * 37 % 101} lamps before the evening came."
+    for page in range(60)
+)
 
 
 def test_the_wheel_carries_every_certificate_and_no_other_folder(installed_wheel):
@@ -70,12 +73,12 @@ def test_a_server_from_the_wheel_reuses_under_the_shipped_certificate(installed_
         )
     try:
         _await(f"http://127.0.0.1:{port}/health/ready", server, log)
-        first = _ask(port, DOCUMENT + " What is item 37?")
+        first = _ask(port, DOCUMENT + " How many lamps has house 37?")
         assert first["outcome"] == "cold"
         deadline, attempt = time.monotonic() + 120, 0
         while True:  # a donor is stored a moment after its answer
             attempt += 1
-            second = _ask(port, f"This is reading number {attempt}. {DOCUMENT} And item 74?")
+            second = _ask(port, f"This is reading number {attempt}. {DOCUMENT} And house 41?")
             if second["outcome"] == "materialised" or time.monotonic() > deadline:
                 break
         assert second["outcome"] == "materialised", log.read_text()[-3000:]

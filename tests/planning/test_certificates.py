@@ -172,12 +172,10 @@ def test_a_release_alone_turns_no_reuse_off(tmp_path, release, monkeypatch):
 
 
 def test_the_shipped_certificates_hold_as_they_were_measured():
-    """They state no measurement: 0.4, which wrote them, knew the first one only."""
     found = list(examined([SHIPPED], now=NOW + timedelta(days=90)))
     assert {item.certificate.dtype for item in found} == {"float32", "bfloat16"}
     for item in found:
-        assert "measurement" not in item.certificate.versions
-        assert item.certificate.measurement == "1"
+        assert item.certificate.versions["measurement"] == str(MEASUREMENT_VERSION)
         assert item.objection is None, item.detail
 
 

@@ -188,7 +188,7 @@ def test_no_log_line_metric_or_error_holds_text_or_a_tenants_name(
     with planted(FAULTS, seed=5) as faults:
         for turn in range(12):
             opening = f"{word} {turn}. "
-            said.append(ask(app, ALICE, opening + document(turn % 2, sentences=8)))
+            said.append(ask(app, ALICE, opening + document(turn % 2, sentences=40)))
             engine.donors.wait()
     assert len(faults.fired) > 3
     assert {reply.status_code for reply in said} == {200}
