@@ -184,7 +184,7 @@ def test_ranks_measure_equally_often_and_all_or_none(engine, monkeypatch):
     class Ranks:
         """Others, of which one never settles, and then one that could not measure."""
 
-        asked = 0
+        asked, rank, count = 0, 0, 2
 
         def all_true(self, flags):
             self.asked += 1
