@@ -200,7 +200,10 @@ def _await_health(machines: Machines, service: Service, binaries: Path) -> None:
 
 def _ask(gateway: str, workers: dict[str, str], targets: list[str]) -> dict[str, Any]:
     said: dict[str, Any] = {}
-    document = " ".join(f"Page {page} speaks of item {page * 37 % 101}." for page in range(90))
+    document = " ".join(
+        f"The keeper of house {page} counted {page * 37 % 101} lamps before the evening came."
+        for page in range(90)
+    )
     with httpx.Client(trust_env=False, timeout=120) as client:
         model = client.get(f"{gateway}/v1/models").json()["data"][0]["id"]
 
@@ -210,9 +213,9 @@ def _ask(gateway: str, workers: dict[str, str], targets: list[str]) -> dict[str,
             headers = {k: v for k, v in reply.headers.items() if k.startswith("x-sem")}
             return {"status": reply.status_code, "headers": headers, "body": reply.json()}
 
-        said["first"] = ask(document + " What is item 37?")
+        said["first"] = ask(document + " How many lamps has house 37?")
         deadline = time.monotonic() + 60
-        body = {"model": model, "prompt": "Read this, please. " + document + " And item 74?"}
+        body = {"model": model, "prompt": "Read this, please. " + document + " And house 41?"}
         while True:
             placed = client.post(f"{gateway}/semblend/placement", json=body).json()
             if placed["choice"] != "router" or time.monotonic() > deadline:
