@@ -1,6 +1,6 @@
 """Ask two questions about one document with OpenAI's own client, and see what was reused.
 
-semblend serve models/semblend-reference-27m --allow-uncertified
+semblend serve models/semblend-reference-27m
 python examples/openai_client.py
 """
 
@@ -9,7 +9,7 @@ import sys
 import openai
 
 RULES = " ".join(f"Rule {number}: answer in few words." for number in range(1, 16))
-SHELVES = " ".join(f"Shelf {number} holds the blue box." for number in range(1, 151))
+SHELVES = " ".join(f"Shelf {number} holds the blue basket." for number in range(1, 151))
 
 
 def ask(client: openai.OpenAI, model: str, instruction: str, question: str) -> None:
