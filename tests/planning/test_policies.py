@@ -188,6 +188,45 @@ def test_attention_among_displaced_spans_leaves_documents_in_place_alone():
     assert all(is_displaced(s) for s in elsewhere)
 
 
+class EvenProbe:
+    """The question attends to everything alike."""
+
+    def tail_attention(self):
+        return np.ones(400)
+
+
+@pytest.mark.parametrize(
+    ("kind", "opens", "donor_start", "competes"),
+    [
+        (SpanKind.MOVED, True, 9, False),  # a whole document after another instruction
+        (SpanKind.MOVED, False, 9, True),  # its first words changed
+        (SpanKind.MOVED, True, 900, True),
+        (SpanKind.BEHIND_EDIT, False, 9, True),
+        (SpanKind.PREFIX, False, 12, False),
+    ],
+)
+def test_attention_among_changed_spans_leaves_only_whole_documents_alone(
+    kind, opens, donor_start, competes
+):
+    start = 0 if kind is SpanKind.PREFIX else 12
+    span = Span(
+        donor_id="d",
+        donor_start=0 if kind is SpanKind.PREFIX else donor_start,
+        target_start=start,
+        length=300,
+        kind=kind,
+        opens=opens,
+    )
+    request = RecomputeRequest(
+        tokens=np.zeros(400, dtype=np.int32), spans=(span,), end=399, boundaries=BOUNDARIES
+    )
+    policy = policy_from_spec("query_attention(0.2, 16, 'changed')")
+    assert bool(policy.probed_runs(request, EvenProbe())) == competes
+    if kind is SpanKind.MOVED and opens and not competes:
+        unknown = replace(request, boundaries=None)
+        assert policy.probed_runs(unknown, EvenProbe()), "without boundaries nothing is certain"
+
+
 class NoProbe:
     """A probe nobody may ask."""
 

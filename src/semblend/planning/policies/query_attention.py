@@ -19,7 +19,9 @@ from semblend.planning.policies.base import (
     share,
 )
 from semblend.planning.policies.block_scores import best_blocks
+from semblend.planning.policies.openings import opening_of
 
+AMONG = ("all", "edited", "displaced", "changed")
 NEAR_TOKENS = 256
 """A shift small enough to come from a different instruction before a document."""
 
@@ -30,9 +32,17 @@ class QueryAttention(RecomputePolicy):
     """`ratio` of the reusable tokens, in blocks the tail's queries attend to most.
 
     The tail runs once over the reused K/V, the best blocks are recomputed, and the tail runs again.
-    `among` says which spans compete: all, those after edits, or displaced ones. If there are none,
-    no probe runs. Query-aware choice is the idea of A3, ProphetKV and InfoFlow KV (arXiv
-    2511.17560, 2602.02579, 2603.05353).
+    `among` says which spans compete:
+
+    - `all`;
+    - `edited`: those after an edit;
+    - `displaced`: those after text other than an instruction;
+    - `changed`: both, and moved spans that start inside a paragraph. What is left out is a whole
+      document after another instruction. An "I" or "he" far behind a changed name means somebody
+      else now, and no rule about sentences finds all of them. The question does.
+
+    If none compete, no probe runs. Query-aware choice is the idea of A3, ProphetKV and InfoFlow KV
+    (arXiv 2511.17560, 2602.02579, 2603.05353).
     """
 
     grid: ClassVar[tuple[str, ...]] = tuple(f"query_attention({r})" for r in (0.05, 0.1, 0.2))
@@ -44,9 +54,10 @@ class QueryAttention(RecomputePolicy):
     def __post_init__(self) -> None:
         share(self.ratio, of="query_attention: ratio")
         count(self.block, of="query_attention: block")
-        if self.among not in ("all", "edited", "displaced"):
+        if self.among not in AMONG:
             raise SettingsError(
-                f"query_attention: among must be 'all', 'edited' or 'displaced', got {self.among!r}"
+                f"query_attention: among must be one of {', '.join(map(repr, AMONG))}, "
+                f"got {self.among!r}"
             )
 
     @cached_property
@@ -59,18 +70,25 @@ class QueryAttention(RecomputePolicy):
 
     def probed_runs(self, request: RecomputeRequest, probe: Probe) -> list[Hole]:
         """The blocks with the most attention mass."""
-        spans = [span for span in request.spans if self._competes(span)]
+        spans = [span for span in request.spans if self._competes(request, span)]
         budget = self.ratio * reusable_tokens(request.spans)
         if not spans or budget < 1:
             return []
         return best_blocks(request, spans, probe.tail_attention(), budget=budget, size=self.block)
 
-    def _competes(self, span: Span) -> bool:
+    def _competes(self, request: RecomputeRequest, span: Span) -> bool:
         if span.kind is SpanKind.PREFIX:
             return False
         if self.among == "edited":
             return span.kind is SpanKind.BEHIND_EDIT
+        if self.among == "changed" and not _is_whole(request, span):
+            return True
         return self.among == "all" or is_displaced(span)
+
+
+def _is_whole(request: RecomputeRequest, span: Span) -> bool:
+    """Whether a span starts a paragraph or turn, so that it may be all of a document."""
+    return span.kind is SpanKind.MOVED and opening_of(request, span) is not None
 
 
 def is_displaced(span: Span) -> bool:

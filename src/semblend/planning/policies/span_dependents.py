@@ -12,11 +12,7 @@ from semblend.planning.policies.base import (
     count,
     register_policy,
 )
-
-OPENING_TOKENS = 12
-"""How far into a span a paragraph or turn may start. What is shared of the text before it (a full
-stop, the end of a turn) comes first.
-"""
+from semblend.planning.policies.openings import opening_end, opening_of
 
 
 @register_policy("span_dependents")
@@ -70,13 +66,12 @@ class SpanDependents(RecomputePolicy):
             return start + self.limit
         tokens, most, sentences = request.tokens, self.limit, self.sentences
         if span.kind is SpanKind.MOVED:
-            head = min(start + OPENING_TOKENS, span.target_end)
-            opening = start if span.opens else boundaries.opening(tokens, start, head)
-            if opening is not None and boundaries.starts_turn(tokens, opening):
-                start, most, sentences = opening, self.turn, self.sentences + 1
-            elif opening is not None and not boundaries.has_words(tokens, start, opening):
-                return opening + self.margin
-            elif boundaries.has_blank_line(tokens, start, head):
+            opening = opening_of(request, span)
+            if opening is not None and not opening.starts_turn:
+                return opening.at + self.margin
+            if opening is not None:
+                start, most, sentences = opening.at, self.turn, self.sentences + 1
+            elif boundaries.has_blank_line(tokens, start, opening_end(span)):
                 most = min(self.limit, self.lines)
         end = min(start + most, span.target_end)
         ends = boundaries.sure_ends(tokens, start, end, wanted=sentences)

@@ -12,7 +12,9 @@ JOBS = ("teacher", "farmer", "sailor", "nurse", "painter", "baker", "doctor", "c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """A statement with `{subject}`, `{gap}`, `{value}`, perhaps `{extra}`, and its question."""
+    """A statement with `{subject}`, `{gap}`, `{value}`, perhaps `{extra}` or `{between}`, and its
+    question.
+    """
 
     text: str
     question: str
@@ -108,7 +110,7 @@ FORMS: Mapping[str, Form] = {
         above="| name | note | secret code | door number |",
     ),
     "heading": Form(
-        text="## {subject}\n\nThe secret code{gap} is {value}.",
+        text="## {subject}\n\n{between}The secret code{gap} is {value}.",
         question="What is the secret code of {subject}?",
         values="numbers",
         lines=True,
@@ -126,18 +128,18 @@ FORMS: Mapping[str, Form] = {
         lines=True,
     ),
     "pronoun": Form(
-        text="{subject} is an old friend of ours. He{gap} lives in {value}.",
+        text="{subject} is an old friend of ours. {between}He{gap} lives in {value}.",
         question="Where does {subject} live?",
         values="cities",
     ),
     "pronoun_line": Form(
-        text="This page is about {subject}.\nHe{gap} works as a {value}.",
+        text="This page is about {subject}.\n{between}He{gap} works as a {value}.",
         question="What does {subject} work as?",
         values="jobs",
         lines=True,
     ),
     "pronoun_paragraph": Form(
-        text="{subject} came to us in the spring.\n\nHe{gap} works as a {value}.",
+        text="{subject} came to us in the spring.\n\n{between}He{gap} works as a {value}.",
         question="What does {subject} work as?",
         values="jobs",
         lines=True,
@@ -189,14 +191,37 @@ FORMS: Mapping[str, Form] = {
         subjects="units",
     ),
     "description": Form(
-        text="{subject} came to us in the spring. The old man{gap} lives in {value}.",
+        text="{subject} came to us in the spring. {between}The old man{gap} lives in {value}.",
         question="Where does {subject} live?",
         values="cities",
     ),
     "third_sentence": Form(
-        text="{subject} came in the spring. The roads were bad. He{gap} lives in {value}.",
+        text="{subject} came in the spring. The roads were bad. {between}He{gap} lives in {value}.",
         question="Where does {subject} live?",
         values="cities",
+    ),
+    "first_person": Form(
+        text="My name is {subject}. {between}I{gap} live in {value}.",
+        question="Where does {subject} live?",
+        values="cities",
+    ),
+    "speaker": Form(
+        text="{subject}: I came from far. {between}I{gap} live in {value}.",
+        question="Where does {subject} live?",
+        values="cities",
+        lines=True,
+    ),
+    "letter": Form(
+        text="Dear {subject},\n\n{between}Your secret code{gap} is {value}.",
+        question="What is the secret code of {subject}?",
+        values="numbers",
+        lines=True,
+    ),
+    "signed": Form(
+        text="I{gap} live in {value}. {between}Signed, {subject}.",
+        question="Where does {subject} live?",
+        values="cities",
+        lines=True,
     ),
 }
 

@@ -42,6 +42,10 @@ GENES: Mapping[str, tuple[str, ...]] = {
         "unit_heading",
         "description",
         "third_sentence",
+        "first_person",
+        "speaker",
+        "letter",
+        "signed",
     ),
     "gap": ("0", "2", "4", "6", "8", "12", "16", "24", "32", "48", "96", "160"),
     "filler": (
@@ -91,8 +95,11 @@ GENES: Mapping[str, tuple[str, ...]] = {
     "spacing": ("plain", "double", "tabs", "no_break", "returns", "indented"),
     "sibling": ("behind", "before", "paragraphs"),
     "length": ("short", "medium", "long"),
+    "between": ("0", "1", "2", "3", "5"),
 }
-"""Gene to values. `gap` counts words between the changed word and the fact asked for."""
+"""Gene to values. `gap` counts words between the changed word and the fact asked for; `between`
+counts whole sentences, in forms that say who it is about in one sentence and the fact in another.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +117,7 @@ class Structure:
     spacing: str = "plain"
     sibling: str = "behind"
     length: str = "short"
+    between: str = "0"
 
     def with_gene(self, gene: str, value: str) -> Structure:
         """Replace the value of one gene."""

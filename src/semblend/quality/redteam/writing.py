@@ -38,11 +38,16 @@ class _Record:
     value: str
     extra: str
     gap: str
+    between: str = ""
     attribute: str = ATTRIBUTE
 
     def text(self, form: Form) -> str:
         said = form.text.format(
-            subject=self.subject, value=self.value, extra=self.extra, gap=self.gap
+            subject=self.subject,
+            value=self.value,
+            extra=self.extra,
+            gap=self.gap,
+            between=self.between,
         )
         return said.replace(ATTRIBUTE, self.attribute)
 
@@ -85,7 +90,9 @@ def write(structure: Structure, seed: int, *, neutral: bool = False) -> Case:
     """
     rng = random.Random(f"semblend-redteam-{seed}")
     form = FORMS[structure.form]
-    donor, target, asked, leaked = _pair(structure, form, rng)
+    # Drawn apart, so that structures without such sentences keep their words.
+    apart = random.Random(f"semblend-redteam-between-{seed}")
+    donor, target, asked, leaked = _pair(structure, form, rng, apart)
     before, now = rng.sample(INSTRUCTIONS, 2)
     if structure.instruction == "same":
         now = before
@@ -158,7 +165,7 @@ def _by_column(structure: Structure) -> bool:
 
 
 def _pair(
-    structure: Structure, form: Form, rng: random.Random
+    structure: Structure, form: Form, rng: random.Random, apart: random.Random
 ) -> tuple[_Text, _Text, int, tuple[str, ...]]:
     """Donor, target, the number of the record asked for, and what would reveal the donor."""
     count = 3 if structure.change == "rotated" else 2
@@ -167,9 +174,12 @@ def _pair(
     extras = list(values_of("numbers", count, rng))
     words = int(structure.gap)
     gaps = [filler(structure.filler, words, rng) for _ in range(count)]
+    between = [
+        "".join(f"{sentence(apart)} " for _ in range(int(structure.between))) for _ in range(count)
+    ]
     old = [
-        _Record(subject=name, value=value, extra=extra, gap=gap)
-        for name, value, extra, gap in zip(names, values, extras, gaps, strict=True)
+        _Record(subject=name, value=value, extra=extra, gap=gap, between=said)
+        for name, value, extra, gap, said in zip(names, values, extras, gaps, between, strict=True)
     ]
     above = form.above
     if _by_column(structure):
@@ -203,27 +213,14 @@ def _exchanged(
 ) -> tuple[list[_Record], list[_Record]]:
     """The donor's and the target's records: values stay, but what they belong to rotates."""
 
-    def with_(record: _Record, like: _Record) -> _Record:
-        return _Record(
-            subject=like.subject,
-            attribute=like.attribute,
-            value=record.value,
-            extra=record.extra,
-            gap=record.gap,
-        )
-
     if structure.change == "attribute" and ATTRIBUTE in form.text:
         first, second = old
-        second = _Record(
-            subject=first.subject,
-            attribute=OTHER_ATTRIBUTE,
-            value=second.value,
-            extra=second.extra,
-            gap=second.gap,
-        )
-        old = [first, second]
+        old = [first, replace(second, subject=first.subject, attribute=OTHER_ATTRIBUTE)]
     turned = [*old[1:], old[0]]
-    return old, [with_(record, like) for record, like in zip(old, turned, strict=True)]
+    return old, [
+        replace(record, subject=like.subject, attribute=like.attribute)
+        for record, like in zip(old, turned, strict=True)
+    ]
 
 
 def _skeleton(structure: Structure, count: int, rng: random.Random) -> list[list[str | int]]:
