@@ -10,12 +10,11 @@ import numpy as np
 from semblend.core.errors import PlanError
 from semblend.core.namespace import Namespace
 from semblend.core.tokens import TokenArray, as_token_array
-from semblend.integration.isolation import by_salt
+from semblend.integration.isolation import by_salt, by_salt_number
 from semblend.integration.ladder import split_salt
 from semblend.integration.ladder_desk import Ladders
 from semblend.integration.scheduler.port import Loan, PlainRequest
 from semblend.integration.scheduler.request import Arrival
-from semblend.integration.trtllm import namespaces
 from semblend.integration.trtllm.interfaces import RequestData, UpstreamRequest
 from semblend.integration.trtllm.support import request_refusal
 
@@ -122,9 +121,7 @@ class TrtScheduler:
 
     def of_salt(self, text: str | None, number: int | None) -> Namespace:
         """The namespace of whoever has this salt."""
-        isolation = (
-            namespaces.isolation_by_number(number) if self.salts_by_number else by_salt(text)
-        )
+        isolation = by_salt_number(number) if self.salts_by_number else by_salt(text)
         return self._namespace.with_parts(cache_salt=isolation)
 
     def _whose(self, salt: Salt | None) -> tuple[str | None, Namespace]:
