@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from semblend.integration.findings import Finding, Verdict
+from semblend.integration.refusals import Refusal
 
 RUN = "run"
 """The adapter's tests ran on it."""
@@ -49,6 +50,14 @@ class EngineVersions:
         """What is known about the one that is installed here, if one is. Imports nothing of it."""
         version = installed_version(*self.packages)
         return None if version is None else self.judge(version)
+
+    def refusals(self, version: str | None) -> list[Refusal]:
+        """Empty for a version whose interfaces are known; None is one that nobody could tell."""
+        if version is not None and self.judge(version).supported:
+            return []
+        shown = "an unknown version" if version is None else version
+        remedy = "its interfaces are not known here"
+        return [Refusal(feature=f"{self.engine} {shown}", remedy=remedy)]
 
     def finding(self, support: VersionSupport) -> Finding:
         """What `semblend doctor` prints about a version."""
