@@ -7,23 +7,28 @@ ranks did comes back through a link and is looked at whenever the engine calls (
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from semblend.core.errors import PlanError
+from semblend.core.errors import PlanError, SemBlendError
+from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Plan
-from semblend.integration.ladder_desk import Ladders
+from semblend.integration.ladder import split_salt
+from semblend.integration.ladder_desk import LadderQuestion, Ladders, deadline
 from semblend.integration.scheduler.engine_planner import PlanRewriter
 from semblend.integration.scheduler.orders import WorkerReport
 from semblend.integration.scheduler.port import PlainRequest, SchedulerPort
 from semblend.integration.scheduler.rank_room import LeaderRoom
-from semblend.integration.scheduler.request import Request
+from semblend.integration.scheduler.request import Request, Stage
 from semblend.integration.scheduler.settlement import beside
 from semblend.integration.scheduler.setup import SchedulerSetup
 from semblend.integration.scheduler.side import SchedulerSide
 from semblend.integration.scheduler.staged import DeskRungs
 from semblend.integration.scheduler.worker_link import WorkerLink
+
+logger = logging.getLogger("semblend.adapter")
 
 
 class OfferedRequest(PlainRequest):
@@ -82,12 +87,38 @@ class LeaderSide(Generic[Offered]):
         self._held: set[str] = set()
         """Requests that have ended and whose blocks the engine keeps for their capture."""
 
-    def rely(self, request: Request[Offered], plan: Plan) -> bool:
-        """Have a plan's donors stay until its load is answered; False if one is gone."""
-        if not self.room.pin(plan.donor_ids):
-            return False
-        self.relied_on[request.request_id] = Reliance(request=request, plan=plan)
-        return True
+    # -- offers ------------------------------------------------------------------------
+
+    def offer(self, request: Request[Offered], computed_tokens: int) -> int:
+        """Tokens of a claim that such an engine can take: whole blocks behind its own prefix.
+
+        Their donors stay until the load is answered. What cannot be taken is withdrawn.
+        """
+        claim = request.claim
+        if request.stage is not Stage.CLAIMED or claim is None:
+            return 0
+        plan, size = claim.plan, self.shared.setup.block_size
+        contiguous = plan.copies and plan.copies[0].target_start == computed_tokens
+        if computed_tokens % size or plan.end % size or plan.holes or not contiguous:
+            request.decline(DeclineReason.NOT_WORTH_IT, "not whole blocks behind the prefix")
+        elif plan.end >= len(request.tokens):
+            request.decline(DeclineReason.NOT_WORTH_IT, "no token is left to the engine")
+        elif not self.room.pin(plan.donor_ids):
+            request.decline(DeclineReason.DONOR_GONE)
+        else:
+            self.relied_on[request.request_id] = Reliance(request=request, plan=plan)
+            return plan.end - computed_tokens
+        request.withdraw()
+        return 0
+
+    def take_no_offer(self, handle: Offered, why: str) -> None:
+        """The engine is told that nothing is supplied: nothing may be loaded either."""
+        request = self.shared.requests.get(handle.name)
+        if request is not None:
+            handle.offered = 0
+            self.take_back(handle)
+            request.withdraw()
+            request.decline(DeclineReason.INTERNAL_ERROR, why)
 
     def take_back(self, handle: Offered) -> None:
         """A request is gone, or asked about anew: what no rank was told of is cancelled."""
@@ -105,6 +136,34 @@ class LeaderSide(Generic[Offered]):
         if held:
             self._held.add(handle.name)
         self.gone(handle)
+
+    # -- the desk ----------------------------------------------------------------------
+
+    def plan(self, question: LadderQuestion) -> list[int] | None:
+        """Ends of the rungs to climb, or None: nothing to climb for. Never raises."""
+        with self._lock:
+            try:
+                self.settle()
+                return self.open_ladder(question)
+            except Exception as error:
+                if not isinstance(error, SemBlendError):
+                    logger.warning("SemBlend could not plan a ladder", exc_info=True)
+                self.audit.event("lookup_error", detail=repr(error))
+            return None
+
+    def report(self, salt: str, *, wait_s: float = 5.0) -> dict[str, Any]:
+        """What became of a ladder, once every rank has answered or the wait is over."""
+        ladder_id = split_salt(salt)[1] or ""
+        until = deadline(wait_s)
+        while True:
+            with self._lock:
+                self.settle()
+                left = until - deadline(0.0)
+                if self.ladders.is_settled(ladder_id) or left <= 0:
+                    return self.ladders.close(ladder_id, certified=self.shared.setup.certified)
+            self._link.wait(min(left, 0.1))
+
+    # -- answers -----------------------------------------------------------------------
 
     def settle(self) -> None:
         """Look at what the ranks have answered; every call from the engine does this first."""
@@ -152,7 +211,11 @@ class LeaderSide(Generic[Offered]):
         self.settle()
         self.shared.close()
 
-    # -- for an engine's own side, which hears of these --------------------------------
+    # -- what an engine's own side adds ------------------------------------------------
+
+    def open_ladder(self, question: LadderQuestion) -> list[int] | None:
+        """Ends of the rungs to climb, or None."""
+        return None
 
     def loaded(self, request: Request[Any], plan: Plan, failure: str | None) -> None:
         """Every rank has answered a live request's load."""

@@ -42,8 +42,10 @@ logger = logging.getLogger("semblend.adapter")
 class AdmittedBatch(Protocol):
     """A batch that the engine is about to run, by its rows."""
 
-    nested: Runs
-    """The engine's model over virtual sequences of these rows."""
+    @property
+    def nested(self) -> Runs:
+        """The engine's model over virtual sequences of these rows."""
+        ...
 
     def block_of(self, row: int) -> int:
         """The request's one block: its row of the slot table."""

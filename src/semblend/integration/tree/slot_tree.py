@@ -16,8 +16,10 @@ from semblend.core.tokens import TokenArray
 class TreePath(Protocol):
     """What a tree holds of some tokens, from their first on."""
 
-    tokens: int
-    """How many of them."""
+    @property
+    def tokens(self) -> int:
+        """How many of them."""
+        ...
 
     def lock(self) -> Callable[[], None]:
         """Keep it where it is, until what is returned is called."""

@@ -16,18 +16,16 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from semblend.core.errors import SemBlendError
 from semblend.core.namespace import Namespace
 from semblend.core.outcomes import DeclineReason, Outcome
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
-from semblend.integration.ladder import split_salt
-from semblend.integration.ladder_desk import LadderQuestion, Ladders, deadline
+from semblend.integration.ladder_desk import LadderQuestion, Ladders
 from semblend.integration.modes import Mode
 from semblend.integration.scheduler.engine_planner import PlanRewriter
 from semblend.integration.scheduler.leader_side import LeaderSide
 from semblend.integration.scheduler.port import Step
-from semblend.integration.scheduler.request import Request, Stage
+from semblend.integration.scheduler.request import Request
 from semblend.integration.scheduler.settlement import beside
 from semblend.integration.trtllm import namespaces
 from semblend.integration.trtllm.fleet import announce
@@ -81,13 +79,17 @@ class TrtSchedulerSide(LeaderSide[TrtRequest]):
                 known = self.shared.requests.get(handle.name)
                 if known is None:
                     return NOTHING
-                handle.offered = self._offered(known, computed_tokens)
+                handle.offered = self.offer(known, computed_tokens)
+                threshold = self.setup.options.async_load_tokens
+                handle.parks = threshold is not None and handle.offered >= threshold
                 self._looked_up(known)
                 return handle.offered, handle.parks
             except Exception as error:
                 logger.warning("SemBlend lookup failed; computed cold", exc_info=True)
                 self.audit.event("lookup_error", detail=repr(error))
-                self._take_no_offer(int(request.request_id), type(error).__name__)
+                failed = self._live.get(int(request.request_id))
+                if failed is not None:
+                    self.take_no_offer(failed, type(error).__name__)
                 return NOTHING
 
     def allocated(self, request: UpstreamRequest, block_ids: list[int]) -> None:
@@ -151,37 +153,6 @@ class TrtSchedulerSide(LeaderSide[TrtRequest]):
         if name in self.shared.requests:
             self._live[number] = handle
         return handle
-
-    def _take_no_offer(self, number: int, why: str) -> None:
-        """The engine is told that nothing is supplied: nothing may be loaded either."""
-        handle = self._live.get(number)
-        known = None if handle is None else self.shared.requests.get(handle.name)
-        if handle is not None and known is not None:
-            handle.offered = 0
-            self.take_back(handle)
-            known.withdraw()
-            known.decline(DeclineReason.INTERNAL_ERROR, why)
-
-    def _offered(self, request: Request[TrtRequest], computed_tokens: int) -> int:
-        """Tokens of a claim that this engine can take; what it is told cannot be taken back."""
-        claim = request.claim
-        if request.stage is not Stage.CLAIMED or claim is None:
-            return 0
-        plan = claim.plan
-        size = self.setup.scheduler.block_size
-        contiguous = plan.copies and plan.copies[0].target_start == computed_tokens
-        if computed_tokens % size or plan.end % size or plan.holes or not contiguous:
-            request.decline(DeclineReason.NOT_WORTH_IT, "not whole blocks behind the prefix")
-        elif plan.end >= len(request.tokens):
-            request.decline(DeclineReason.NOT_WORTH_IT, "no token is left to the engine")
-        elif not self.rely(request, plan):
-            request.decline(DeclineReason.DONOR_GONE)
-        else:
-            threshold, offered = self.setup.options.async_load_tokens, plan.end - computed_tokens
-            request.handle.parks = threshold is not None and offered >= threshold
-            return offered
-        request.withdraw()
-        return 0
 
     def _looked_up(self, request: Request[TrtRequest]) -> None:
         """What was found for a request, and what of it was offered: evidence, not reuse."""
@@ -252,34 +223,11 @@ class TrtSchedulerSide(LeaderSide[TrtRequest]):
 
     # -- ladders -----------------------------------------------------------------------
 
-    def plan(self, question: LadderQuestion) -> list[int] | None:
-        """Ends of the rungs to climb, or None: nothing to climb for. Never raises."""
-        with self._lock:
-            try:
-                self.settle()
-                return self._open_ladder(question)
-            except Exception as error:
-                if not isinstance(error, SemBlendError):
-                    logger.warning("SemBlend could not plan a ladder", exc_info=True)
-                self.audit.event("lookup_error", detail=repr(error))
-            return None
-
-    def report(self, salt: str, *, wait_s: float = 5.0) -> dict[str, Any]:
-        """What became of a ladder, once every rank has answered or the wait is over."""
-        ladder_id = split_salt(salt)[1] or ""
-        until = deadline(wait_s)
-        while True:
-            with self._lock:
-                self.settle()
-                left = until - deadline(0.0)
-                if self.ladders.is_settled(ladder_id) or left <= 0:
-                    return self.ladders.close(ladder_id, certified=self.shared.setup.certified)
-            self._link.wait(min(left, 0.1))
-
     def _segmented(self, tokens: TokenArray, namespace: Namespace) -> Plan:
         return self.planner.plan(tokens, namespace, exact_tokens=0, mode=Mode.SEGMENTED)
 
-    def _open_ladder(self, question: LadderQuestion) -> list[int] | None:
+    def open_ladder(self, question: LadderQuestion) -> list[int] | None:
+        """Ends of the rungs to climb, or None, and a record of why."""
         objection = self.setup.ladder_objection
         if self._port.salts_by_number and question.salt_id is None:
             objection = objection or "this engine knows salts by numbers the client cannot compute"
