@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from semblend.integration.loaded_model.model_certificates import standing_for
 from semblend.integration.loaded_model.model_cost import cost_model
 from semblend.integration.loaded_model.rotary_rows import proven_table
 from semblend.integration.loaded_model.sentence_ends import boundaries_of
@@ -14,7 +15,7 @@ from semblend.integration.probing import can_probe
 from semblend.integration.provider import SemBlendProvider
 from semblend.integration.running_mode import RunningMode
 from semblend.integration.scheduler.chain_rules import ChainRules
-from semblend.integration.scheduler.setup import CaptureRules, may_load, standing_for
+from semblend.integration.scheduler.setup import CaptureRules, may_load
 from semblend.integration.sglang import namespaces
 from semblend.integration.sglang.batch_rows import BatchRows
 from semblend.integration.sglang.forward_hook import attach
