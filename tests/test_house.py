@@ -94,6 +94,14 @@ def test_importing_the_facade_does_not_load_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.parametrize("part", ["sglang.fleet", "sglang.starting", "trtllm.launcher"])
+def test_what_runs_in_every_process_of_an_engine_does_not_load_torch(part):
+    name = f"semblend.integration.{part}"
+    subprocess.run(
+        [sys.executable, "-c", f"import sys, {name}; assert 'torch' not in sys.modules"], check=True
+    )
+
+
 def test_the_public_surface_is_what_all_names():
     assert sorted(semblend.__all__) == semblend.__all__
     for name in semblend.__all__:

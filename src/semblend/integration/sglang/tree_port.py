@@ -11,12 +11,14 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from semblend.core.tokens import TokenArray
+
+if TYPE_CHECKING:
+    import torch  # the plugin reads this in every process of SGLang's
 
 
 def radix_key(tokens: TokenArray, *, extra_key: str | None, cache_salt: str | None = None) -> Any:
@@ -77,7 +79,7 @@ class RadixTree:
 
         evict_from_tree_cache(self._cache, count)
         slots: torch.Tensor | None = self._pool.alloc(count)
-        return None if slots is None else slots.to(torch.int64)
+        return None if slots is None else slots.long()
 
     def give_back(self, slots: torch.Tensor) -> None:
         """Free slots that no request uses."""
@@ -109,7 +111,7 @@ class EndedRequest:
 
         request, start = self._request, self.start
         row = self._cache.req_to_token_pool.req_to_token[request.kv.req_pool_idx, start:end]
-        slots = row.to(torch.int64, copy=True)
+        slots = row.clone().long()
         key = radix_key(self.tokens[start:end], extra_key=extra_key)
         request.kv.cache_protected_len = end
         self._cache.insert(InsertParams(key=key, value=slots, priority=request.priority or 0))
