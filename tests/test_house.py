@@ -94,6 +94,14 @@ def test_importing_the_facade_does_not_load_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.parametrize("part", ["sglang.fleet", "sglang.starting", "trtllm.launcher"])
+def test_what_runs_in_every_process_of_an_engine_does_not_load_torch(part):
+    name = f"semblend.integration.{part}"
+    subprocess.run(
+        [sys.executable, "-c", f"import sys, {name}; assert 'torch' not in sys.modules"], check=True
+    )
+
+
 def test_the_public_surface_is_what_all_names():
     assert sorted(semblend.__all__) == semblend.__all__
     for name in semblend.__all__:
@@ -226,7 +234,6 @@ CLASSES_DEFINED_TWICE = {
     "Reuse": "SemBench: public, what there is to reuse in a transform's items",
     "SchedulerSide": "one per way an engine schedules: the shared one, and engines' own",
     "SetupQuestion": "one per engine, for the same job",
-    "SpanLoader": "loading spans into SGLang's pool, and into blocks",
     "ToolCall": "OpenAI's tool call, in SemBench's messages and the server's",
 }
 """Two classes may share a name where they are the same idea in two places. Say which."""
@@ -234,7 +241,7 @@ CLASSES_DEFINED_TWICE = {
 FILE_NAMES_REPEATED = {
     "app.py": "the web application of a server, and of the gateway",
     "base.py": "the interface that its folder's other modules implement",
-    "loading.py": "from a name to the thing it names; in engines' folders: loading spans",
+    "loading.py": "from a name to the thing it names",
     "none.py": "the choice of nothing, in a folder of choices",
     "options.py": "what can be set about its folder",
     "pass_proof.py": "the shared part, and an engine's own for the same job",

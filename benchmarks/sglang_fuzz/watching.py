@@ -6,7 +6,8 @@ from typing import Any
 
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
-from semblend.integration.sglang.request_state import known_state, loads_of
+from semblend.integration.sglang.request_state import known_state
+from semblend.integration.tree.admitted import loads_of
 
 
 def watch(host: Any) -> None:

@@ -8,8 +8,9 @@ import pytest
 from transformers import AutoConfig
 
 from semblend.core.settings import Settings
+from semblend.integration.loaded_model.model_certificates import standing_for
 from semblend.integration.modes import Mode
-from semblend.integration.scheduler.setup import may_load, standing_for
+from semblend.integration.scheduler.setup import may_load
 from semblend.integration.vllm.namespaces import asked_at_load
 from tests.integration.models import REFERENCE
 

@@ -16,8 +16,7 @@ from semblend.core.outcomes import DeclineReason
 from semblend.core.settings import DonorSharing, EmbedderKind, Settings
 from semblend.engine.engine import EmbeddedEngine
 from semblend.engine.options import EngineOptions
-from semblend.integration.isolation import by_extra_key, by_salt
-from semblend.integration.trtllm.namespaces import isolation_by_number
+from semblend.integration.isolation import by_extra_key, by_salt, by_salt_number
 from semblend.pipeline import SemBlendPipeline
 from semblend.serve.app import create_app
 from semblend.serve.auth import KeyRing
@@ -87,13 +86,13 @@ def test_the_default_keeps_principals_apart() -> None:
     assert Settings().share_donors is DonorSharing.PRINCIPAL
 
 
-NAMELESS = (salt_part(None), by_salt(None), by_extra_key(None, None), isolation_by_number(None))
+NAMELESS = (salt_part(None), by_salt(None), by_extra_key(None, None), by_salt_number(None))
 NAMED = (
     salt_part("none"),
     salt_part("semblend:ns:no-cache-salt"),
     by_salt("semblend:ns:no-cache-salt"),
     by_extra_key("", None),
-    isolation_by_number(0),
+    by_salt_number(0),
 )
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 
-from semblend.integration.findings import Finding, Verdict
+from semblend.integration.findings import Finding, note, ok, refused
+from semblend.integration.refusals import Refusal
 
 RUN = "run"
 """The adapter's tests ran on it."""
@@ -50,15 +51,23 @@ class EngineVersions:
         version = installed_version(*self.packages)
         return None if version is None else self.judge(version)
 
+    def refusals(self, version: str | None) -> list[Refusal]:
+        """Empty for a version whose interfaces are known; None is one that nobody could tell."""
+        if version is not None and self.judge(version).supported:
+            return []
+        shown = "an unknown version" if version is None else version
+        remedy = "its interfaces are not known here"
+        return [Refusal(feature=f"{self.engine} {shown}", remedy=remedy)]
+
     def finding(self, support: VersionSupport) -> Finding:
         """What `semblend doctor` prints about a version."""
-        verdict, said = Verdict.OK, "tested"
         if not support.supported:
-            verdict = Verdict.REFUSED
-            said = f"its interfaces are not known here; known are {', '.join(self.known)}"
-        elif not support.verified:
-            verdict, said = Verdict.NOTE, "its interfaces were compared, it was not run"
-        return Finding(check=self.engine, verdict=verdict, detail=f"{support.version}: {said}")
+            known = f"its interfaces are not known here; known are {', '.join(self.known)}"
+            return refused(self.engine, f"{support.version}: {known}")
+        if not support.verified:
+            compared = "its interfaces were compared, it was not run"
+            return note(self.engine, f"{support.version}: {compared}")
+        return ok(self.engine, f"{support.version}: tested")
 
 
 def installed_version(*packages: str) -> str | None:

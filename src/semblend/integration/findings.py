@@ -42,6 +42,21 @@ class Finding:
     detail: str
 
 
+def ok(check: str, detail: str) -> Finding:
+    """A check that came out well."""
+    return Finding(check=check, verdict=Verdict.OK, detail=detail)
+
+
+def note(check: str, detail: str) -> Finding:
+    """Something to know."""
+    return Finding(check=check, verdict=Verdict.NOTE, detail=detail)
+
+
+def refused(check: str, detail: str) -> Finding:
+    """Something that stands in the way."""
+    return Finding(check=check, verdict=Verdict.REFUSED, detail=detail)
+
+
 def any_refused(findings: Iterable[Finding], *, check: str | None = None) -> bool:
     """Whether any check, or the one of this name, was refused."""
     return any(
@@ -55,30 +70,26 @@ def own_installation(extra: str) -> Iterator[Finding]:
     try:
         found = require_this_distribution(extra)
     except ForeignDistributionError as error:
-        yield Finding(check="semblend", verdict=Verdict.REFUSED, detail=str(error))
+        yield refused("semblend", str(error))
         return
     here = f"{__version__} in {PACKAGE}"
     for beside in found.beside:
-        yield Finding(check="semblend", verdict=Verdict.NOTE, detail=f"{here}, beside {beside}")
+        yield note("semblend", f"{here}, beside {beside}")
     if not found.beside:
-        yield Finding(check="semblend", verdict=Verdict.OK, detail=here)
+        yield ok("semblend", here)
 
 
 def not_installed(engine: str, *, extra: str) -> Finding:
-    return Finding(
-        check=engine,
-        verdict=Verdict.REFUSED,
-        detail=f"not installed in this environment; {install_command(extra)}",
-    )
+    return refused(engine, f"not installed in this environment; {install_command(extra)}")
 
 
 def interfaces(problems: Iterable[str], *, asked: str) -> Iterator[Finding]:
     """Report engine interfaces that differ from what the adapter needs; `asked` names the check."""
     problems = list(problems)
     for problem in problems:
-        yield Finding(check="interfaces", verdict=Verdict.REFUSED, detail=problem)
+        yield refused("interfaces", problem)
     if not problems:
-        yield Finding(check="interfaces", verdict=Verdict.OK, detail=asked)
+        yield ok("interfaces", asked)
 
 
 def given_options(
@@ -92,22 +103,22 @@ def given_options(
         chosen = options.from_mapping(config)
         chosen.settings()
     except SemBlendError as error:
-        return None, Finding(check="options", verdict=Verdict.REFUSED, detail=str(error))
-    mode, verdict, detail = chosen.mode, Verdict.NOTE, "nothing is loaded"
+        return None, refused("options", str(error))
+    mode = chosen.mode
     if mode.uncertified:
-        detail = "needs no certificate; every answer says so"
-    elif mode.loads:
-        verdict, detail = Verdict.OK, certified
-    return chosen, Finding(check="mode", verdict=verdict, detail=f"{mode.value}: {detail}")
+        return chosen, note("mode", f"{mode.value}: needs no certificate; every answer says so")
+    if mode.loads:
+        return chosen, ok("mode", f"{mode.value}: {certified}")
+    return chosen, note("mode", f"{mode.value}: nothing is loaded")
 
 
 def refused_things(check: str, refusals: Iterable[Refusal]) -> Iterator[Finding]:
     """Report everything that is refused, or that nothing is."""
     refusals = list(refusals)
     for refusal in refusals:
-        yield Finding(check=check, verdict=Verdict.REFUSED, detail=str(refusal))
+        yield refused(check, str(refusal))
     if not refusals:
-        yield Finding(check=check, verdict=Verdict.OK, detail="nothing is refused")
+        yield ok(check, "nothing is refused")
 
 
 def model_findings(name: str, *, engine: EngineName, unverified: bool) -> Iterator[Finding]:
@@ -120,20 +131,21 @@ def model_findings(name: str, *, engine: EngineName, unverified: bool) -> Iterat
     try:
         config = AutoConfig.from_pretrained(name, local_files_only=Path(name).is_dir())
     except Exception as error:
-        yield Finding(check="model", verdict=Verdict.REFUSED, detail=f"{name}: {error}")
+        yield refused("model", f"{name}: {error}")
         return
     names = architecture_names(config)
     refusals = architecture_refusals(config, engine=engine, unverified=unverified)
     for refusal in refusals:
-        yield Finding(check="architecture", verdict=Verdict.REFUSED, detail=str(refusal))
+        yield refused("architecture", str(refusal))
     if not refusals:
-        verdict = Verdict.OK if any(rows_of(names, engine)) else Verdict.NOTE
-        yield Finding(check="architecture", verdict=verdict, detail=", ".join(names) or "unknown")
+        tested = any(rows_of(names, engine))
+        yield (ok if tested else note)("architecture", ", ".join(names) or "unknown")
     by_layer = engine is EngineName.VLLM
     refusals = rotary_refusals(config.get_text_config(), by_layer=by_layer)
-    verdict = Verdict.REFUSED if refusals else Verdict.OK
-    detail = "; ".join(map(str, refusals)) or "movable; proven at start"
-    yield Finding(check="rotary", verdict=verdict, detail=detail)
+    if refusals:
+        yield refused("rotary", "; ".join(map(str, refusals)))
+    else:
+        yield ok("rotary", "movable; proven at start")
 
 
 def findings_json(engine: str, findings: Iterable[Finding]) -> str:

@@ -24,6 +24,11 @@ def by_salt(cache_salt: str | None) -> str:
     return "semblend:ns:salt:" + hashlib.sha256(_bytes(cache_salt)).hexdigest()[:32]
 
 
+def by_salt_number(number: int | None) -> str:
+    """The same for an engine that tells an adapter a salt's number alone."""
+    return UNSALTED if number is None else f"semblend:ns:salt-id:{number:016x}"
+
+
 def by_keys(*keys: str | None) -> str:
     """A name for several keys that separate users only together; reveals none of them."""
     digest = hashlib.sha256()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from semblend.core.errors import SettingsError
+from semblend.core.errors import MissingExtraError, SettingsError
 from semblend.core.json_text import parse_json
 from semblend.core.settings import explain, nearest
 
@@ -52,6 +53,29 @@ def given_object(given: str, *, source: str) -> dict[str, Any]:
         raise SettingsError(f"{source}: {error}") from error
     if not isinstance(value, dict):
         raise SettingsError(f"{source}: expected a JSON object")
+    return value
+
+
+def given_yaml(path: str, *, source: str, extra: str) -> dict[str, Any]:
+    """Parse a YAML file that holds a mapping.
+
+    Raises
+    ------
+    MissingExtraError
+        If nothing here reads YAML; `extra` brings it.
+    SettingsError
+        Naming the source and the file if it holds none.
+    """
+    try:
+        yaml: Any = importlib.import_module("yaml")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(package="pyyaml", extra=extra, purpose=source) from error
+    try:
+        value = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise SettingsError(f"{source} {path}: {error}") from error
+    if not isinstance(value, dict):
+        raise SettingsError(f"{source} {path}: a mapping expected")
     return value
 
 

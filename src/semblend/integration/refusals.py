@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from semblend.core.architectures import EngineName, Trait, rows_of
 from semblend.core.errors import UnsupportedModelError, UnsupportedRotaryError
 from semblend.integration.probing import UNPROBED
+
+if TYPE_CHECKING:
+    from semblend.integration.options import VariableOptions
 
 Features: TypeAlias = tuple[tuple[str, Callable[[Any], Any]], ...]
 """Feature names, and how to tell from an engine's configuration that one is in use."""
@@ -94,9 +97,13 @@ def more_than_one(name: str) -> Callable[[Any], bool]:
     return lambda arguments: int(getattr(arguments, name, 1) or 1) > 1
 
 
-def policy_refusals(spec: str, can_run: Callable[[str], bool]) -> list[Refusal]:
-    """Empty for a recompute policy that gets the probe it needs."""
-    if can_run(spec):
+def policy_refusals(options: VariableOptions, can_run: Callable[[str], bool]) -> list[Refusal]:
+    """Empty for a recompute policy that gets the probe it needs.
+
+    Asked where no certificate names one: a certificate's is looked at with it.
+    """
+    spec = options.settings().recompute_policy
+    if not options.mode.uncertified or can_run(spec):
         return []
     return [Refusal(feature=f"recompute policy {spec}", remedy=f"it {UNPROBED}")]
 

@@ -21,7 +21,7 @@ from semblend.integration.refusals import Refusal, UnsupportedEngineError
 
 Options = TypeVar("Options", bound=AdapterOptions)
 Built = TypeVar("Built")
-Probe = Callable[[], Iterable[Refusal]]
+Probe = Callable[[], Iterable[Refusal | str]]
 """Asks an engine; what it names stands in the way."""
 
 
@@ -116,8 +116,9 @@ def failure(error: Exception) -> Refusal:
 
 def _asked(probe: Probe) -> tuple[Refusal, ...]:
     try:
-        return tuple(probe())
+        found = tuple(probe())
     except SettingsError:
         raise
     except Exception as error:
         return (failure(error),)
+    return tuple(Refusal(feature=one) if isinstance(one, str) else one for one in found)

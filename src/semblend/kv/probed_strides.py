@@ -2,14 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from semblend.core.errors import PlanError
 from semblend.kv.layout import SlotArray
+from semblend.kv.numbers import decoded, is_fp8
 from semblend.kv.paged_kv import PagedKv
+
+_BASE = 64
+"""Digits below this are exact in float16, bfloat16 and float32."""
+_FP8_BASE = 16
+"""The same for fp8."""
+
+
+def probed_places(
+    write: Callable[[torch.Tensor, torch.Tensor], None],
+    block: torch.Tensor,
+    shape: tuple[int, int, int, int],
+) -> tuple[torch.Tensor, ...] | None:
+    """Where in a block each (offset, head, number) of each part is.
+
+    None if the block does not hold each of its numbers exactly once.
+
+    Parameters
+    ----------
+    write
+        Writes a block's numbers, of this shape, into an empty cache of one block.
+    block
+        A block as the cache has it.
+    shape
+        Parts, tokens per block, heads, numbers per head.
+    """
+    count, device = math.prod(shape), block.device
+    numbers = torch.arange(count, device=device).view(shape)
+    found = torch.zeros(block.numel(), dtype=torch.int64, device=device)
+    weight, base = 1, _FP8_BASE if is_fp8(block.dtype) else _BASE
+    while weight < count:
+        scratch = torch.zeros((1, *block.shape), dtype=block.dtype, device=device)
+        write((numbers // weight) % base, scratch)
+        found += decoded(scratch.flatten()).to(torch.int64) * weight
+        weight *= base
+    ordered, places = torch.sort(found)
+    if found.numel() != count or not torch.equal(ordered, torch.arange(count).to(found)):
+        return None
+    return tuple(part.contiguous() for part in places.view(shape[0], -1))
 
 
 def strided_pool(

@@ -113,7 +113,7 @@ def test_what_was_evicted_is_computed_again(engine):
 def test_a_conversation_that_is_gone_when_it_is_loaded_is_computed_again(engine):
     answer = first_turn(engine)
     follow = next_turn(TARGET, answer, seed=51)
-    with engine.broken("semblend.integration.sglang.tree_chains.TreeChains.slots"):
+    with engine.broken("semblend.integration.tree.tree_chains.TreeChains.slots"):
         again = engine.run(follow)
     assert again.tokens == engine.cold(follow).tokens
     assert again.semblend["continued_tokens"] == 0

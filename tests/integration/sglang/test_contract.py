@@ -190,11 +190,12 @@ def test_the_doctor_names_what_would_be_refused():
 
 
 def test_policies_that_ask_for_a_probe_nobody_makes_are_refused():
-    from semblend.integration.sglang.support import _policy_refusals
+    from semblend.integration.probing import can_probe
+    from semblend.integration.refusals import policy_refusals
 
     def refused(policy: str) -> bool:
         options = {"mode": "segmented_experimental", "recompute_policy": policy}
-        return bool(_policy_refusals(BackendOptions.from_mapping(options)))
+        return bool(policy_refusals(BackendOptions.from_mapping(options), can_probe))
 
     assert not refused("none")
     assert not refused("edit_safe")

@@ -59,7 +59,7 @@ def test_failures_in_a_row_turn_loading_off(engine):
 @pytest.mark.parametrize("also", [None, f"{PACKAGE}.exact_recompute.with_regions_computed"])
 def test_a_bug_of_ours_in_the_hook_never_stops_the_scheduler(engine, also):
     cold = engine.cold(TARGET)
-    with engine.broken(f"{PACKAGE}.passes.RegionPasses.complete"):
+    with engine.broken("semblend.integration.tree.region_passes.RegionPasses.complete"):
         if also is not None:
             engine.call(probes.break_function, also, None)
         answer = engine.run(TARGET)

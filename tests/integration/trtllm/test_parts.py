@@ -20,6 +20,7 @@ from semblend.core.errors import PlanError, SettingsError, UnsupportedModelError
 from semblend.core.namespace import Namespace
 from semblend.core.settings import Settings
 from semblend.integration.isolation import by_salt
+from semblend.integration.loaded_model.model_identity import for_discovery
 from semblend.integration.modes import Mode
 from semblend.integration.option_values import options_table
 from semblend.integration.scheduler.donor_budget import DonorBudget
@@ -108,7 +109,7 @@ def test_a_part_that_cannot_be_read_is_unknown_and_never_any(missing, part):
     delattr(args, missing)
     found = namespaces.engine_namespace(EngineFacts.of(args), OPTIONS, SETTINGS)
     assert part in found.unknown_parts
-    assert namespaces.for_discovery(found).is_complete
+    assert for_discovery(found).is_complete
 
 
 def test_a_quantisation_the_files_do_not_state_is_not_what_was_certified():

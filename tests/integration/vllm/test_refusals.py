@@ -21,8 +21,8 @@ from semblend.integration.vllm.support import (
     cache_refusals,
     engine_refusals,
     layer_refusals,
-    version_refusals,
 )
+from semblend.integration.vllm.versions import VERSIONS
 from semblend.kv.rotary_spec import Pairing
 from tests.integration.models import folder_of, joined, random_tokens
 from tests.integration.vllm.engines import WORKER, Engine, transfer_config
@@ -307,8 +307,8 @@ def test_a_ladder_without_prefix_caching_is_refused_by_name(engines, strict):
 
 
 def test_unknown_versions_are_refused_by_name():
-    assert version_refusals("0.32.0") == []
-    (refusal,) = version_refusals("0.40.0")
+    assert VERSIONS.refusals("0.32.0") == []
+    (refusal,) = VERSIONS.refusals("0.40.0")
     assert "vLLM 0.40.0" in str(refusal)
 
 

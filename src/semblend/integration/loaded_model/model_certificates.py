@@ -10,6 +10,7 @@ from semblend.core.namespace import NONE
 from semblend.core.outcomes import DeclineReason
 from semblend.core.settings import Settings
 from semblend.integration.loaded_model.model_identity import content_fingerprint, weights_folder
+from semblend.integration.modes import Mode
 from semblend.integration.probing import UNPROBED
 from semblend.kv.depth_drift import read_table
 from semblend.planning.certificates import (
@@ -23,7 +24,8 @@ from semblend.planning.depth import shifts_depth
 logger = logging.getLogger("semblend.certificates")
 
 
-def standing_of(
+def standing_for(
+    mode: Mode,
     name: str,
     hf_config: Any,
     *,
@@ -37,12 +39,24 @@ def standing_of(
 ) -> Standing:
     """The valid certificate for exactly these weights, or why there is none. Never raises.
 
+    Only mode `segmented` requires one; others have no more than `uncertified_standing`.
+
     `quantization` is what the engine does to the weights as it loads them: the fingerprint is
     that of their files, which state only how they are stored. `kv_format` is its K/V cache's own
     number format, where that is not the model's; `speculation` its drafter.
 
     A certificate holds for its policy: where the engine cannot run that (`can_run`), for none.
     """
+    if mode != Mode.SEGMENTED:
+        return uncertified_standing(
+            name,
+            hf_config,
+            dtype=dtype,
+            settings=settings,
+            revision=revision,
+            quantization=quantization,
+            kv_format=kv_format,
+        )
     try:
         fingerprint = content_fingerprint(weights_folder(name, revision), hf_config)
         if fingerprint is None:

@@ -107,6 +107,15 @@ def added_quantization(method: str | None, *, stored: Any = None, told: Any = No
     return NONE
 
 
+def for_discovery(namespace: Namespace) -> Namespace:
+    """The same with unknown parts named after this process: enough to discover, not to share."""
+    numeric = {"tensor_parallel", "block_size"}
+    named: dict[str, Any] = {
+        part: 1 if part in numeric else f"unknown:{_PROCESS}" for part in namespace.unknown_parts
+    }
+    return namespace.with_parts(**named)
+
+
 def shown(engine: str, namespace: Namespace) -> str:
     """A namespace's short name in log lines and audit records."""
     parts = (

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from semblend.core.chain import MEASURED_TURNS
-from semblend.core.namespace import NONE, Namespace
+from semblend.core.namespace import Namespace
 from semblend.core.settings import Settings
 from semblend.core.tokens import TokenArray
-from semblend.integration.loaded_model.model_certificates import standing_of, uncertified_standing
 from semblend.integration.modes import CapturePolicy, Execution, Mode
 from semblend.integration.probing import can_probe, needs_no_probe
 from semblend.planning.boundaries import Boundaries
@@ -100,40 +99,3 @@ def may_load(mode: Mode, settings: Settings, standing: Standing) -> bool:
     if settings.discovery_only or not mode.loads:
         return False
     return mode != Mode.SEGMENTED or standing.certificate is not None
-
-
-def standing_for(
-    mode: Mode,
-    name: str,
-    hf_config: Any,
-    *,
-    dtype: str,
-    settings: Settings,
-    revision: str | None = None,
-    quantization: str = NONE,
-    kv_format: str = NONE,
-    speculation: str = NONE,
-    can_run: Callable[[str], bool] | None = None,
-) -> Standing:
-    """What certificates say about the model; only `segmented` requires one."""
-    if mode != Mode.SEGMENTED:
-        return uncertified_standing(
-            name,
-            hf_config,
-            dtype=dtype,
-            settings=settings,
-            revision=revision,
-            quantization=quantization,
-            kv_format=kv_format,
-        )
-    return standing_of(
-        name,
-        hf_config,
-        dtype=dtype,
-        settings=settings,
-        revision=revision,
-        quantization=quantization,
-        kv_format=kv_format,
-        speculation=speculation,
-        can_run=can_run,
-    )

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from semblend.integration.provider import DonorRecord
-from semblend.integration.sglang.radix_keys import radix_key
+from semblend.integration.sglang.tree_port import radix_key
 
 _SPARSE_TOKENS = 16
 """Of smaller pages only those that end at a multiple of this are named, and the last: a tree

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 
-from semblend.integration.asked_interfaces import lacking, parameters
+from semblend.integration.asked_interfaces import differing, lacking, parameters
 
 HOOKED = "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation"
 """The one function that is hooked."""
@@ -98,12 +98,7 @@ def _tree_problems() -> list[str]:
     problems = []
     if "cache_class" not in parameters(registry.create_unified_radix_cache):
         problems.append("create_unified_radix_cache takes no cache_class")
-    for name, expected in _OVERRIDDEN.items():
-        method = getattr(UnifiedRadixCache, name, None)
-        if method is None:
-            problems.append(f"UnifiedRadixCache has no {name}")
-        elif not set(expected) <= set(parameters(method)):
-            problems.append(f"UnifiedRadixCache.{name} takes {parameters(method)}")
+    problems += differing(UnifiedRadixCache, _OVERRIDDEN)
     problems += lacking(UnifiedRadixCache, _CALLED)
     problems += lacking(MatchResult, _MATCH_FIELDS)
     if "device_indices" in MatchResult._fields:

@@ -10,13 +10,15 @@ from typing import Any
 from semblend.core.architectures import EngineName
 from semblend.integration.findings import (
     Finding,
-    Verdict,
     any_refused,
     given_options,
     interfaces,
     model_findings,
     not_installed,
+    note,
+    ok,
     own_installation,
+    refused,
     refused_things,
 )
 from semblend.integration.sglang.options import BackendOptions
@@ -56,16 +58,8 @@ def _installation() -> Iterator[Finding]:
         yield not_installed("SGLang", extra="sglang")
         return
     yield VERSIONS.finding(verdict)
-    yield _plugin()
-
-
-def _plugin() -> Finding:
     unfound = unseen()
-    return Finding(
-        check="plugin",
-        verdict=Verdict.REFUSED if unfound else Verdict.OK,
-        detail=unfound or "found by SGLang's processes",
-    )
+    yield refused("plugin", unfound) if unfound else ok("plugin", "found by SGLang's processes")
 
 
 def _contract() -> Iterator[Finding]:
@@ -82,7 +76,7 @@ def _engine(question: SetupQuestion) -> Iterator[Finding]:
         arguments = prepare_server_args(list(question.arguments))
         arguments.resolve_once()
     except (Exception, SystemExit) as error:
-        yield Finding(check="arguments", verdict=Verdict.REFUSED, detail=f"SGLang: {error}")
+        yield refused("arguments", f"SGLang: {error}")
         return
     yield from refused_things("features", feature_refusals(arguments))
     yield _attention(arguments)
@@ -94,16 +88,9 @@ def _attention(arguments: Any) -> Finding:
     cfg = resolved(arguments)
     chosen = getattr(cfg, "prefill_attention_backend", None) or cfg.attention_backend
     if chosen is None:
-        return Finding(
-            check="attention", verdict=Verdict.NOTE, detail="chosen by SGLang when it starts"
-        )
+        return note("attention", "chosen by SGLang when it starts")
     if chosen not in ATTENTION_BACKENDS:
-        known = ", ".join(ATTENTION_BACKENDS)
-        detail = f"{chosen}: known are {known}"
-        return Finding(check="attention", verdict=Verdict.REFUSED, detail=detail)
-    seen = chosen == "torch_native"
-    return Finding(
-        check="attention",
-        verdict=Verdict.OK if seen else Verdict.NOTE,
-        detail=chosen if seen else f"{chosen}: not run by the tests; passes are tried at start",
-    )
+        return refused("attention", f"{chosen}: known are {', '.join(ATTENTION_BACKENDS)}")
+    if chosen == "torch_native":
+        return ok("attention", chosen)
+    return note("attention", f"{chosen}: not run by the tests; passes are tried at start")

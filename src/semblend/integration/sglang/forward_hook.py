@@ -11,7 +11,8 @@ from typing import Any
 
 from semblend.integration.scheduler.request import Stage
 from semblend.integration.sglang.log_lines import logger
-from semblend.integration.sglang.request_state import computed_exactly, known_state
+from semblend.integration.sglang.request_state import known_state
+from semblend.integration.tree.admitted import computed_exactly
 
 _SIDE = "semblend_side"
 
@@ -58,15 +59,15 @@ def _content(cell: Any) -> Any:
 
 def _rescued(worker: Any, batch: Any) -> Any:
     """The batch with every loaded region computed by the engine's own forward."""
+    from semblend.integration.sglang.batch_rows import correct_cached_tokens
     from semblend.integration.sglang.exact_recompute import with_regions_computed
-    from semblend.integration.sglang.passes import correct_cached_tokens
 
     regions = {}
     loaded = list(_loaded(batch))
     try:
         for row, request, state in loaded:
             regions[row] = state.handle.load.region
-            correct_cached_tokens(request, state, reused=False)
+            correct_cached_tokens(request, state.handle.load.plan, reused=False)
             computed_exactly(state)
         if not regions:
             return batch

@@ -7,42 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from semblend.integration.sglang.log_lines import logger
 from semblend.integration.sglang.nested_pass import NestedPass
 from semblend.integration.worker.host_ranks import MeetingRanks
-from semblend.integration.worker.pass_proof import TRIAL_TOKENS, SlotTrial, holes_share_a_pass
+from semblend.integration.worker.pass_proof import TRIAL_TOKENS, SlotTrial, proven_limits
 from semblend.integration.worker.sequences import PassLimits, block_table
 from semblend.integration.worker.varlen_batch import uploaded
 
 
 def proven(runner: Any, cache: Any, limits: PassLimits, ranks: MeetingRanks) -> PassLimits:
-    """The limits with whether holes share a pass in this engine; untried, they do not."""
-    apart = replace(limits, together=False)
-    if limits.sequences < 2 or limits.tokens < TRIAL_TOKENS:
-        return apart
-    try:
-        with (
-            torch.inference_mode(),
-            ranks.together(),
-            _trial(runner, cache, replace(limits, together=True), ranks) as trial,
-        ):
-            shared = holes_share_a_pass(trial)
-            shared = all(ranks.all_true([shared]))
-    except Exception:
-        logger.warning("SemBlend could not try passes of several holes", exc_info=True)
-        return apart
-    logger.info("SemBlend computes %s of a request in a pass", "holes" if shared else "one hole")
-    return replace(limits, together=shared)
+    """The limits with whether holes share a pass in this engine."""
+    return proven_limits(limits, ranks, partial(_trial, runner, cache, ranks))
 
 
 @contextmanager
-def _trial(runner: Any, cache: Any, limits: PassLimits, ranks: MeetingRanks) -> Iterator[SlotTrial]:
+def _trial(runner: Any, cache: Any, ranks: MeetingRanks, limits: PassLimits) -> Iterator[SlotTrial]:
     """Slots and a row are the engine's own and are given back as they were: nothing runs yet."""
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.model_executor.forward_batch_info import ForwardMode

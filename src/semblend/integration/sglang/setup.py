@@ -6,29 +6,34 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from semblend.integration.loaded_model.model_certificates import standing_for
 from semblend.integration.loaded_model.model_cost import cost_model
 from semblend.integration.loaded_model.rotary_rows import proven_table
 from semblend.integration.loaded_model.sentence_ends import boundaries_of
+from semblend.integration.modes import CapturePolicy
 from semblend.integration.probing import can_probe
 from semblend.integration.provider import SemBlendProvider
 from semblend.integration.running_mode import RunningMode
 from semblend.integration.scheduler.chain_rules import ChainRules
-from semblend.integration.scheduler.setup import may_load, standing_for
+from semblend.integration.scheduler.setup import CaptureRules, may_load
 from semblend.integration.sglang import namespaces
+from semblend.integration.sglang.batch_rows import BatchRows
 from semblend.integration.sglang.forward_hook import attach
-from semblend.integration.sglang.hicache import HostTier
 from semblend.integration.sglang.kv_pool import KvPool
-from semblend.integration.sglang.loading import SpanLoader
-from semblend.integration.sglang.log_lines import BackendLog, logger
+from semblend.integration.sglang.log_lines import ENGINE, BackendLog, logger
+from semblend.integration.sglang.nested_pass import attention_layers
 from semblend.integration.sglang.options import BackendOptions
 from semblend.integration.sglang.pass_proof import proven
-from semblend.integration.sglang.passes import RegionPasses
 from semblend.integration.sglang.radix_cache import SemBlendRadixCache
 from semblend.integration.sglang.scheduler_side import SchedulerSide
 from semblend.integration.sglang.stats import backend_stats
 from semblend.integration.sglang.support import resolved
-from semblend.integration.sglang.tree_chains import TreeChains, chain_problems
+from semblend.integration.sglang.tree_port import RadixTree, chain_problems
 from semblend.integration.starting import Start
+from semblend.integration.tree.region_passes import RegionPasses
+from semblend.integration.tree.tree_chains import TreeChains
+from semblend.integration.tree.tree_loader import TreeLoader
+from semblend.integration.tree.tree_side import TreeParts
 from semblend.integration.worker.host_ranks import MeetingRanks
 from semblend.integration.worker.pool_copies import PoolCopies
 from semblend.integration.worker.sequences import PassLimits
@@ -36,6 +41,8 @@ from semblend.kv.depth_drift import DepthDrift, read_table
 
 _UNCHUNKED_PASS = 8192
 """Tokens of a pass where the engine does not cut its prefills."""
+_WAITING = 256
+"""Prompts that may be in line to become donors."""
 
 
 def build_cache(context: Any, asked: BackendOptions, start: Start) -> SemBlendRadixCache:
@@ -78,25 +85,32 @@ def _side(
         boundaries=boundaries_of(lambda: getattr(context.tp_worker, "tokenizer", None), logger),
     )
     budget = _pass_tokens(context.server_args)
-    loads = may_load(options.mode, settings, standing)
     loader, passes = None, None
     turns = min(options.chain_turns, standing.chain_turns)
-    if loads:
-        pool = KvPool(runner)
+    if may_load(options.mode, settings, standing):
+        pool, tree = KvPool(runner), RadixTree(cache)
         copies = PoolCopies(
             pool.slots,
             proven_table(runner.model),
             drift=_drift(standing.depth_table, pool, ranks),
             stream=pool.stream,
         )
-        loader = SpanLoader(
-            cache, copies, provider, ranks, _chains(context, cache, provider, turns)
-        )
+        chains = _chains(context, tree, provider, turns)
+        loader = TreeLoader(tree, copies, provider, ranks, chains)
         # The engine's input buffers have this many rows: more would crash it.
         limits = PassLimits(sequences=int(runner.max_running_requests), tokens=budget)
-        limits = proven(runner, cache, limits, ranks)
         passes = RegionPasses(
-            runner, pool=pool, copies=copies, limits=limits, loader=loader, ranks=ranks
+            access=pool,
+            copies=copies,
+            limits=proven(runner, cache, limits, ranks),
+            ranks=ranks,
+            seen=partial(
+                BatchRows,
+                runner=runner,
+                attention=attention_layers(runner.model, pool.layer_count),
+                loader=loader,
+                ranks=ranks,
+            ),
         )
     running = RunningMode.of(
         asked,
@@ -106,10 +120,13 @@ def _side(
         objection=start.objection,
     )
     running.say(logger, unheeded=options.unheeded())
-    return SchedulerSide(
-        options=options,
+    log = BackendLog(options)
+    parts = TreeParts(
+        engine=ENGINE,
+        mode=options.mode,
         provider=provider,
-        log=BackendLog(options),
+        audit=log,
+        placed=log.placed,
         stats=backend_stats(
             export=bool(context.params.enable_metrics),
             model=str(namespace.model),
@@ -118,10 +135,16 @@ def _side(
         loader=loader,
         passes=passes,
         hole_budget=options.max_hole_tokens_per_step or budget,
+        failures_before_off=options.failures_before_off,
+        capture=CaptureRules(
+            policy=CapturePolicy.ALL if options.register_donors else CapturePolicy.NONE,
+            queue=_WAITING,
+            min_prompt_tokens=settings.min_prompt_tokens,
+        ),
         standing=standing,
-        host_tier=HostTier(cache),
         ranks=ranks,
     )
+    return SchedulerSide(parts, options=options, cache=cache)
 
 
 def _ranks() -> MeetingRanks:
@@ -133,7 +156,7 @@ def _ranks() -> MeetingRanks:
 
 
 def _chains(
-    context: Any, cache: SemBlendRadixCache, provider: SemBlendProvider, turns: int
+    context: Any, tree: RadixTree, provider: SemBlendProvider, turns: int
 ) -> TreeChains | None:
     """Conversations, where they can go on over approximate K/V."""
     if turns < 2:
@@ -142,7 +165,7 @@ def _chains(
     if problems:
         logger.info("SemBlend continues no conversations: %s", "; ".join(problems))
         return None
-    return TreeChains(cache, ChainRules(pipeline=provider.pipeline), max_turns=turns)
+    return TreeChains(tree, ChainRules(pipeline=provider.pipeline), max_turns=turns)
 
 
 def _drift(table: Path | None, pool: KvPool, ranks: MeetingRanks) -> DepthDrift | None:

@@ -31,16 +31,11 @@ def build_tree_cache(context: Any, *, followers: Iterable[Callable[[Any], object
     """
     options = BackendOptions.from_env()
     settings = options.settings()
-
-    def discovery() -> Iterable[Refusal]:
-        yield from (Refusal(feature=problem) for problem in discovery_problems())
-        yield from other_cache_refusals(context)
-
     start = start_of(
         options,
         settings,
         loading=lambda: loading_refusals(context, options),
-        discovery=discovery,
+        discovery=lambda: [*discovery_problems(), *other_cache_refusals(context)],
     )
     start, cache = build(start, settings, lambda start: _build_ours(context, options, start))
     if start.does_nothing:

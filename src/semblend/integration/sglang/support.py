@@ -57,6 +57,11 @@ _FEATURES: Features = (
     ("LoRA", stated("enable_lora")),
     ("diffusion language models", stated("dllm_algorithm")),
 )
+_MODELS: Features = (
+    ("pooling models", lambda model: not getattr(model, "is_generation", True)),
+    ("multimodal models", stated("is_multimodal")),
+    ("encoder-decoder models", stated("is_encoder_decoder")),
+)
 
 
 def resolved(server_args: Any) -> Any:
@@ -83,7 +88,7 @@ def engine_refusals(context: Any, options: BackendOptions) -> list[Refusal]:
         *_pool_refusals(runner.token_to_kv_pool),
         *_backend_refusals(prefill_backend(runner)),
         *_model_refusals(runner, options),
-        *_policy_refusals(options),
+        *policy_refusals(options, can_probe),
     ]
 
 
@@ -105,11 +110,9 @@ def version_refusals() -> list[Refusal]:
     """Nothing for a version whose interfaces are known."""
     from semblend.integration.sglang.contract import contract_problems
 
-    verdict = VERSIONS.installed()
-    if verdict is None or not verdict.supported:
-        shown = "an unknown version" if verdict is None else verdict.version
-        return [Refusal(feature=f"SGLang {shown}", remedy="its interfaces are not known here")]
-    return [Refusal(feature=problem) for problem in contract_problems()]
+    found = VERSIONS.installed()
+    refusals = VERSIONS.refusals(None if found is None else found.version)
+    return refusals or [Refusal(feature=problem) for problem in contract_problems()]
 
 
 def prefill_backend(runner: Any) -> str:
@@ -182,14 +185,8 @@ def _model_refusals(runner: Any, options: BackendOptions) -> list[Refusal]:
         proven_table,  # needs torch, and the doctor does not
     )
 
-    refusals = []
     config = runner.model_config
-    if not getattr(config, "is_generation", True):
-        refusals.append(Refusal(feature="pooling models"))
-    if getattr(config, "is_multimodal", False):
-        refusals.append(Refusal(feature="multimodal models"))
-    if getattr(config, "is_encoder_decoder", False):
-        refusals.append(Refusal(feature="encoder-decoder models"))
+    refusals = refused_features(_MODELS, config)
     refusals += architecture_refusals(
         config.hf_config,
         engine=EngineName.SGLANG,
@@ -200,10 +197,3 @@ def _model_refusals(runner: Any, options: BackendOptions) -> list[Refusal]:
     except UnsupportedRotaryError as error:
         refusals.append(Refusal(feature=f"rotary positions: {error}"))
     return refusals
-
-
-def _policy_refusals(options: BackendOptions) -> list[Refusal]:
-    """Policies that ask for more than the tail's attention; a certificate's is looked at there."""
-    if not options.mode.uncertified:
-        return []
-    return policy_refusals(options.settings().recompute_policy, can_probe)

@@ -9,7 +9,7 @@ Where things are, scheduler side first:
 - `semantic_plan`: plans and lookups in the words of TensorRT-LLM's semantic-KV contract.
 - `ladder_client`: segments with the public API alone.
 - `metadata`: what the leader tells every rank in a step.
-- `worker_side`, `pool_view`: the K/V of one rank, with the parts of `integration.worker`.
+- `worker_side`, `pool_view`: the K/V of one rank; the rest is `integration.worker.agreeing_worker`.
 - `wiring`: how the two halves in the leader's process find one another.
 - `upstream`, `interfaces`, `engine_facts`, `namespaces`, `support`: what the engine is known to be,
   and what is refused by name.

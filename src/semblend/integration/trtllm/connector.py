@@ -172,7 +172,8 @@ class SemBlendKvConnectorWorker(_WorkerBase):  # type: ignore[misc, valid-type]
             view = PoolView(
                 kv_cache_tensor, block_size=self._facts.block_size or 0, head_dim=spec.head_dim
             )
-            self.side.register(view, RotaryTable.from_spec(spec), rank=upstream.rank())
+            with view.scratch_kept():
+                self.side.register(view, RotaryTable.from_spec(spec), rank=upstream.rank())
         except Exception as error:
             self._refuse(f"{type(error).__name__}: {error}")
             return

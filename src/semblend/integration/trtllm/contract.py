@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from semblend.integration.asked_interfaces import parameters
+from semblend.integration.asked_interfaces import parameters, unimplemented
 
 REQUIRED: dict[str, dict[str, tuple[str, ...]]] = {
     "KvCacheConnectorScheduler": {
@@ -57,7 +57,5 @@ def contract_problems(module: Any) -> list[str]:
             found = tuple(parameters(function)[1:])
             if found != expected:
                 problems.append(f"{name}.{method}{found}: {expected} expected")
-        known = {*methods, *IMPLEMENTED[name]}
-        abstract = sorted(set(getattr(kind, "__abstractmethods__", ())) - known)
-        problems += [f"{name}.{method} must be implemented and is not known" for method in abstract]
+        problems += unimplemented(kind, {*methods, *IMPLEMENTED[name]}.__contains__)
     return problems

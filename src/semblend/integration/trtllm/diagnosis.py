@@ -11,12 +11,14 @@ from typing import Any
 from semblend.integration.engine_versions import installed_version
 from semblend.integration.findings import (
     Finding,
-    Verdict,
     any_refused,
     given_options,
     interfaces,
     not_installed,
+    note,
+    ok,
     own_installation,
+    refused,
     refused_things,
 )
 from semblend.integration.trtllm import namespaces, upstream
@@ -53,15 +55,14 @@ def _installation() -> Iterator[Finding]:
     if version is None or importlib.util.find_spec("tensorrt_llm") is None:
         yield not_installed("TensorRT-LLM", extra="trtllm")
         return
-    yield Finding(
-        check="TensorRT-LLM",
-        verdict=Verdict.NOTE,
-        detail=f"{version}: the adapter was never run end to end on any; see docs/trtllm.md",
+    yield note(
+        "TensorRT-LLM",
+        f"{version}: the adapter was never run end to end on any; see docs/trtllm.md",
     )
     module = upstream.connector_module()
     if module is None:
-        detail = f"none of {', '.join(upstream.CONNECTOR_MODULES)} can be imported"
-        yield Finding(check="interfaces", verdict=Verdict.REFUSED, detail=detail)
+        names = ", ".join(upstream.CONNECTOR_MODULES)
+        yield refused("interfaces", f"none of {names} can be imported")
         return
     yield from interfaces(contract_problems(module), asked=module.__name__)
 
@@ -72,10 +73,8 @@ def _options(question: SetupQuestion) -> Iterator[Finding]:
     )
     yield mode
     if options is not None and options.mode.segmented and options.ladder_socket is None:
-        yield Finding(
-            check="ladders",
-            verdict=Verdict.NOTE,
-            detail="no ladder_socket: only clients in the engine's own process can climb",
+        yield note(
+            "ladders", "no ladder_socket: only clients in the engine's own process can climb"
         )
 
 
@@ -93,10 +92,9 @@ def _engine(question: SetupQuestion, model: str) -> Iterator[Finding]:
     facts = EngineFacts.of(arguments)
     namespace = namespaces.engine_namespace(facts, options, options.settings())
     if namespace.is_complete:
-        yield Finding(check="namespace", verdict=Verdict.OK, detail="every part is known")
+        yield ok("namespace", "every part is known")
     for part in namespace.unknown_parts:
-        detail = f"{part} is not known: discovery only"
-        yield Finding(check="namespace", verdict=Verdict.REFUSED, detail=detail)
+        yield refused("namespace", f"{part} is not known: discovery only")
     refusals = engine_refusals(arguments, facts, options)
     if question.tensor_parallel_size > 1 and upstream.connector_module() is None:
         refusals = [one for one in refusals if "without MPI" not in one.feature]
@@ -112,6 +110,6 @@ def _certificate(facts: EngineFacts, options: ConnectorOptions) -> Iterator[Find
     standing = standing_of(facts, options, options.settings())
     if standing.policy is None:
         detail = standing.detail or "none for this model"
-        yield Finding(check="certificate", verdict=Verdict.NOTE, detail=f"{detail}: no ladders")
+        yield note("certificate", f"{detail}: no ladders")
     else:
-        yield Finding(check="certificate", verdict=Verdict.OK, detail=standing.policy)
+        yield ok("certificate", standing.policy)

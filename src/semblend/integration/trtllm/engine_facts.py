@@ -6,16 +6,12 @@ unknown and never "any": whoever needs it refuses.
 
 from __future__ import annotations
 
-import json
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from semblend.core.namespace import NONE
-from semblend.integration.loaded_model.model_identity import weights_folder
-
-logger = logging.getLogger("semblend.trtllm")
+from semblend.integration.loaded_model.checkpoint import config_of, files_of, stored_quantization
 
 _AUTO = (None, "", "auto")
 _MISSING = object()
@@ -53,7 +49,7 @@ class EngineFacts:
         model = _text(getattr(llm_args, "model", None))
         revision = _text(getattr(llm_args, "revision", None))
         folder = None if model is None else files_of(model, revision)
-        hf_config = _hf_config(model, folder)
+        hf_config = config_of(folder)
         cache = getattr(llm_args, "kv_cache_config", None)
         dtype = _dtype(getattr(llm_args, "dtype", None), hf_config)
         return cls(
@@ -83,28 +79,6 @@ def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def files_of(name: str, revision: str | None = None) -> Path | None:
-    """The folder of a model or tokenizer, if its files are here; nothing is downloaded."""
-    try:
-        return weights_folder(name, revision)
-    except Exception as error:
-        logger.debug("no folder of %s: %s", name, error)
-        return None
-
-
-def _hf_config(model: str | None, folder: Path | None) -> Any:
-    """The configuration from files that are here; nothing is downloaded by a connector."""
-    if model is None or folder is None:
-        return None
-    try:
-        from transformers import AutoConfig
-
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
-    except Exception as error:
-        logger.warning("SemBlend cannot read the configuration of %s: %s", model, error)
-        return None
-
-
 def _dtype(given: Any, hf_config: Any) -> str | None:
     if given not in _AUTO:
         return str(given).removeprefix("torch.")
@@ -119,7 +93,7 @@ def _cache_dtype(cache: Any, llm_args: Any, dtype: str | None, folder: Path | No
     if given not in _AUTO:
         return str(given).removeprefix("torch.")
     quantised = _enum(getattr(getattr(llm_args, "quant_config", None), "kv_cache_quant_algo", None))
-    stored = _stored_quantization(folder)
+    stored = stored_quantization(folder)
     if stored is None:
         return None
     return quantised or stored.get("kv_cache_quant_algo") or dtype
@@ -128,7 +102,7 @@ def _cache_dtype(cache: Any, llm_args: Any, dtype: str | None, folder: Path | No
 def _quantization(llm_args: Any, folder: Path | None) -> str | None:
     """The weights' quantisation; checkpoints state it in files beside them."""
     config = getattr(llm_args, "quant_config", _MISSING)
-    stored = _stored_quantization(folder)
+    stored = stored_quantization(folder)
     if config is _MISSING or stored is None:
         return None
     return _enum(getattr(config, "quant_algo", None)) or stored.get("quant_algo") or NONE
@@ -137,29 +111,8 @@ def _quantization(llm_args: Any, folder: Path | None) -> str | None:
 def _added(llm_args: Any, folder: Path | None) -> str:
     """A quantisation that the checkpoint's files do not state; then they do not know of it."""
     told = _enum(getattr(getattr(llm_args, "quant_config", None), "quant_algo", None))
-    stored = (_stored_quantization(folder) or {}).get("quant_algo")
+    stored = (stored_quantization(folder) or {}).get("quant_algo")
     return NONE if told is None or told == stored else told
-
-
-def _stored_quantization(folder: Path | None) -> dict[str, str] | None:
-    """What the checkpoint's files say; None where they cannot be read."""
-    if folder is None:
-        return None
-    found: dict[str, str] = {}
-    try:
-        own = folder / "hf_quant_config.json"
-        if own.is_file():
-            values = json.loads(own.read_text(encoding="utf-8")).get("quantization") or {}
-            for name in ("quant_algo", "kv_cache_quant_algo"):
-                if values.get(name):
-                    found[name] = str(values[name])
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        stated = config.get("quantization_config")
-        if isinstance(stated, dict) and "quant_algo" not in found:
-            found["quant_algo"] = str(stated.get("quant_method") or "unnamed")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return found
 
 
 def _enum(value: Any) -> str | None:

@@ -13,7 +13,6 @@ version lets one choose, it also asks for the K/V cache manager this adapter kno
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.util
 import json
 import os
@@ -26,6 +25,7 @@ from typing import Any
 
 from semblend.core.errors import MissingExtraError, SettingsError
 from semblend.integration.launching import flags_of, given_flag, stopping, values_of
+from semblend.integration.option_values import given_yaml
 from semblend.integration.trtllm.options import VARIABLE, ConnectorOptions, forward
 from semblend.integration.trtllm.support import MANAGER_SETTING
 
@@ -131,7 +131,7 @@ def _with_connector(argv: list[str], folder: Path) -> tuple[list[str], dict[str,
         return [*argv, _OPTION_FLAGS[0], path], {"kv_connector_config": CONNECTOR}
     if flag.value is None:
         raise SettingsError(f"{flag.name}: a file expected")
-    options = _options(flag.value)
+    options = given_yaml(flag.value, source="options file", extra="trtllm")
     named = options.get("kv_connector_config")
     if named is not None and named != CONNECTOR:
         raise SettingsError(f"{flag.name}: kv_connector_config names another connector: {named}")
@@ -145,19 +145,3 @@ def _with_manager(options: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(cache, dict):
         return options  # not for us to judge
     return {**options, "kv_cache_config": {MANAGER_SETTING: False, **cache}}
-
-
-def _options(path: str) -> dict[str, Any]:
-    try:
-        yaml: Any = importlib.import_module("yaml")
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            package="pyyaml", extra="trtllm", purpose="reading an options file"
-        ) from error
-    try:
-        value = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise SettingsError(f"options file {path}: {error}") from error
-    if not isinstance(value, dict):
-        raise SettingsError(f"options file {path}: a mapping expected")
-    return value

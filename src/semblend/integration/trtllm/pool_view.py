@@ -7,7 +7,8 @@ position, V at index 1. A block id counts along the first dimension.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -69,6 +70,15 @@ class PoolView(KvAccess):
         if self.pool is None:
             raise UnsupportedModelError("K/V pool: what is copied into it does not come back")
         return self.pool
+
+    @contextmanager
+    def scratch_kept(self) -> Iterator[None]:
+        """Whatever is written into the scratch block meanwhile, it is as before afterwards."""
+        kept = self.tensor[self.scratch_block].clone()
+        try:
+            yield
+        finally:
+            self.tensor[self.scratch_block] = kept
 
     def read(self, block_ids: Sequence[int], start: int, end: int) -> torch.Tensor:
         """K/V of positions [start, end): [layers, 2, tokens, kv_heads, head_dim], a copy."""

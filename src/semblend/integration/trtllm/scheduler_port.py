@@ -10,12 +10,12 @@ import numpy as np
 from semblend.core.errors import PlanError
 from semblend.core.namespace import Namespace
 from semblend.core.tokens import TokenArray, as_token_array
-from semblend.integration.isolation import by_salt
+from semblend.integration.isolation import by_salt, by_salt_number
 from semblend.integration.ladder import split_salt
 from semblend.integration.ladder_desk import Ladders
-from semblend.integration.scheduler.port import Loan, PlainRequest
+from semblend.integration.scheduler.leader_side import OfferedRequest
+from semblend.integration.scheduler.port import Loan
 from semblend.integration.scheduler.request import Arrival
-from semblend.integration.trtllm import namespaces
 from semblend.integration.trtllm.interfaces import RequestData, UpstreamRequest
 from semblend.integration.trtllm.support import request_refusal
 
@@ -30,27 +30,16 @@ class Salt:
     """Whether the engine tells the number alone."""
 
 
-class TrtRequest(PlainRequest):
+class TrtRequest(OfferedRequest):
     """One of TensorRT-LLM's requests, and what the engine has for it."""
 
-    __slots__ = ("block_ids", "has_ended", "name", "offered", "ordered", "parks", "request")
+    __slots__ = ("parks", "request")
 
     def __init__(self, request: Any, name: str) -> None:
+        super().__init__(name)
         self.request = request
-        self.name = name
-        self.block_ids: tuple[int, ...] = ()
-        """The prompt's blocks, once they are allocated."""
-        self.offered = 0
-        """Tokens the engine was told that it need not compute."""
-        self.ordered = False
-        """Whether their load was ordered."""
         self.parks = False
         """Whether it waits for its load, instead of the step."""
-        self.has_ended = False
-
-    def make_private(self, first_approximate_token: int) -> None:
-        """Not possible here: what is loaded is published as exact K/V under the salt."""
-        raise PlanError(f"request {self.name}: approximate K/V for an ordinary request")
 
     def finishes_prompt(self, prompt_tokens: int, data: RequestData) -> bool:
         """Whether the step that `data` belongs to computes the prompt's last token.
@@ -122,9 +111,7 @@ class TrtScheduler:
 
     def of_salt(self, text: str | None, number: int | None) -> Namespace:
         """The namespace of whoever has this salt."""
-        isolation = (
-            namespaces.isolation_by_number(number) if self.salts_by_number else by_salt(text)
-        )
+        isolation = by_salt_number(number) if self.salts_by_number else by_salt(text)
         return self._namespace.with_parts(cache_salt=isolation)
 
     def _whose(self, salt: Salt | None) -> tuple[str | None, Namespace]:

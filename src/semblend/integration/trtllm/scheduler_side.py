@@ -6,35 +6,27 @@ through the link and is looked at whenever one of these is called.
 
 An ordinary request is offered its identical prefix only: TensorRT-LLM publishes what a
 connector loaded as exact K/V, and that is exact. Spans from elsewhere are offered to
-rungs of a ladder alone, whose salt nobody else has. What is offered cannot be taken back, so
-donors stay on the ranks (`LeaderRoom`) until the load they are offered for is answered.
+rungs of a ladder alone, whose salt nobody else has. What is offered cannot be taken back.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
-from semblend.core.errors import SemBlendError
 from semblend.core.namespace import Namespace
 from semblend.core.outcomes import DeclineReason, Outcome
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
-from semblend.integration.ladder import split_salt
-from semblend.integration.ladder_desk import LadderQuestion, Ladders, deadline
+from semblend.integration.ladder_desk import LadderQuestion, Ladders
 from semblend.integration.modes import Mode
 from semblend.integration.scheduler.engine_planner import PlanRewriter
-from semblend.integration.scheduler.orders import WorkerReport
+from semblend.integration.scheduler.leader_side import LeaderSide
 from semblend.integration.scheduler.port import Step
-from semblend.integration.scheduler.rank_room import LeaderRoom
-from semblend.integration.scheduler.request import Request, Stage
+from semblend.integration.scheduler.request import Request
 from semblend.integration.scheduler.settlement import beside
-from semblend.integration.scheduler.side import SchedulerSide
-from semblend.integration.scheduler.staged import DeskRungs
 from semblend.integration.trtllm import namespaces
 from semblend.integration.trtllm.fleet import announce
 from semblend.integration.trtllm.interfaces import RequestData, SchedulerOutput, UpstreamRequest
@@ -53,37 +45,23 @@ logger = logging.getLogger("semblend.trtllm")
 NOTHING = (0, False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reliance:
-    """An offer, or a load, that donors must stay for until every rank has answered."""
-
-    request: Request[TrtRequest]
-    plan: Plan
-
-
-class TrtSchedulerSide:
+class TrtSchedulerSide(LeaderSide[TrtRequest]):
     """The executor's thread and ladder clients call it, one at a time."""
 
     def __init__(self, setup: TrtSetup, *, rewrite: PlanRewriter | None = None) -> None:
         self.setup = setup
-        self._link = setup.scheduler.link
-        self._lock = threading.RLock()
-        self.room = LeaderRoom(setup.options.host_donor_bytes, lambda: self._link.token_bytes)
-        self.ladders = Ladders(self._segmented, block_size=setup.scheduler.block_size)
-        self._port = TrtScheduler(setup.scheduler.namespace, self.ladders)
-        self.shared = SchedulerSide(
+        ladders = Ladders(self._segmented, block_size=setup.scheduler.block_size)
+        self._port = TrtScheduler(setup.scheduler.namespace, ladders)
+        super().__init__(
             setup.scheduler,
             self._port,
+            link=setup.scheduler.link,
+            ladders=ladders,
+            host_donor_bytes=setup.options.host_donor_bytes,
             rewrite=rewrite,
-            rungs=DeskRungs(self.ladders),
-            room=self.room,
         )
-        self.planner, self.audit = self.shared.planner, self.shared.audit
         self._live: dict[int, TrtRequest] = {}
         self._attempts = itertools.count(2)
-        self.relied_on: dict[str, _Reliance] = {}
-        self._held: set[str] = set()
-        """Requests that have ended and whose blocks the engine keeps for their capture."""
         self.audit.event("scheduler_initialized", **setup.described())
         self.announcer = announce(self.planner.pipeline, setup)
         if self.announcer is not None:
@@ -95,19 +73,23 @@ class TrtSchedulerSide:
         """Tokens supplied behind `computed_tokens`, and whether the request waits for them."""
         with self._lock:
             try:
-                self._settle()
+                self.settle()
                 handle = self._asked(request)
                 self.shared.matched_tokens(handle, computed_tokens)
                 known = self.shared.requests.get(handle.name)
                 if known is None:
                     return NOTHING
-                handle.offered = self._offered(known, computed_tokens)
+                handle.offered = self.offer(known, computed_tokens)
+                threshold = self.setup.options.async_load_tokens
+                handle.parks = threshold is not None and handle.offered >= threshold
                 self._looked_up(known)
                 return handle.offered, handle.parks
             except Exception as error:
                 logger.warning("SemBlend lookup failed; computed cold", exc_info=True)
                 self.audit.event("lookup_error", detail=repr(error))
-                self._take_no_offer(int(request.request_id), type(error).__name__)
+                failed = self._live.get(int(request.request_id))
+                if failed is not None:
+                    self.take_no_offer(failed, type(error).__name__)
                 return NOTHING
 
     def allocated(self, request: UpstreamRequest, block_ids: list[int]) -> None:
@@ -127,7 +109,7 @@ class TrtSchedulerSide:
     def build_meta(self, scheduled: SchedulerOutput) -> ConnectorMeta:
         """This step's orders to every rank."""
         with self._lock:
-            self._settle()
+            self.settle()
             meta = ConnectorMeta()
             self.shared.fill(meta, Step(idle=False, computes=self._computes(scheduled)))
             for command in meta.loads:
@@ -142,32 +124,16 @@ class TrtSchedulerSide:
     def request_finished(self, request: UpstreamRequest) -> bool:
         """A request ends; True keeps its blocks until they are copied."""
         with self._lock:
-            self._settle()
+            self.settle()
             handle = self._live.pop(int(request.request_id), None)
             if handle is None:
                 return False
             if handle.offered and not handle.ordered:
                 account = self.shared.requests[handle.name].account
                 account.failed(DeclineReason.CANCELLED, "ended before it was loaded")
-            self._take_back(handle)
-            if handle.name in self.relied_on:  # its ranks answer behind its end: that settles it
-                handle.has_ended = True
-            else:
-                self._end(handle)
+            self.take_back(handle)
+            self.end(handle)
             return self.shared.is_capturing(handle.name)
-
-    def _take_back(self, handle: TrtRequest) -> None:
-        """A request is gone, or asked about anew: what no rank was told of is cancelled."""
-        if not handle.ordered:
-            self._let_go(handle.name)
-        elif self.shared.take_back(handle.name):
-            self._answered(handle.name, "cancelled before it was loaded")
-
-    def _end(self, handle: TrtRequest) -> None:
-        held, _ = self.shared.ended(handle, handle.block_ids)
-        if held:
-            self._held.add(handle.name)
-        self._port.forget(handle.name)
 
     # -- offers ------------------------------------------------------------------------
 
@@ -179,7 +145,7 @@ class TrtSchedulerSide:
             name = name_of(number, next(self._attempts))
         handle = TrtRequest(request, name)
         if before is not None:  # its allocation was destroyed: it starts anew
-            self._take_back(before)
+            self.take_back(before)
             self.shared.start_over(before.name, handle)
             self._port.forget(before.name)
         else:
@@ -187,38 +153,6 @@ class TrtSchedulerSide:
         if name in self.shared.requests:
             self._live[number] = handle
         return handle
-
-    def _take_no_offer(self, number: int, why: str) -> None:
-        """The engine is told that nothing is supplied: nothing may be loaded either."""
-        handle = self._live.get(number)
-        known = None if handle is None else self.shared.requests.get(handle.name)
-        if handle is not None and known is not None:
-            handle.offered = 0
-            self._take_back(handle)
-            known.withdraw()
-            known.decline(DeclineReason.INTERNAL_ERROR, why)
-
-    def _offered(self, request: Request[TrtRequest], computed_tokens: int) -> int:
-        """Tokens of a claim that this engine can take; what it is told cannot be taken back."""
-        claim = request.claim
-        if request.stage is not Stage.CLAIMED or claim is None:
-            return 0
-        plan = claim.plan
-        size = self.setup.scheduler.block_size
-        contiguous = plan.copies and plan.copies[0].target_start == computed_tokens
-        if computed_tokens % size or plan.end % size or plan.holes or not contiguous:
-            request.decline(DeclineReason.NOT_WORTH_IT, "not whole blocks behind the prefix")
-        elif plan.end >= len(request.tokens):
-            request.decline(DeclineReason.NOT_WORTH_IT, "no token is left to the engine")
-        elif not self.room.pin(plan.donor_ids):
-            request.decline(DeclineReason.DONOR_GONE)
-        else:
-            self.relied_on[request.request_id] = _Reliance(request=request, plan=plan)
-            threshold, offered = self.setup.options.async_load_tokens, plan.end - computed_tokens
-            request.handle.parks = threshold is not None and offered >= threshold
-            return offered
-        request.withdraw()
-        return 0
 
     def _looked_up(self, request: Request[TrtRequest]) -> None:
         """What was found for a request, and what of it was offered: evidence, not reuse."""
@@ -289,34 +223,11 @@ class TrtSchedulerSide:
 
     # -- ladders -----------------------------------------------------------------------
 
-    def plan(self, question: LadderQuestion) -> list[int] | None:
-        """Ends of the rungs to climb, or None: nothing to climb for. Never raises."""
-        with self._lock:
-            try:
-                self._settle()
-                return self._open_ladder(question)
-            except Exception as error:
-                if not isinstance(error, SemBlendError):
-                    logger.warning("SemBlend could not plan a ladder", exc_info=True)
-                self.audit.event("lookup_error", detail=repr(error))
-            return None
-
-    def report(self, salt: str, *, wait_s: float = 5.0) -> dict[str, Any]:
-        """What became of a ladder, once every rank has answered or the wait is over."""
-        ladder_id = split_salt(salt)[1] or ""
-        until = deadline(wait_s)
-        while True:
-            with self._lock:
-                self._settle()
-                left = until - deadline(0.0)
-                if self.ladders.is_settled(ladder_id) or left <= 0:
-                    return self.ladders.close(ladder_id, certified=self.shared.setup.certified)
-            self._link.wait(min(left, 0.1))
-
     def _segmented(self, tokens: TokenArray, namespace: Namespace) -> Plan:
         return self.planner.plan(tokens, namespace, exact_tokens=0, mode=Mode.SEGMENTED)
 
-    def _open_ladder(self, question: LadderQuestion) -> list[int] | None:
+    def open_ladder(self, question: LadderQuestion) -> list[int] | None:
+        """Ends of the rungs to climb, or None, and a record of why."""
         objection = self.setup.ladder_objection
         if self._port.salts_by_number and question.salt_id is None:
             objection = objection or "this engine knows salts by numbers the client cannot compute"
@@ -337,53 +248,17 @@ class TrtSchedulerSide:
 
     # -- answers -----------------------------------------------------------------------
 
-    def settle(self) -> None:
-        """Look at what the ranks have answered; every call from the engine does this first."""
-        with self._lock:
-            self._settle()
+    def kept(self, donor_id: str) -> None:
+        """Every rank holds a donor that can be found."""
+        if self.announcer is not None:
+            self._announced("donor_registered", donor_id=donor_id)
 
-    def _settle(self) -> None:
-        for event, fields in self._link.take_notes():
-            self.audit.event(event, **fields)
-        for report in self._link.take():
-            with beside("settle an answer"):
-                self._settle_report(report)
+    def gone(self, handle: TrtRequest) -> None:
+        """A request is no longer known here."""
+        self._port.forget(handle.name)
 
-    def _settle_report(self, report: WorkerReport) -> None:
-        self.shared.update(report, None)
-        for request_id in {*report.loaded, *report.failed}:
-            failure = report.failed.get(request_id)
-            with beside("settle a load"):
-                self._answered(request_id, None if failure is None else failure.detail)
-        freed = {one for one in self._held if not self.shared.is_capturing(one)}
-        self._held -= freed
-        self.shared.update(None, freed)
-        for donor_id in report.captured:
-            if self.announcer is not None and self.planner.pipeline.holds(donor_id):
-                self._announced("donor_registered", donor_id=donor_id)
-
-    def _answered(self, request_id: str, failure: str | None) -> None:
-        """Every rank has answered a load, or none was told of it."""
-        load = self._let_go(request_id)
-        if load is None:
-            return
-        request, plan = load.request, load.plan
-        if request.ladder_id is not None:
-            self.ladders.answered(request.ladder_id, plan.reused_tokens, failure)
-        if request is self.shared.requests.get(request_id):  # else its allocation was destroyed
-            self._say_materialised(request, plan, failure)
-            if request.handle.has_ended:
-                self._end(request.handle)
-
-    def _let_go(self, request_id: str) -> _Reliance | None:
-        load = self.relied_on.pop(request_id, None)
-        if load is not None:
-            self.room.unpin(load.plan.donor_ids)
-        return load
-
-    def _say_materialised(
-        self, request: Request[TrtRequest], plan: Plan, failure: str | None
-    ) -> None:
+    def loaded(self, request: Request[TrtRequest], plan: Plan, failure: str | None) -> None:
+        """Every rank has answered a live request's load."""
         settlement = request.account.settlement
         if settlement is None or (settlement.outcome is not Outcome.MATERIALISED and not failure):
             return  # the ledger did not take it
@@ -407,8 +282,3 @@ class TrtSchedulerSide:
             subject=self.setup.scheduler.settings.nats_subject,
             **fields,
         )
-
-    def close(self) -> None:
-        """Stop the threads and close the audit file."""
-        self.settle()
-        self.shared.close()

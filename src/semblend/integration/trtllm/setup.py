@@ -8,22 +8,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from semblend.core.settings import Settings
+from semblend.integration.loaded_model.model_certificates import standing_for
 from semblend.integration.loaded_model.model_cost import cost_model
+from semblend.integration.loaded_model.model_identity import for_discovery
 from semblend.integration.loaded_model.sentence_ends import boundaries_of
 from semblend.integration.modes import CapturePolicy, Execution, Mode
 from semblend.integration.probing import is_static
 from semblend.integration.running_mode import RunningMode
-from semblend.integration.scheduler.setup import (
-    CaptureRules,
-    SchedulerSetup,
-    may_load,
-    standing_for,
-)
+from semblend.integration.scheduler.setup import CaptureRules, SchedulerSetup, may_load
+from semblend.integration.scheduler.worker_link import WorkerLink
 from semblend.integration.starting import Start
 from semblend.integration.trtllm import namespaces
 from semblend.integration.trtllm.engine_facts import EngineFacts
 from semblend.integration.trtllm.options import ConnectorOptions
-from semblend.integration.trtllm.wiring import WorkerLink
 from semblend.planning.certificates import Standing
 from semblend.planning.cost import CostModel
 
@@ -103,7 +100,7 @@ class TrtSetup:
             engine="trtllm",
             logger=logger,
             settings=settings,
-            namespace=namespaces.for_discovery(stated),
+            namespace=for_discovery(stated),
             mode=Mode.EXACT_PREFIX if objection is None else Mode.DISCOVERY_ONLY,
             execution=Execution.STAGED,
             block_size=facts.block_size or 1,

@@ -38,10 +38,9 @@ def trtllm_start(llm_args: Any) -> Start:
         if unknown := namespaces.engine_namespace(facts, options, settings).unknown_parts:
             yield Refusal(feature=f"unknown parts of the namespace: {', '.join(unknown)}")
 
-    def discovery() -> Iterable[Refusal]:
+    def discovery() -> Iterable[str]:
         module = upstream.connector_module()
-        for problem in () if module is None else contract_problems(module):
-            yield Refusal(feature=problem)
+        return () if module is None else contract_problems(module)
 
     return start_of(options, settings, loading=loading, discovery=discovery)
 

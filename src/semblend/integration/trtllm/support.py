@@ -78,10 +78,7 @@ def _model_refusals(facts: EngineFacts, options: ConnectorOptions) -> list[Refus
         refusals.append(Refusal(feature="multi-head latent attention"))
     if getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True):
         refusals.append(Refusal(feature="sliding-window attention"))
-    refusals += rotary_refusals(text)
-    if options.mode.uncertified:
-        refusals += policy_refusals(options.settings().recompute_policy, is_static)
-    return refusals
+    return [*refusals, *rotary_refusals(text), *policy_refusals(options, is_static)]
 
 
 _REQUEST_FEATURES: tuple[tuple[str, str], ...] = (

@@ -11,10 +11,12 @@ from semblend.core.architectures import EngineName, rows_of
 from semblend.core.errors import SemBlendError, SettingsError
 from semblend.integration.findings import (
     Finding,
-    Verdict,
     any_refused,
     not_installed,
+    note,
+    ok,
     own_installation,
+    refused,
 )
 from semblend.integration.modes import Execution, Mode
 from semblend.integration.refusals import architecture_names
@@ -67,12 +69,10 @@ def _platform() -> Iterator[Finding]:
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        yield Finding(check="platform", verdict=Verdict.OK, detail="CPU, tested")
+        yield ok("platform", "CPU, tested")
     else:
-        yield Finding(
-            check="platform",
-            verdict=Verdict.NOTE,
-            detail=f"{current_platform.device_name}: docs/vllm.md says what was run on GPUs",
+        yield note(
+            "platform", f"{current_platform.device_name}: docs/vllm.md says what was run on GPUs"
         )
 
 
@@ -84,7 +84,7 @@ def _options(question: SetupQuestion, findings: list[Finding]) -> ConnectorOptio
         options = ConnectorOptions.from_extra_config(extra)
         options.settings()
     except SemBlendError as error:
-        findings.append(Finding(check="configuration", verdict=Verdict.REFUSED, detail=str(error)))
+        findings.append(refused("configuration", str(error)))
         return None
     return options
 
@@ -97,19 +97,18 @@ def _mode(options: ConnectorOptions) -> Iterator[Finding]:
         Mode.SEGMENTED_EXPERIMENTAL: "loads spans anywhere; uncertified, every response says so",
         Mode.SEGMENTED: "loads spans anywhere, if the model has a quality certificate",
     }  # fmt: skip
-    verdict = Verdict.NOTE if mode.uncertified else Verdict.OK
-    yield Finding(check="mode", verdict=verdict, detail=f"{mode.value}: {says[mode]}")
+    yield (note if mode.uncertified else ok)("mode", f"{mode.value}: {says[mode]}")
     if mode.segmented:
         how = {
             Execution.NESTED: "nested: holes in one extra pass of the model",
             Execution.STAGED: "staged: ladders only, see semblend.integration.vllm.ladder_client",
         }
-        yield Finding(check="execution", verdict=Verdict.OK, detail=how[options.execution])
+        yield ok("execution", how[options.execution])
 
 
 def _connector(question: SetupQuestion) -> Iterator[Finding]:
     for refusal in offloading_refusals(question.kv_offloading_size):
-        yield Finding(check="connector", verdict=Verdict.REFUSED, detail=str(refusal))
+        yield refused("connector", str(refusal))
 
 
 def _engine(question: SetupQuestion, options: ConnectorOptions) -> Iterator[Finding]:
@@ -120,40 +119,31 @@ def _engine(question: SetupQuestion, options: ConnectorOptions) -> Iterator[Find
     except Exception as error:
         # vLLM may raise anything for a configuration it cannot take.
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        yield Finding(check="model", verdict=Verdict.REFUSED, detail=f"vLLM says: {lines[-1]}")
+        yield refused("model", f"vLLM says: {lines[-1]}")
         return
     yield from _architecture(config)
     yield from hybrid_manager(config)
     refusals = engine_refusals(config, options)
     for refusal in refusals:
-        loads = options.mode.loads
-        yield Finding(
-            check="model",
-            verdict=Verdict.REFUSED if loads else Verdict.NOTE,
-            detail=str(refusal) + ("" if loads else "; nothing could be loaded"),
-        )
+        if options.mode.loads:
+            yield refused("model", str(refusal))
+        else:
+            yield note("model", f"{refusal}; nothing could be loaded")
     if refusals:
         return
-    yield Finding(check="model", verdict=Verdict.OK, detail=f"{question.model}: nothing is refused")
+    yield ok("model", f"{question.model}: nothing is refused")
     engine = VllmSetup.of(config, options)
     setup = engine.scheduler
-    if options.mode is Mode.SEGMENTED:
-        yield Finding(
-            check="certificate",
-            verdict=Verdict.OK if setup.certified else Verdict.REFUSED,
-            detail=f"policy {setup.standing.policy}"
-            if setup.certified
-            else f"{setup.standing.detail}: the connector would run discovery only",
-        )
-        if not setup.certified:
-            yield Finding(check="next", verdict=Verdict.NOTE, detail=engine.running.next_step)
-    yield Finding(
-        check="budget",
-        verdict=Verdict.OK,
-        detail=(
-            f"at most {setup.hole_budget} hole tokens per step, blocks of {setup.block_size}, "
-            f"{setup.ranks} rank(s)"
-        ),
+    if options.mode is Mode.SEGMENTED and setup.certified:
+        yield ok("certificate", f"policy {setup.standing.policy}")
+    elif options.mode is Mode.SEGMENTED:
+        detail = f"{setup.standing.detail}: the connector would run discovery only"
+        yield refused("certificate", detail)
+        yield note("next", engine.running.next_step)
+    yield ok(
+        "budget",
+        f"at most {setup.hole_budget} hole tokens per step, blocks of {setup.block_size}, "
+        f"{setup.ranks} rank(s)",
     )
 
 
@@ -162,23 +152,16 @@ def _architecture(config: Any) -> Iterator[Finding]:
     names = architecture_names(config.model_config.hf_config)
     for row in rows_of(names, EngineName.VLLM):
         special = ", ".join(sorted(row.traits)) or "dense layers, full attention"
-        yield Finding(
-            check="architecture",
-            verdict=Verdict.OK,
-            detail=f"{row.name} ({row.models}): tested; {special}",
-        )
+        yield ok("architecture", f"{row.name} ({row.models}): tested; {special}")
 
 
 def hybrid_manager(config: Any) -> Iterator[Finding]:
     """Whether vLLM would keep windowed layers apart, which is found out only at start."""
     if has_windows(config) and not config.scheduler_config.disable_hybrid_kv_cache_manager:
-        yield Finding(
-            check="windows",
-            verdict=Verdict.NOTE,
-            detail=(
-                "start vLLM with --disable-hybrid-kv-cache-manager: its hybrid manager drops K/V "
-                "beyond windows, and loading is refused with it (docs/vllm.md)"
-            ),
+        yield note(
+            "windows",
+            "start vLLM with --disable-hybrid-kv-cache-manager: its hybrid manager drops K/V "
+            "beyond windows, and loading is refused with it (docs/vllm.md)",
         )
 
 

@@ -8,7 +8,6 @@ model or for one adapter, and restores the step's afterwards.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,26 +16,15 @@ import torch
 
 from semblend.core.errors import DonorError
 from semblend.integration.lora_adapter import LoraAdapter
-from semblend.kv.fingerprint import tensors_fingerprint
-
-_MOST_NOTED = 1 << 16
-"""Adapters whose weights are remembered; a server that loads more is not followed."""
+from semblend.integration.worker.adapter_weights import AdapterWeights
 
 
 class Adapters:
-    """The adapters of one runner, and what their weights were when they were first seen.
-
-    vLLM loads adapters from their files as requests need them, drops them for others, and reads the
-    files again. What it reads then may have changed under the same number.
-    """
+    """The adapters of one runner."""
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
-        self._noted: dict[int, str] = {}
-        """Fingerprints by number, also of adapters that vLLM has dropped since."""
-        self._seen: dict[int, weakref.ref[Any]] = {}
-        """What vLLM holds by number, as far as its fingerprint was taken."""
-        self._differ = False
+        self._weights = AdapterWeights(_tensors)
 
     @property
     def enabled(self) -> bool:
@@ -105,18 +93,7 @@ class Adapters:
 
     def changed(self) -> bool:
         """Whether some adapter has come back with other weights than it had."""
-        if not self.enabled or self._differ:
-            return self._differ
-        held = self._manager.list_adapters()
-        self._seen = {number: seen for number, seen in self._seen.items() if number in held}
-        for number, weights in held.items():
-            if number in self._seen and self._seen[number]() is weights:
-                continue
-            now = tensors_fingerprint(_tensors(weights))
-            self._differ |= self._noted.setdefault(number, now) != now
-            self._seen[number] = weakref.ref(weights)
-        self._differ |= len(self._noted) > _MOST_NOTED
-        return self._differ
+        return self.enabled and self._weights.changed(self._manager.list_adapters())
 
     def _protect(self, wanted: int) -> None:
         """Make the step's adapters the last to be displaced: its logits are still to come."""

@@ -10,7 +10,6 @@ through that same call, layer by layer.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,13 +19,8 @@ from semblend.core.errors import UnsupportedModelError
 from semblend.integration.vllm.layer_kv import latent_dim, parts_of, update_cache, window_of
 from semblend.integration.worker.port import KvAccess
 from semblend.kv.numbers import decoded, is_fp8
-from semblend.kv.probed_strides import strided_pool
+from semblend.kv.probed_strides import probed_places, strided_pool
 from semblend.kv.span_batch import Destination
-
-_BASE = 64
-"""Digits below this are exact in float16, bfloat16 and float32."""
-_FP8_BASE = 16
-"""The same for fp8."""
 
 
 class PagedAccess(KvAccess):
@@ -150,29 +144,21 @@ class PagedAccess(KvAccess):
 
     def _probe(self, layer: Any) -> tuple[torch.Tensor, ...]:
         """Find where in a block each (offset, head, dim) of each part is."""
-        shape = (self.parts, self.block_size, self.kv_heads, self.head_dim)
-        count = math.prod(shape)
-        numbers = torch.arange(count, device=self.device).view(shape)
         slots = torch.arange(self.block_size, dtype=torch.int64, device=self.device)
-        found = torch.zeros(layer.kv_cache[0].numel(), dtype=torch.int64, device=self.device)
-        weight, base = 1, _FP8_BASE if is_fp8(self.dtype) else _BASE
-        while weight < count:
-            scratch = torch.zeros(
-                (1, *layer.kv_cache.shape[1:]), dtype=self.dtype, device=self.device
-            )
-            digits = ((numbers // weight) % base).to(self._computed_in)
-            values = digits[1].contiguous() if self.parts == 2 else None
-            target = _Unscaled(layer) if is_fp8(self.dtype) else layer
-            update_cache(target, digits[0].contiguous(), values, scratch, slots)
-            found += decoded(scratch.flatten()).to(torch.int64) * weight
-            weight *= base
-        ordered, places = torch.sort(found)
-        if found.numel() != count or not torch.equal(ordered, torch.arange(count).to(found)):
+        target = _Unscaled(layer) if is_fp8(self.dtype) else layer
+
+        def write(numbers: torch.Tensor, cache: torch.Tensor) -> None:
+            parts = [part.contiguous() for part in numbers.to(self._computed_in)]
+            update_cache(target, parts[0], parts[1] if self.parts == 2 else None, cache, slots)
+
+        shape = (self.parts, self.block_size, self.kv_heads, self.head_dim)
+        places = probed_places(write, layer.kv_cache[0], shape)
+        if places is None:
             raise UnsupportedModelError(
                 f"attention backend {type(layer.impl).__name__}: a block of the K/V cache does not "
                 f"hold each number of its tokens exactly once"
             )
-        return tuple(part.contiguous() for part in places.view(self.parts, -1))
+        return places
 
 
 class _Unscaled:

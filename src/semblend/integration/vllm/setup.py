@@ -6,15 +6,11 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+from semblend.integration.loaded_model.model_certificates import standing_for
 from semblend.integration.loaded_model.model_cost import cost_model
 from semblend.integration.modes import Provider
 from semblend.integration.running_mode import RunningMode
-from semblend.integration.scheduler.setup import (
-    CaptureRules,
-    Decoder,
-    SchedulerSetup,
-    standing_for,
-)
+from semblend.integration.scheduler.setup import CaptureRules, Decoder, SchedulerSetup
 from semblend.integration.starting import UNHINDERED, Start
 from semblend.integration.vllm import namespaces
 from semblend.integration.vllm.options import ConnectorOptions

@@ -11,12 +11,8 @@ from semblend.integration.refusals import Refusal
 from semblend.integration.starting import Start, start_of
 from semblend.integration.vllm.contract import contract_problems
 from semblend.integration.vllm.options import ConnectorOptions
-from semblend.integration.vllm.support import (
-    cache_refusals,
-    engine_refusals,
-    taken_traits,
-    version_refusals,
-)
+from semblend.integration.vllm.support import cache_refusals, engine_refusals, taken_traits
+from semblend.integration.vllm.versions import VERSIONS
 
 
 def vllm_start(
@@ -37,21 +33,22 @@ def vllm_start(
         With SEMBLEND_STRICT_START, naming everything that stands in the way.
     """
 
-    def loading() -> Iterable[Refusal]:
-        return loading_refusals(vllm_config, kv_cache_config, options)
+    def discovery() -> Iterable[str]:
+        return (f"vLLM {vllm_version}: {each}" for each in contract_problems(connector, bases))
 
-    def discovery() -> Iterable[Refusal]:
-        for problem in contract_problems(connector, bases):
-            yield Refusal(feature=f"vLLM {vllm_version}: {problem}")
-
-    return start_of(options, options.settings(), loading=loading, discovery=discovery)
+    return start_of(
+        options,
+        options.settings(),
+        loading=lambda: loading_refusals(vllm_config, kv_cache_config, options),
+        discovery=discovery,
+    )
 
 
 def loading_refusals(
     vllm_config: Any, kv_cache_config: Any | None, options: ConnectorOptions
 ) -> Iterable[Refusal]:
     """Everything under which donor K/V must not be loaded."""
-    yield from version_refusals(vllm_version)
+    yield from VERSIONS.refusals(vllm_version)
     yield from engine_refusals(vllm_config, options)
     if kv_cache_config is not None:
         yield from cache_refusals(kv_cache_config, taken_traits(vllm_config))

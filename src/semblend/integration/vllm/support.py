@@ -21,7 +21,6 @@ from semblend.integration.refusals import (
 from semblend.integration.vllm.namespaces import FP8_CACHES, length_class
 from semblend.integration.vllm.options import ConnectorOptions
 from semblend.integration.vllm.speculation import speculation_refusals
-from semblend.integration.vllm.versions import VERSIONS
 
 WORKER_CLASS = "semblend.integration.vllm.worker.SemBlendWorker"
 _BEAM = re.compile(r"-beam-\d+(-[0-9a-f]+)?$")
@@ -186,13 +185,6 @@ def offloading_refusals(kv_offloading_size: float | None) -> list[Refusal]:
             ),
         )
     ]
-
-
-def version_refusals(version: str) -> list[Refusal]:
-    """Empty for a version whose contract is known."""
-    if VERSIONS.judge(version).supported:
-        return []
-    return [Refusal(feature=f"vLLM {version}", remedy="its connector contract is not known")]
 
 
 def cache_refusals(kv_cache_config: Any, taken: Container[Trait] = ()) -> list[Refusal]:

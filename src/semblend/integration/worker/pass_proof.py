@@ -8,15 +8,21 @@ are run and their K/V is compared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 
 from semblend.core.plan import Hole
 from semblend.core.tokens import TokenArray
+from semblend.integration.worker.host_ranks import MeetingRanks
 from semblend.integration.worker.port import Runs
-from semblend.integration.worker.sequences import BlockTable, VirtualSequence
+from semblend.integration.worker.sequences import BlockTable, PassLimits, VirtualSequence
+
+logger = logging.getLogger("semblend.adapter")
 
 TRIAL_TOKENS = 96
 """How long the prompt is that is tried."""
@@ -98,6 +104,29 @@ class SlotTrial:
 
     def _of(self, holes: tuple[Hole, ...]) -> torch.Tensor:
         return torch.cat([self._slots[hole.start : hole.end] for hole in holes])
+
+
+def proven_limits(
+    limits: PassLimits,
+    ranks: MeetingRanks,
+    trial: Callable[[PassLimits], AbstractContextManager[PassTrial]],
+) -> PassLimits:
+    """The limits with whether holes share a pass in this engine; untried, they do not."""
+    apart = replace(limits, together=False)
+    if limits.sequences < 2 or limits.tokens < TRIAL_TOKENS:
+        return apart
+    try:
+        with (
+            torch.inference_mode(),
+            ranks.together(),
+            trial(replace(limits, together=True)) as prompt,
+        ):
+            shared = all(ranks.all_true([holes_share_a_pass(prompt)]))
+    except Exception:
+        logger.warning("SemBlend could not try passes of several holes", exc_info=True)
+        return apart
+    logger.info("SemBlend computes %s of a request in a pass", "holes" if shared else "one hole")
+    return replace(limits, together=shared)
 
 
 def holes_share_a_pass(trial: PassTrial) -> bool:

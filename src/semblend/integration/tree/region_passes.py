@@ -8,24 +8,18 @@ the engine's own forward. The last cannot fail apart from the engine itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from typing import Any
-
-import torch
+from typing import Any, Protocol
 
 from semblend.core.outcomes import DeclineReason
 from semblend.core.plan import Hole, Plan
 from semblend.integration.probing import probes
 from semblend.integration.scheduler.orders import LoadCommand, LoadFailure
 from semblend.integration.scheduler.settlement import Settlements
-from semblend.integration.sglang.exact_recompute import with_regions_computed
-from semblend.integration.sglang.kv_pool import KvPool
-from semblend.integration.sglang.loading import SpanLoader
-from semblend.integration.sglang.log_lines import BackendLog, logger
-from semblend.integration.sglang.nested_pass import NestedPass, attention_layers
-from semblend.integration.sglang.request_state import (
+from semblend.integration.tree.admitted import (
     Loaded,
     PrivateLoad,
     State,
@@ -39,7 +33,35 @@ from semblend.integration.worker.policy_probe import (
     chosen_together,
 )
 from semblend.integration.worker.pool_copies import PoolCopies
+from semblend.integration.worker.port import KvLayers, Runs
 from semblend.integration.worker.sequences import PassLimits, VirtualSequence, in_turn, sequences_of
+
+logger = logging.getLogger("semblend.adapter")
+
+
+class AdmittedBatch(Protocol):
+    """A batch that the engine is about to run, by its rows."""
+
+    @property
+    def nested(self) -> Runs:
+        """The engine's model over virtual sequences of these rows."""
+        ...
+
+    def block_of(self, row: int) -> int:
+        """The request's one block: its row of the slot table."""
+        ...
+
+    def whole(self, row: int, plan: Plan) -> AbstractContextManager[None]:
+        """Lend a tail that this step computes only in part slots for the rest."""
+        ...
+
+    def with_computed(self, regions: Mapping[int, Hole]) -> Any:
+        """The engine's batch, which also computes these regions."""
+        ...
+
+    def tell_cached(self, request: Any, plan: Plan, *, reused: bool) -> None:
+        """The engine took the whole region for a hit; say what it really was."""
+        ...
 
 
 class RegionPasses:
@@ -47,100 +69,78 @@ class RegionPasses:
 
     def __init__(
         self,
-        runner: Any,
         *,
-        pool: KvPool,
+        access: KvLayers,
         copies: PoolCopies,
         limits: PassLimits,
-        loader: SpanLoader,
         ranks: MeetingRanks,
+        seen: Callable[[Any, PassLimits], AdmittedBatch],
     ) -> None:
+        """`seen` is the engine's batch by its rows, for passes within these limits."""
         self.limits = limits
-        self._ranks = ranks
-        self._runner = runner
-        self._pool = pool
+        self._access = access
         self._copies = copies
-        self._loader = loader
-        self._attention = attention_layers(runner.model, pool.layer_count)
+        self._ranks = ranks
+        self._seen = seen
 
     def complete(
-        self, batch: Any, loaded: Loaded, settlements: Settlements, log: BackendLog
+        self,
+        batch: Any,
+        loaded: Loaded,
+        settlements: Settlements,
+        placed: Callable[[str, Plan], None],
     ) -> tuple[Any, bool]:
         """The batch to run, and whether a pass failed. Never raises."""
-        nested = NestedPass(self._runner, batch, self.limits, self._ranks, self._attention)
+        rows = self._seen(batch, self.limits)
         try:
             with self._ranks.together():
                 self._copies.wait()
-                nested.run(in_turn(self._laid_out(batch, nested, loaded)))
+                rows.nested.run(in_turn(self._laid_out(rows, loaded)))
                 self._ranks.meet()
         except Exception as error:
             logger.warning("SemBlend's pass over holes failed", exc_info=True)
-            return self._computed(batch, nested, loaded, settlements, error), True
+            return self._computed(batch, rows, loaded, settlements, error), True
         for _, state, load in loads_of(loaded):
             if load.plan.reused_tokens or load.plan.continued_tokens:
                 state.plan, state.account.exact_tokens = load.plan, load.plan.exact_tokens
                 state.account.continued_tokens = load.plan.continued_tokens
                 state.loaded(load.plan.reused_tokens)
             if load.plan.reused_tokens:
-                if settlements.confirmed(state, layers=self._pool.layer_count):
-                    log.placed(state.request_id, load.plan)
+                if settlements.confirmed(state, layers=self._access.layer_count):
+                    placed(state.request_id, load.plan)
             elif not load.plan.continued_tokens:
                 detail = f"{load.plan.policy} recomputes every reusable token"
                 settlements.declined(state, DeclineReason.POLICY_DECLINED, detail)
                 computed_exactly(state)
-        for request, state in loaded.values():
-            correct_cached_tokens(request, state, reused=True)
+        _tell_cached(rows, loaded, reused=True)
         return batch, False
 
-    def _laid_out(
-        self, batch: Any, nested: NestedPass, loaded: Loaded
-    ) -> list[list[VirtualSequence]]:
+    def _laid_out(self, rows: AdmittedBatch, loaded: Loaded) -> list[list[VirtualSequence]]:
         """What is left to compute of each load, which holds its final plan afterwards."""
         left: list[list[VirtualSequence]] = []
         asked: dict[LoadProbe, tuple[int, State, PrivateLoad]] = {}
         for row, state, load in loads_of(loaded):
-            command = _command(batch, row, state, load)
+            command = _command(rows, row, state, load)
             if probes(load.plan):
-                asked[LoadProbe(command, load.plan, self._pool)] = row, state, load
+                asked[LoadProbe(command, load.plan, self._access)] = row, state, load
             else:
                 left.append(sequences_of(command, load.plan.holes))
         for group in asked_together(list(asked), self.limits):
             with ExitStack() as lent:
                 for row, _, load in map(asked.__getitem__, group):
-                    lent.enter_context(self._whole_row(batch, row, load.plan))
-                plans = chosen_together(group, self._pool, nested, self._ranks.summed)
+                    lent.enter_context(rows.whole(row, load.plan))
+                plans = chosen_together(group, self._access, rows.nested, self._ranks.summed)
             for probe, plan in zip(group, plans, strict=True):
                 row, state, load = asked[probe]
                 state.handle.load = replace(load, plan=plan)
                 holes = probe.left_to_compute(plan)
-                left.append(sequences_of(_command(batch, row, state, load), holes))
+                left.append(sequences_of(_command(rows, row, state, load), holes))
         return left
-
-    @contextmanager
-    def _whole_row(self, batch: Any, row: int, plan: Plan) -> Iterator[None]:
-        """A tail that this step computes only in part is lent slots for the rest."""
-        present = batch.prefix_lens[row] + batch.extend_lens[row]
-        missing = plan.prompt_tokens - present
-        if missing <= 0:
-            yield
-            return
-        line = self._table[int(batch.req_pool_indices_cpu[row])]
-        taken = self._loader.take(missing)
-        try:
-            line[present : plan.prompt_tokens] = taken[:missing].to(line.dtype)
-            yield
-        finally:
-            self._loader.give_back(taken)
-
-    @property
-    def _table(self) -> torch.Tensor:
-        table: torch.Tensor = self._runner.req_to_token_pool.req_to_token
-        return table
 
     def _computed(
         self,
         batch: Any,
-        nested: NestedPass,
+        rows: AdmittedBatch,
         loaded: Loaded,
         settlements: Settlements,
         error: Exception,
@@ -150,24 +150,23 @@ class RegionPasses:
         for row, state, load in loads_of(loaded):
             try:
                 with self._ranks.together():
-                    nested.run(sequences_of(_command(batch, row, state, load), [load.region]))
+                    rows.nested.run(sequences_of(_command(rows, row, state, load), [load.region]))
             except Exception:
                 logger.warning("SemBlend's exact pass failed too", exc_info=True)
                 left[row] = load.region
         for _, state, load in loads_of(loaded):
             settlements.failed(state, LoadFailure.by(error), blocks=len(load.region))
             computed_exactly(state)
-        for request, state in loaded.values():
-            correct_cached_tokens(request, state, reused=False)
-        return with_regions_computed(batch, left, self._table) if left else batch
+        _tell_cached(rows, loaded, reused=False)
+        return rows.with_computed(left) if left else batch
 
 
-def _command(batch: Any, row: int, state: State, load: PrivateLoad) -> LoadCommand:
-    """The load as shared code takes it; its one block is the request's row of the slot table."""
+def _command(rows: AdmittedBatch, row: int, state: State, load: PrivateLoad) -> LoadCommand:
+    """The load as shared code takes it."""
     plan = load.plan
     return LoadCommand(
         request_id=state.request_id,
-        block_ids=(int(batch.req_pool_indices_cpu[row]),),
+        block_ids=(rows.block_of(row),),
         tokens=state.handle.tokens,
         start=plan.exact_tokens,
         end=plan.end,
@@ -176,13 +175,7 @@ def _command(batch: Any, row: int, state: State, load: PrivateLoad) -> LoadComma
     )
 
 
-def correct_cached_tokens(request: Any, state: State, *, reused: bool) -> None:
-    """SGLang took the whole region for a hit in host memory; say what it really was."""
-    if state.handle.load is None or request.retracted_stain:
-        return
-    plan = state.handle.load.plan
-    region = plan.end - plan.exact_tokens
-    kept = plan.continued_tokens + plan.reused_tokens if reused else 0
-    request.cached_tokens -= region - kept
-    request.cached_tokens_host -= region
-    request.cached_tokens_device += kept
+def _tell_cached(rows: AdmittedBatch, loaded: Loaded, *, reused: bool) -> None:
+    for request, state in loaded.values():
+        if state.handle.load is not None:
+            rows.tell_cached(request, state.handle.load.plan, reused=reused)

@@ -8,7 +8,7 @@ a load never narrows what the scheduler counted on when it admitted others.
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import ExitStack
 
 import torch
 
@@ -17,26 +17,26 @@ from semblend.core.faults import FaultPoint, fault_point
 from semblend.core.plan import Plan
 from semblend.core.tokens import TokenArray
 from semblend.integration.provider import DonorsLostError, SemBlendProvider
-from semblend.integration.sglang.radix_keys import lookup
-from semblend.integration.sglang.request_state import PrivateLoad
-from semblend.integration.sglang.tree_chains import Following, TreeChains
+from semblend.integration.tree.admitted import PrivateLoad
+from semblend.integration.tree.slot_tree import SlotTree
+from semblend.integration.tree.tree_chains import Following, TreeChains
 from semblend.integration.worker.host_ranks import MeetingRanks
 from semblend.integration.worker.pool_copies import DonorSlots, PoolCopies
 
 
-class SpanLoader:
+class TreeLoader:
     """Carries plans out in the tree's own pool."""
 
     def __init__(
         self,
-        cache: Any,
+        tree: SlotTree,
         copies: PoolCopies,
         provider: SemBlendProvider,
         ranks: MeetingRanks,
         chains: TreeChains | None,
     ) -> None:
         self.chains = chains
-        self._cache = cache
+        self._tree = tree
         self._copies = copies
         self._provider = provider
         self._ranks = ranks
@@ -57,22 +57,17 @@ class SpanLoader:
         RanksPartError
             If that is so on some ranks alone.
         """
-        locks: list[Any] = []
-        try:
-            with self._ranks.together():
-                donors = self._resolve(plan, locks)
-                continued = self._continued(plan, tokens, following, locks)
-                self._ranks.meet()  # taking slots evicts
-                slots = self.take(plan.end - plan.exact_tokens)
-                try:
-                    self._copies.place(plan, tokens, donors, slots, continued=continued)
-                    self._ranks.meet()
-                except BaseException:
-                    self.give_back(slots)
-                    raise
-        finally:
-            for lock in locks:
-                self._cache.unlock(lock)
+        with ExitStack() as locks, self._ranks.together():
+            donors = self._resolve(plan, locks)
+            continued = self._continued(plan, tokens, following, locks)
+            self._ranks.meet()  # taking slots evicts
+            slots = self.take(plan.end - plan.exact_tokens)
+            try:
+                self._copies.place(plan, tokens, donors, slots, continued=continued)
+                self._ranks.meet()
+            except BaseException:
+                self.give_back(slots)
+                raise
         return PrivateLoad(plan=plan, slots=slots)
 
     @fault_point(FaultPoint.POOL)
@@ -84,21 +79,18 @@ class SpanLoader:
         CapacityError
             If the pool has no room left.
         """
-        from sglang.srt.mem_cache.common import evict_from_tree_cache
-
-        page = self._cache.page_size
+        page = self._tree.page_size
         count = -(-count // page) * page
-        evict_from_tree_cache(self._cache, count)
-        slots: torch.Tensor | None = self._cache.token_to_kv_pool_allocator.alloc(count)
+        slots = self._tree.take(count)
         if slots is None:
             raise CapacityError(f"no {count} slots are free")
-        return slots.to(torch.int64)
+        return slots
 
     def give_back(self, slots: torch.Tensor) -> None:
         """Free slots that no request uses."""
-        self._cache.token_to_kv_pool_allocator.free(slots)
+        self._tree.give_back(slots)
 
-    def _resolve(self, plan: Plan, locks: list[Any]) -> dict[str, DonorSlots]:
+    def _resolve(self, plan: Plan, locks: ExitStack) -> dict[str, DonorSlots]:
         """Every donor of the plan, its path locked."""
         reach: dict[str, int] = {}
         for span in plan.copies:
@@ -115,7 +107,7 @@ class SpanLoader:
         return found
 
     def _continued(
-        self, plan: Plan, tokens: TokenArray, following: Following | None, locks: list[Any]
+        self, plan: Plan, tokens: TokenArray, following: Following | None, locks: ExitStack
     ) -> torch.Tensor | None:
         """Slots of what the plan continues, their path locked."""
         if not plan.continued_tokens:
@@ -128,19 +120,16 @@ class SpanLoader:
         return found
 
     @fault_point(FaultPoint.LEASE)
-    def _slots_of(self, donor_id: str, end: int, locks: list[Any]) -> DonorSlots | None:
+    def _slots_of(self, donor_id: str, end: int, locks: ExitStack) -> DonorSlots | None:
         donor = self._provider.donor(donor_id)
         if donor is None:
             return None
-        page = self._cache.page_size
+        page = self._tree.page_size
         whole = min(-(-end // page) * page, len(donor.tokens))
-        match = self._cache.match_prefix(
-            lookup(donor.tokens[:whole], extra_key=donor.extra_key, cache_salt=donor.cache_salt)
+        path = self._tree.find(
+            donor.tokens[:whole], extra_key=donor.extra_key, cache_salt=donor.cache_salt
         )
-        if match.device_prefix_len < end:
+        if path.tokens < end:
             return None
-        node = match.last_device_node
-        locks.append(self._cache.lock(node))
-        root = self._cache.root_node_handle(donor.extra_key)
-        path: torch.Tensor = self._cache.tree_core.collect_full_device_indices(node, root)
-        return DonorSlots(tokens=donor.tokens, slots=path[:end])
+        locks.callback(path.lock())
+        return DonorSlots(tokens=donor.tokens, slots=path.slots()[:end])
