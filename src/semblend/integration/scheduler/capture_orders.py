@@ -92,6 +92,19 @@ class Captures:
         """Whether some rank still reads a request's blocks."""
         return any(pending.request_id == request_id for pending in self._pending.values())
 
+    @property
+    def reading(self) -> set[str]:
+        """Requests whose blocks are still being read by some rank."""
+        return {pending.request_id for pending in self._pending.values()}
+
+    def drop_unsent(self) -> None:
+        """The blocks of requests that have ended are taken back: what no rank reads yet is lost."""
+        unsent, self._answers = self._answers, []
+        for command in unsent:
+            del self._pending[command.donor_id]
+            self._planner.drop(command.donor_id)
+            self._room.copied(command.donor_id)
+
     def orders(
         self, computes: Iterable[tuple[str, int]], requests: Mapping[str, Request[Any]]
     ) -> list[CaptureCommand]:

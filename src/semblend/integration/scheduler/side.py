@@ -588,14 +588,16 @@ class SchedulerSide(Generic[EngineHandle]):
     def let_go_of_blocks(self) -> None:
         """The engine wants every block back at once: samples and promotions end."""
         with beside("let go of blocks"):
+            self._captures.drop_unsent()
             if self.shadows is not None:
                 self.shadows.clear()
             if self.promotions is not None:
                 self.promotions.clear()
-            self._held.let_go()
+            self._held.let_go(self._captures.reading)
 
     def reset(self) -> None:
         """Forget every donor and chain, here and in the workers, and lift shadow suspensions."""
+        self._captures.drop_unsent()  # or they would be kept after the workers have dropped all
         if self.promotions is not None:
             self.promotions.clear()
         if self.chains is not None:
