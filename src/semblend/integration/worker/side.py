@@ -67,6 +67,8 @@ class WorkerSide:
         self._make_exchange = make_exchange
         plant(setup.faults)  # a worker may run in its own process
         self._held: set[str] = set()
+        self._to_capture: set[str] = set()
+        """Requests whose captures this step has ordered, until they are queued."""
         self._report = WorkerReport()
         self._weights: WeightWatch | None = None
         self._weights_epoch = 0
@@ -252,6 +254,7 @@ class WorkerSide:
         here (some engines skip `after_forward` in them).
         """
         self._served = True
+        self._to_capture = {command.request_id for command in meta.captures}
         try:
             self._housekeeping(meta)
         except Exception:
@@ -271,6 +274,7 @@ class WorkerSide:
     def _capture_and_load(self, meta: StepOrders) -> None:
         for command in meta.captures if self.captures is not None else ():
             self._capture(command)
+        self._to_capture.clear()
         self._load(meta)
 
     def _housekeeping(self, meta: StepOrders) -> None:
@@ -333,11 +337,14 @@ class WorkerSide:
         return set() if self.loads is None else self.loads.take_received()
 
     def take_freed(self) -> set[str]:
-        """Finished requests whose blocks are no longer needed."""
+        """Finished requests whose blocks are no longer needed.
+
+        vLLM's V1 runner asks before :meth:`after_forward` where it has a drafter.
+        """
         captures = self.captures
         freed = {
             request_id
-            for request_id in self._held
+            for request_id in self._held - self._to_capture
             if captures is None or not captures.is_pending(request_id)
         }
         self._held -= freed
