@@ -99,6 +99,35 @@ def test_blocks_taken_back_are_not_overwritten_before_their_copy_is_done(engine)
     assert torch.equal(engine.kv(warm, 0, len(DONOR) - 1), expected)
 
 
+def test_an_abort_while_a_preempted_request_is_loaded_again_frees_it_once(engine):
+    """Its capture has ended, but the scheduler does not know yet: a step is in flight."""
+    engine.donate(DONOR)
+    llm = engine.llm.llm_engine
+    core = llm.engine_core.engine_core
+    execute, gone = core.model_executor.execute_model, []
+
+    def executed(scheduled, *arguments, **options):
+        if not gone:
+            gone.extend(core.scheduler.requests)
+            core.abort_requests(list(gone))
+        return execute(scheduled, *arguments, **options)
+
+    with slow_captures() as captures:
+        llm.add_request("gone", {"prompt_token_ids": TARGET.tolist()}, engine.sampling())
+        while not captures.reads.is_set():
+            llm.step()
+        engine.llm.reset_prefix_cache(reset_running_requests=True)
+        threading.Timer(0.2, captures.go_on.set).start()
+        with patch.object(core.model_executor, "execute_model", executed):
+            llm.step()
+            assert gone
+            assert engine.scheduler_connector.loads[-1].request_id == gone[0]
+    llm.abort_request(["gone"])
+    engine.drain()
+    assert all_free(engine)
+    assert not core.scheduler.requests
+
+
 @pytest.mark.parametrize("sent", [False, True], ids=["not ordered yet", "being copied"])
 def test_a_promotion_that_gives_its_blocks_back_donates_nothing_else(engine, sent):
     engine.donate(DONOR)

@@ -388,8 +388,9 @@ class SchedulerSide(Generic[EngineHandle]):
         """A request ends; True keeps its blocks until its capture and its sample are done."""
         request_id = self._port.request_id(native)
         request = self.requests.pop(request_id, None)
-        sampled, report = False, None
+        sampled, loading, report = False, False, None
         if request is not None:
+            loading = request.stage is Stage.LOADING
             with beside("settle a request"):
                 self._settle(request)
                 self._captures.ended(request, block_ids)
@@ -398,7 +399,9 @@ class SchedulerSide(Generic[EngineHandle]):
                 sampled = self._sample(request, block_ids)
                 report = {"semblend": request.report(certified=self.setup.certified)}
             request.ended()
-        if not sampled and not self._captures.is_pending(request_id):
+        # The engine keeps the blocks of a load until the workers have answered it, and frees them
+        # once. Ahead of a second load they have ended the capture of the first.
+        if loading or not (sampled or self._captures.is_pending(request_id)):
             return False, report
         self._held.hold(request_id, self._port.handle(native))
         return True, report
