@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -99,6 +100,10 @@ def test_blocks_taken_back_are_not_overwritten_before_their_copy_is_done(engine)
     assert torch.equal(engine.kv(warm, 0, len(DONOR) - 1), expected)
 
 
+@pytest.mark.skipif(
+    os.environ.get("TEST_VLLM_SCHEDULING") == "async",
+    reason="vLLM does not preempt all requests while a step is in flight",
+)
 def test_an_abort_while_a_preempted_request_is_loaded_again_frees_it_once(engine):
     """Its capture has ended, but the scheduler does not know yet: a step is in flight."""
     engine.donate(DONOR)
