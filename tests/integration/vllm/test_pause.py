@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from vllm.utils.import_utils import resolve_obj_by_qualname
+from vllm.v1.core.sched.interface import PauseState
 
 from semblend.core.errors import DonorError
 from semblend.integration.vllm import worker
@@ -160,6 +161,33 @@ def test_a_promotion_that_gives_its_blocks_back_donates_nothing_else(engine, sen
         )
     engine.drain()
     assert_donors_are_cold(engine)
+
+
+@pytest.mark.parametrize("state", ["PAUSED_ALL", "PAUSED_NEW"])
+def test_a_pause_ends_although_a_conversation_could_be_promoted(engine, state):
+    """A server's pause waits until the engine has no work; its requests stay where they are."""
+    engine.donate(DONOR)
+    first = engine.run(TARGET, max_tokens=24)
+    second = joined(TARGET, np.asarray(first.tokens, dtype=np.int32), random_tokens(12, seed=228))
+    engine.llm.generate([{"prompt_token_ids": second.tolist()}], engine.sampling(), use_tqdm=False)
+    assert engine.scheduler.promotions.has_pending_work
+    llm = engine.llm.llm_engine
+    core = llm.engine_core.engine_core
+    engine.core.set_pause_state(PauseState[state])
+    llm.add_request("waits", {"prompt_token_ids": OTHER.tolist()}, engine.sampling())
+    try:
+        for _ in range(30):
+            core.step_fn()
+            engine.worker.captures.wait()
+        assert not engine.core.has_requests()
+        assert not core.batch_queue
+    finally:
+        core.resume_scheduler()
+    while llm.has_unfinished_requests():
+        llm.step()
+    engine.drain()
+    assert not engine.scheduler.promotions.has_pending_work
+    assert all_free(engine)
 
 
 def assert_donors_are_cold(engine):

@@ -582,9 +582,16 @@ class SchedulerSide(Generic[EngineHandle]):
 
     @property
     def has_pending_work(self) -> bool:
-        """Whether the engine should keep stepping although no request waits for it."""
+        """Whether the engine should keep stepping although no request waits for it.
+
+        An engine that is paused keeps its requests, and is done only once this is False.
+        """
         moving = self.remote is not None and self.remote.has_pending_work
-        promoting = self.promotions is not None and self.promotions.has_pending_work
+        promoting = (
+            self.promotions is not None
+            and not self.requests  # or they wait for it to be idle
+            and self.promotions.has_pending_work
+        )
         sampling = self.shadows is not None and self.shadows.has_pending_work
         return moving or promoting or sampling
 
