@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -139,6 +140,30 @@ def test_a_sample_that_fails_harms_nobody(engine, monkeypatch):
     assert figures(engine) == ([], [])
     assert engine.free_blocks() == free
     assert not engine.scheduler.has_pending_work
+
+
+def test_a_sample_whose_orders_a_worker_could_not_take_ends(engine):
+    free = engine.free_blocks()
+    look, failed = engine.worker._look_at_weights, []
+
+    def broken(meta):
+        if any(not order.warm for order in meta.shadows) and not failed:
+            failed.append(meta)
+            raise RuntimeError("out of memory")
+        look(meta)
+
+    with patch.object(engine.worker, "_look_at_weights", broken):
+        engine.llm.generate(
+            [{"prompt_token_ids": target(7).tolist()}],
+            engine.sampling(hints={"capture": False}),
+            use_tqdm=False,
+        )
+        for _ in range(30):
+            engine.llm.llm_engine.engine_core.engine_core.step_fn()
+    assert failed
+    assert not engine.scheduler.has_pending_work
+    assert engine.free_blocks() == free
+    assert figures(engine) == ([], [])
 
 
 def test_a_busy_engine_computes_no_samples_until_it_has_time(engine):

@@ -31,6 +31,7 @@ from semblend.kv.numbers import is_fp8
 logger = logging.getLogger("semblend.adapter")
 
 _WEIGHTS_CHANGED = "the weights changed"
+_IN_DOUBT = "which donors are good could not be told"
 _GPU_LOAD_THREADS = 1
 """Copies share one bus, so loads run one after another."""
 
@@ -69,11 +70,13 @@ class WorkerSide:
         self._held: set[str] = set()
         self._to_capture: set[str] = set()
         """Requests whose captures this step has ordered, until they are queued."""
+        self._drops_all = False
+        """Whether all donors are to be dropped; until they are."""
         self._report = WorkerReport()
         self._weights: WeightWatch | None = None
         self._weights_epoch = 0
-        self._outdated = False
-        """Whether this step's orders were given before the weights changed."""
+        self._objection = ""
+        """Why no donor is loaded or kept in this step, if so."""
         self.access: KvAccess | None = None
         self.donors: WorkerDonors | None = None
         self.captures: CaptureThread | None = None
@@ -238,7 +241,8 @@ class WorkerSide:
                 self.weights_changed("seen in the parameters")
             elif self.nested is not None and self.nested.adapters_changed():
                 self.weights_changed("an adapter's, under the number it had")
-        self._outdated = meta.weights_epoch != self._weights_epoch
+        outdated = meta.weights_epoch != self._weights_epoch  # ordered before they changed
+        self._objection = _WEIGHTS_CHANGED if outdated else ""
 
     # -- a step --------------------------------------------------------------------------
 
@@ -255,10 +259,15 @@ class WorkerSide:
         """
         self._served = True
         self._to_capture = {command.request_id for command in meta.captures}
+        self._held.update(meta.held)
+        self._drops_all = self._drops_all or meta.drop_all
         try:
             self._housekeeping(meta)
         except Exception:
             logger.warning("SemBlend could not keep its donors in order", exc_info=True)
+            self._objection = _IN_DOUBT
+            # Their blocks wait for an answer.
+            self._report.shadow_failed.update(order.sample_id for order in meta.shadows)
         if meta.idle:
             self._capture_and_load(meta)
 
@@ -280,7 +289,6 @@ class WorkerSide:
     def _housekeeping(self, meta: StepOrders) -> None:
         if self.nested is not None:
             self.nested.serving()
-        self._held.update(meta.held)
         self._look_at_weights(meta)
         if meta.idle and self._held and self.captures is not None:
             # The engine keeps stepping until the blocks are freed; spinning would starve the copy.
@@ -288,7 +296,7 @@ class WorkerSide:
         elif meta.idle and self.exchange is not None:
             self.exchange.wait_a_little()
         if self.donors is not None:
-            if meta.drop_all:
+            if self._drops_all:
                 if self.captures is not None:
                     self.captures.wait()
                 if self.exchange is not None:
@@ -296,6 +304,7 @@ class WorkerSide:
                 if self.loads is not None:
                     self.loads.cancel("the donors were dropped while they were copied")
                 self.donors.clear()
+                self._drops_all = False
             for donor_id in meta.dropped:
                 self.donors.drop(donor_id)
         if self.exchange is not None:
@@ -309,8 +318,8 @@ class WorkerSide:
 
     def _capture(self, command: CaptureCommand) -> None:
         try:
-            if self._outdated:
-                raise DonorError(_WEIGHTS_CHANGED)
+            if self._objection:
+                raise DonorError(self._objection)
             if self.captures is not None:
                 self.captures.submit(command)
         except Exception as error:
@@ -322,8 +331,8 @@ class WorkerSide:
         if self.loads is None:
             return
         loads = meta.loads
-        if self._outdated:
-            loads = [replace(command, refused=_WEIGHTS_CHANGED) for command in loads]
+        if self._objection:
+            loads = [replace(command, refused=self._objection) for command in loads]
         self.loads.step(loads, self._report, idle=meta.idle)
 
     # -- answers -------------------------------------------------------------------------
