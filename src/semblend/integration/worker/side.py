@@ -266,8 +266,8 @@ class WorkerSide:
         except Exception:
             logger.warning("SemBlend could not keep its donors in order", exc_info=True)
             self._objection = _IN_DOUBT
-            # Their blocks wait for an answer.
-            self._report.shadow_failed.update(order.sample_id for order in meta.shadows)
+        if meta.shadows:
+            self._compute_samples(meta)
         if meta.idle:
             self._capture_and_load(meta)
 
@@ -313,8 +313,21 @@ class WorkerSide:
         if self.shadows is not None:
             for sample_id in meta.shadows_dropped:
                 self.shadows.drop(sample_id)
-            for shadow in meta.shadows:
+
+    def _compute_samples(self, meta: StepOrders) -> None:
+        """Their blocks wait for an answer; a pass is run by all ranks or by none."""
+        fine = self._objection != _IN_DOUBT
+        try:
+            if self._ranks is not None:
+                (fine,) = self._ranks.all_true([fine])
+        except Exception:
+            logger.warning("SemBlend's ranks could not agree on samples", exc_info=True)
+            fine = False
+        for shadow in meta.shadows:
+            if self.shadows is not None and fine:
                 self.shadows.run(shadow, self._report)
+            else:
+                self._report.shadow_failed.add(shadow.sample_id)
 
     def _capture(self, command: CaptureCommand) -> None:
         try:
