@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 
@@ -68,6 +69,36 @@ def test_a_load_goes_out_whatever_else_of_the_step_fails(engine):
         answer = engine.run(TARGET)
     assert answer.tokens == cold.tokens
     assert answer.semblend["reason"] == "materialisation_failed"
+
+
+def test_what_could_not_be_ordered_is_not_captured_later(engine):
+    """Its blocks are freed by then."""
+
+    def odd(scheduled):
+        raise InjectedError("an oddity in the step")
+        yield
+
+    (output,) = engine.llm.generate(
+        [{"prompt_token_ids": OTHER.tolist()}],
+        engine.sampling(max_tokens=70, hints={"reuse": False}),
+        use_tqdm=False,
+    )
+    assert engine.scheduler.has_held_blocks
+    with patch(f"{PACKAGE}.vllm.scheduler_port._computes", odd):
+        engine.run(random_tokens(600, seed=57), max_tokens=1)
+    engine.drain()
+    answered = joined(OTHER, np.asarray(output.outputs[0].token_ids[:-1], dtype=np.int32))
+    assert not engine.holds(answered)
+    assert engine.worker.donors.holding(answered) is None
+    assert engine.scheduler.planner.pending == 0
+    assert not engine.scheduler._captures._pending
+
+
+def test_an_answer_that_cannot_be_registered_ends_its_capture(engine):
+    with patch(f"{PACKAGE}.scheduler.capture_orders.Captures._registered", side_effect=OSError):
+        engine.run(OTHER, hints={"reuse": False})
+    assert not engine.scheduler._captures._pending
+    assert not engine.scheduler.has_held_blocks
 
 
 def test_donors_are_dropped_once_they_can_be(engine):

@@ -8,8 +8,10 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from semblend.core.faults import InjectedError
 from semblend.core.plan import Hole
 from semblend.integration.modes import Mode
+from semblend.integration.scheduler.capture_orders import Captures
 from semblend.integration.scheduler.side import SchedulerSide
 from semblend.integration.worker.shadow_passes import compared
 from semblend.planning.shadow_watch import COMPARED_TOKENS, ShadowWatch
@@ -164,6 +166,24 @@ def test_a_sample_whose_orders_a_worker_could_not_take_ends(engine):
     assert not engine.scheduler.has_pending_work
     assert engine.free_blocks() == free
     assert figures(engine) == ([], [])
+
+
+def test_a_sample_is_read_while_its_blocks_are_held_or_never(engine):
+    """They are freed with the step that is told of them, and a pass would write into them."""
+    step, told = engine.worker.start_step, []
+
+    def noted(meta):
+        told.append(meta)
+        step(meta)
+
+    with (
+        patch.object(engine.worker, "start_step", noted),
+        patch.object(Captures, "orders", side_effect=InjectedError),
+    ):
+        engine.run(target(8), hints={"capture": False})
+    (held,) = (number for number, meta in enumerate(told) if meta.held)
+    warm = [n for n, meta in enumerate(told) if any(order.warm for order in meta.shadows)]
+    assert warm == [held]
 
 
 def test_a_busy_engine_computes_no_samples_until_it_has_time(engine):

@@ -352,17 +352,23 @@ class SchedulerSide(Generic[EngineHandle]):
         orders.preempted = sorted({*step.preempted, *self._held.take_let_go()})
         orders.drop_all, self._drop_all = self._drop_all, False
         orders.weights_epoch, orders.idle = self._weights_epoch, step.idle
-        with beside("order all of a step"):
+        # Blocks that are held are held for this step: what reads them goes out with it or never.
+        with beside("undo claims"):
             self._undo_claims()
+        try:
             orders.captures = self._captures.orders(step.computes, self.requests)
-            orders.dropped = self._room.take_dropped()
-            if self.remote is not None:
-                orders.fetches = self.remote.take_fetches()
+        except Exception:
+            logger.warning("SemBlend could not order captures", exc_info=True)
+            self._captures.drop_unsent()
+        with beside("order all of a step"):
             if self.shadows is not None:
                 orders.shadows = self.shadows.orders(idle=step.idle)
                 orders.shadows_dropped = self.shadows.take_dropped()
             if self.promotions is not None:
                 orders.shadows += self.promotions.orders(idle=step.idle and not self.requests)
+            orders.dropped = self._room.take_dropped()
+            if self.remote is not None:
+                orders.fetches = self.remote.take_fetches()
             self._time_prefills(orders.preempted)
             self.stats.count("donors_dropped", len(orders.dropped))
 
@@ -493,9 +499,11 @@ class SchedulerSide(Generic[EngineHandle]):
             if report.loaded or report.failed:
                 self.stats.time("load", report.load_ms / 1e3)
                 self.stats.time("nested", report.nested_ms / 1e3)
-            self._captures.settle(report)
+            with beside("settle captures"):
+                self._captures.settle(report)
             if self.shadows is not None:
-                self.shadows.settle(report)
+                with beside("settle samples"):
+                    self.shadows.settle(report)
             if self.promotions is not None:
                 self.promotions.settle(report)
             if self.remote is not None:
