@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from tests.integration.models import joined, random_tokens
 DOCUMENT = random_tokens(420, seed=51)
 DONOR = joined(random_tokens(50, seed=52), DOCUMENT, random_tokens(20, seed=53))
 TARGET = joined(random_tokens(110, seed=54), DOCUMENT, random_tokens(33, seed=55))
+OTHER = random_tokens(200, seed=56)
 PACKAGE = "semblend.integration"
 
 # Where something is made to raise, and what the response then says.
@@ -61,9 +63,56 @@ def test_a_load_goes_out_whatever_else_of_the_step_fails(engine):
     with patch(f"{PACKAGE}.scheduler.capture_orders.Captures.orders", side_effect=InjectedError):
         answer = engine.run(TARGET)
     assert answer.semblend["outcome"] == "materialised"
+    cold = engine.cold(TARGET)
     with patch(f"{PACKAGE}.worker.side.WorkerSide._housekeeping", side_effect=InjectedError):
         engine.forget_prefixes()
-        assert engine.run(TARGET).tokens == answer.tokens
+        answer = engine.run(TARGET)
+    assert answer.tokens == cold.tokens
+    assert answer.semblend["reason"] == "materialisation_failed"
+
+
+def test_what_could_not_be_ordered_is_not_captured_later(engine):
+    """Its blocks are freed by then."""
+
+    def odd(scheduled):
+        raise InjectedError("an oddity in the step")
+        yield
+
+    (output,) = engine.llm.generate(
+        [{"prompt_token_ids": OTHER.tolist()}],
+        engine.sampling(max_tokens=70, hints={"reuse": False}),
+        use_tqdm=False,
+    )
+    assert engine.scheduler.has_held_blocks
+    with patch(f"{PACKAGE}.vllm.scheduler_port._computes", odd):
+        engine.run(random_tokens(600, seed=57), max_tokens=1)
+    engine.drain()
+    answered = joined(OTHER, np.asarray(output.outputs[0].token_ids[:-1], dtype=np.int32))
+    assert not engine.holds(answered)
+    assert engine.worker.donors.holding(answered) is None
+    assert engine.scheduler.planner.pending == 0
+    assert not engine.scheduler._captures._pending
+
+
+def test_an_answer_that_cannot_be_registered_ends_its_capture(engine):
+    with patch(f"{PACKAGE}.scheduler.capture_orders.Captures._registered", side_effect=OSError):
+        engine.run(OTHER, hints={"reuse": False})
+    assert not engine.scheduler._captures._pending
+    assert not engine.scheduler.has_held_blocks
+
+
+def test_donors_are_dropped_once_they_can_be(engine):
+    """A reset may mean other weights: nothing is loaded or kept before they are gone."""
+    engine.scheduler_connector.reset_cache()
+    with patch.object(engine.worker.donors, "clear", side_effect=OSError("the disk")):
+        engine.run(TARGET, max_tokens=1)
+    assert [donor.tokens.tolist() for donor in engine.worker.donors._donors.values()] == [
+        DONOR.tolist()
+    ]
+    engine.run(OTHER, max_tokens=1)
+    assert [donor.tokens.tolist() for donor in engine.worker.donors._donors.values()] == [
+        OTHER.tolist()
+    ]
 
 
 def test_a_step_of_loads_that_breaks_is_answered_all_the_same(engine):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from vllm.utils.import_utils import resolve_obj_by_qualname
+from vllm.v1.core.sched.interface import PauseState
 
 from semblend.core.errors import DonorError
 from semblend.integration.vllm import worker
@@ -98,6 +101,103 @@ def test_blocks_taken_back_are_not_overwritten_before_their_copy_is_done(engine)
     assert torch.equal(engine.kv(warm, 0, len(DONOR) - 1), expected)
 
 
+@pytest.mark.skipif(
+    os.environ.get("TEST_VLLM_SCHEDULING") == "async",
+    reason="vLLM does not preempt all requests while a step is in flight",
+)
+def test_an_abort_while_a_preempted_request_is_loaded_again_frees_it_once(engine):
+    """Its capture has ended, but the scheduler does not know yet: a step is in flight."""
+    engine.donate(DONOR)
+    llm = engine.llm.llm_engine
+    core = llm.engine_core.engine_core
+    execute, gone = core.model_executor.execute_model, []
+
+    def executed(scheduled, *arguments, **options):
+        if not gone:
+            gone.extend(core.scheduler.requests)
+            core.abort_requests(list(gone))
+        return execute(scheduled, *arguments, **options)
+
+    with slow_captures() as captures:
+        llm.add_request("gone", {"prompt_token_ids": TARGET.tolist()}, engine.sampling())
+        while not captures.reads.is_set():
+            llm.step()
+        engine.llm.reset_prefix_cache(reset_running_requests=True)
+        threading.Timer(0.2, captures.go_on.set).start()
+        with patch.object(core.model_executor, "execute_model", executed):
+            llm.step()
+            assert gone
+            assert engine.scheduler_connector.loads[-1].request_id == gone[0]
+    llm.abort_request(["gone"])
+    engine.drain()
+    assert all_free(engine)
+    assert not core.scheduler.requests
+
+
+@pytest.mark.parametrize("sent", [False, True], ids=["not ordered yet", "being copied"])
+def test_a_promotion_that_gives_its_blocks_back_donates_nothing_else(engine, sent):
+    engine.donate(DONOR)
+    first = engine.run(TARGET, max_tokens=24)
+    second = joined(TARGET, np.asarray(first.tokens, dtype=np.int32), random_tokens(12, seed=228))
+    step = engine.llm.llm_engine.engine_core.engine_core.step_fn
+    promotions = engine.scheduler.promotions
+    generate = engine.llm.generate
+    generate([{"prompt_token_ids": second.tolist()}], engine.sampling(), use_tqdm=False)
+    engine.worker.captures.wait()
+    with slow_captures() as captures:
+        while promotions._current is None or not promotions._current.donated:
+            step()
+        if sent:
+            step()
+            assert captures.reads.wait(20)
+        assert engine.llm.reset_prefix_cache()
+        assert all_free(engine)
+        threading.Timer(0.3, captures.go_on.set).start()
+        many = [random_tokens(600, seed=230 + n) for n in range(4)]
+        generate(
+            [{"prompt_token_ids": prompt.tolist()} for prompt in many],
+            engine.sampling(max_tokens=1, hints={"reuse": False, "capture": False}),
+            use_tqdm=False,
+        )
+    engine.drain()
+    assert_donors_are_cold(engine)
+
+
+@pytest.mark.parametrize("state", ["PAUSED_ALL", "PAUSED_NEW"])
+def test_a_pause_ends_although_a_conversation_could_be_promoted(engine, state):
+    """A server's pause waits until the engine has no work; its requests stay where they are."""
+    engine.donate(DONOR)
+    first = engine.run(TARGET, max_tokens=24)
+    second = joined(TARGET, np.asarray(first.tokens, dtype=np.int32), random_tokens(12, seed=228))
+    engine.llm.generate([{"prompt_token_ids": second.tolist()}], engine.sampling(), use_tqdm=False)
+    assert engine.scheduler.promotions.has_pending_work
+    llm = engine.llm.llm_engine
+    core = llm.engine_core.engine_core
+    engine.core.set_pause_state(PauseState[state])
+    llm.add_request("waits", {"prompt_token_ids": OTHER.tolist()}, engine.sampling())
+    try:
+        for _ in range(30):
+            core.step_fn()
+            engine.worker.captures.wait()
+        assert not engine.core.has_requests()
+        assert not core.batch_queue
+    finally:
+        core.resume_scheduler()
+    while llm.has_unfinished_requests():
+        llm.step()
+    engine.drain()
+    assert not engine.scheduler.promotions.has_pending_work
+    assert all_free(engine)
+
+
+def assert_donors_are_cold(engine):
+    for donor_id, donor in list(engine.worker.donors._donors.items()):
+        with engine.worker.donors.lease(donor_id, 0, len(donor.tokens)) as held:
+            kept = torch.cat([piece.kv for piece in held.pieces], dim=2)[:, :, : len(donor.tokens)]
+        cold = engine.cold(donor.tokens, max_tokens=1)
+        torch.testing.assert_close(kept, engine.kv(cold, 0, len(donor.tokens)), atol=1e-4, rtol=0)
+
+
 def test_a_pause_that_clears_the_cache_does_not_fail(engine):
     core = engine.llm.llm_engine.engine_core.engine_core
     with slow_captures() as captures:
@@ -177,3 +277,31 @@ def test_memory_is_discarded_only_once_nobody_reads_it():
     ):
         ours.discard(object(), ("kv_cache",))
     assert told == ["before_unmapping"]
+
+
+def test_an_answer_whose_blocks_were_taken_back_is_not_kept(engine):
+    """Its capture is ordered with the step after the last, which may have its blocks already."""
+    (output,) = engine.llm.generate(
+        [{"prompt_token_ids": DONOR.tolist()}],
+        engine.sampling(max_tokens=70, hints={"reuse": False}),
+        use_tqdm=False,
+    )
+    answer = np.asarray(output.outputs[0].token_ids, dtype=np.int32)
+    # No step has been run since the answer ended.
+    assert engine.llm.reset_prefix_cache()
+    assert all_free(engine)
+    many = [random_tokens(600, seed=240 + n) for n in range(4)]
+    engine.llm.generate(
+        [{"prompt_token_ids": prompt.tolist()} for prompt in many],
+        engine.sampling(max_tokens=1, hints={"reuse": False, "capture": False}),
+        use_tqdm=False,
+    )
+    engine.drain()
+    engine.forget_prefixes()
+    later = joined(DONOR, answer, random_tokens(40, seed=245))
+    warm = engine.run(later)
+    length = len(DONOR) + len(answer) - 1
+    warm_kv = engine.kv(warm, 0, length)
+    cold = engine.cold(later)
+    torch.testing.assert_close(warm_kv, engine.kv(cold, 0, length), rtol=1e-3, atol=1e-3)
+    assert all_free(engine)

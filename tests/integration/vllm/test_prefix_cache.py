@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.integration.models import joined, random_tokens
@@ -202,3 +203,23 @@ def _finished(request):
 
     request.status = RequestStatus.FINISHED_ABORTED
     return request
+
+
+def test_a_block_that_only_the_answer_fills_is_private_if_its_first_tokens_are_approximate(
+    make_engine,
+):
+    """It has no hash yet when the load is admitted, and its parent's is public."""
+    engine = make_engine("llama", engine={"block_size": 128})
+    engine.forget_donors()
+    engine.forget_prefixes()
+    document, head = random_tokens(90, seed=21), random_tokens(256, seed=22)
+    engine.donate(joined(random_tokens(50, seed=23), document, random_tokens(20, seed=24)))
+    engine.run(joined(head, random_tokens(70, seed=25)), hints={"capture": False})
+    target = joined(head, document, random_tokens(5, seed=26))
+    warm = engine.run(target, max_tokens=60)
+    assert warm.semblend["exact_tokens"] == len(head)
+    assert warm.semblend["reused_tokens"] > 0
+    known = published(engine)
+    whole = joined(target, np.asarray(warm.tokens, dtype=np.int32))
+    exact = exact_hashes(engine, whole)
+    assert [bytes(h) in known for h in exact] == [True, True, False]

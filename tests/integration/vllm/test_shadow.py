@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from semblend.core.faults import InjectedError
 from semblend.core.plan import Hole
 from semblend.integration.modes import Mode
+from semblend.integration.scheduler.capture_orders import Captures
 from semblend.integration.scheduler.side import SchedulerSide
 from semblend.integration.worker.shadow_passes import compared
 from semblend.planning.shadow_watch import COMPARED_TOKENS, ShadowWatch
@@ -139,6 +142,48 @@ def test_a_sample_that_fails_harms_nobody(engine, monkeypatch):
     assert figures(engine) == ([], [])
     assert engine.free_blocks() == free
     assert not engine.scheduler.has_pending_work
+
+
+def test_a_sample_whose_orders_a_worker_could_not_take_ends(engine):
+    free = engine.free_blocks()
+    look, failed = engine.worker._look_at_weights, []
+
+    def broken(meta):
+        if any(not order.warm for order in meta.shadows) and not failed:
+            failed.append(meta)
+            raise RuntimeError("out of memory")
+        look(meta)
+
+    with patch.object(engine.worker, "_look_at_weights", broken):
+        engine.llm.generate(
+            [{"prompt_token_ids": target(7).tolist()}],
+            engine.sampling(hints={"capture": False}),
+            use_tqdm=False,
+        )
+        for _ in range(30):
+            engine.llm.llm_engine.engine_core.engine_core.step_fn()
+    assert failed
+    assert not engine.scheduler.has_pending_work
+    assert engine.free_blocks() == free
+    assert figures(engine) == ([], [])
+
+
+def test_a_sample_is_read_while_its_blocks_are_held_or_never(engine):
+    """They are freed with the step that is told of them, and a pass would write into them."""
+    step, told = engine.worker.start_step, []
+
+    def noted(meta):
+        told.append(meta)
+        step(meta)
+
+    with (
+        patch.object(engine.worker, "start_step", noted),
+        patch.object(Captures, "orders", side_effect=InjectedError),
+    ):
+        engine.run(target(8), hints={"capture": False})
+    (held,) = (number for number, meta in enumerate(told) if meta.held)
+    warm = [n for n, meta in enumerate(told) if any(order.warm for order in meta.shadows)]
+    assert warm == [held]
 
 
 def test_a_busy_engine_computes_no_samples_until_it_has_time(engine):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 
 from semblend.core.faults import planted
 from semblend.core.plan import Hole
+from semblend.integration.worker.capture_copies import CaptureThread
 from semblend.planning.shadow_watch import COMPARED_TOKENS
 from tests.integration.models import joined, plain_model
 from tests.integration.vllm import drafters
@@ -125,6 +128,35 @@ def test_donors_hold_the_prompt_and_no_draft(engine):
         kept = torch.cat([piece.kv for piece in donor.pieces], dim=2)
     assert kept.shape[2] == len(DONOR)
     assert torch.equal(kept, expected)
+
+
+def test_blocks_stay_until_the_answer_in_them_is_copied(engine):
+    """With a drafter, V1 asks for finished requests before this step's captures have begun."""
+    llm, read, copied = engine.llm.llm_engine, CaptureThread._read, threading.Event()
+    other = {"prompt_token_ids": TARGET.tolist(), "cache_salt": "other"}
+    llm.add_request("other", other, engine.sampling(max_tokens=300, hints={"capture": False}))
+    asked = engine.sampling(max_tokens=60, hints={"reuse": False})
+    llm.add_request("asked", {"prompt_token_ids": DONOR.tolist()}, asked)
+
+    def late(self, *arguments):
+        assert copied.wait(20)
+        return read(self, *arguments)
+
+    answered = False
+    while not answered:
+        engine.worker.captures.wait()  # the prompt is copied, and its answer is not ordered yet
+        answered = any(output.finished for output in llm.step())
+    with patch.object(CaptureThread, "_read", late):
+        try:
+            for _ in range(4):
+                llm.step()
+            assert engine.worker.captures._pending
+            assert engine.scheduler.has_held_blocks
+        finally:
+            copied.set()
+    llm.abort_request(["other"])
+    engine.drain()
+    assert not engine.scheduler.has_held_blocks
 
 
 def test_a_failed_load_answers_as_cold(engine):

@@ -78,8 +78,8 @@ class Captures:
         self._certified = planner.allows_loads
         self._serials = itertools.count(1)
         self._pending: dict[str, _Pending] = {}
-        self._answers: list[CaptureCommand] = []
-        """Captures of requests that have ended, for the next step."""
+        self._unsent: list[CaptureCommand] = []
+        """Captures for the next step: of requests that have ended, until it is built."""
         self._stopped: str | None = None
         self.finished: list[tuple[str, int]] = []
         """Prompts that the step being built finishes: request and tokens."""
@@ -92,6 +92,19 @@ class Captures:
         """Whether some rank still reads a request's blocks."""
         return any(pending.request_id == request_id for pending in self._pending.values())
 
+    @property
+    def reading(self) -> set[str]:
+        """Requests whose blocks are still being read by some rank."""
+        return {pending.request_id for pending in self._pending.values()}
+
+    def drop_unsent(self) -> None:
+        """The blocks of requests that have ended are taken back: what no rank reads yet is lost."""
+        unsent, self._unsent = self._unsent, []
+        for command in unsent:
+            del self._pending[command.donor_id]
+            self._planner.drop(command.donor_id)
+            self._room.copied(command.donor_id)
+
     def orders(
         self, computes: Iterable[tuple[str, int]], requests: Mapping[str, Request[Any]]
     ) -> list[CaptureCommand]:
@@ -99,7 +112,6 @@ class Captures:
 
         `computes` are requests and how many of their tokens have K/V once the step is done.
         """
-        orders, self._answers = self._answers, []
         self.finished = []
         for request_id, computed in computes:
             request = requests.get(request_id)
@@ -108,7 +120,8 @@ class Captures:
             self.finished.append((request_id, len(request.tokens)))
             order = self._try_order(request, request.tokens[: request.exact_until])
             if order is not None:
-                orders.append(order)
+                self._unsent.append(order)
+        orders, self._unsent = self._unsent, []
         return orders
 
     def ended(self, request: Request[Any], block_ids: Sequence[int]) -> None:
@@ -128,7 +141,7 @@ class Captures:
         tokens = np.concatenate((request.tokens, answer))
         order = self._try_order(request, tokens, tuple(block_ids))
         if order is not None:
-            self._answers.append(order)
+            self._unsent.append(order)
 
     def promoted(
         self, name: str, tokens: TokenArray, namespace: Namespace, block_ids: tuple[int, ...]
@@ -144,7 +157,7 @@ class Captures:
             blocks=len(block_ids),
         )
         if self._planner.offer(offer) and (command := self._sent(offer, block_ids)) is not None:
-            self._answers.append(command)
+            self._unsent.append(command)
 
     def _try_order(
         self,
@@ -162,6 +175,12 @@ class Captures:
 
     def settle(self, report: WorkerReport) -> None:
         """Register what every rank has stored; drop what any rank has not stored, or has lost."""
+        try:
+            self._settle_donors(report)
+        finally:
+            self._settle_reads(report)
+
+    def _settle_donors(self, report: WorkerReport) -> None:
         for donor_id, ranks in report.captured.items():
             offer = self._planner.stored(donor_id, ranks)
             if offer is not None and self._registered(offer):
@@ -174,6 +193,8 @@ class Captures:
         for donor_id in report.lost:
             self._planner.drop(donor_id)
             self._audit.event("donor_lost", donor_id=donor_id)
+
+    def _settle_reads(self, report: WorkerReport) -> None:
         for donor_id, ranks in report.answered.items():
             pending = self._pending.get(donor_id)
             if pending is not None:

@@ -28,12 +28,14 @@ class HeldBlocks:
         for request_id in request_ids:
             self._requests.pop(request_id, None)
 
-    def let_go(self) -> None:
+    def let_go(self, reading: Iterable[str] = ()) -> None:
         """Return all of them at once.
 
         What is still being copied stays readable until the next step, whose workers end the copy
-        before they overwrite anything, as they do for a preempted request.
+        before they overwrite anything, as they do for a preempted request. `reading` are those
+        whose blocks are copied, also out of blocks that somebody else returns.
         """
+        self._let_go += reading
         for request_id, handle in self._requests.items():
             handle.free_blocks()  # once more when the workers answer: then it has none
             self._let_go.append(request_id)

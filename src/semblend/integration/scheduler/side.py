@@ -352,17 +352,23 @@ class SchedulerSide(Generic[EngineHandle]):
         orders.preempted = sorted({*step.preempted, *self._held.take_let_go()})
         orders.drop_all, self._drop_all = self._drop_all, False
         orders.weights_epoch, orders.idle = self._weights_epoch, step.idle
-        with beside("order all of a step"):
+        # Blocks that are held are held for this step: what reads them goes out with it or never.
+        with beside("undo claims"):
             self._undo_claims()
+        try:
             orders.captures = self._captures.orders(step.computes, self.requests)
-            orders.dropped = self._room.take_dropped()
-            if self.remote is not None:
-                orders.fetches = self.remote.take_fetches()
+        except Exception:
+            logger.warning("SemBlend could not order captures", exc_info=True)
+            self._captures.drop_unsent()
+        with beside("order all of a step"):
             if self.shadows is not None:
                 orders.shadows = self.shadows.orders(idle=step.idle)
                 orders.shadows_dropped = self.shadows.take_dropped()
             if self.promotions is not None:
                 orders.shadows += self.promotions.orders(idle=step.idle and not self.requests)
+            orders.dropped = self._room.take_dropped()
+            if self.remote is not None:
+                orders.fetches = self.remote.take_fetches()
             self._time_prefills(orders.preempted)
             self.stats.count("donors_dropped", len(orders.dropped))
 
@@ -388,8 +394,9 @@ class SchedulerSide(Generic[EngineHandle]):
         """A request ends; True keeps its blocks until its capture and its sample are done."""
         request_id = self._port.request_id(native)
         request = self.requests.pop(request_id, None)
-        sampled, report = False, None
+        sampled, loading, report = False, False, None
         if request is not None:
+            loading = request.stage is Stage.LOADING
             with beside("settle a request"):
                 self._settle(request)
                 self._captures.ended(request, block_ids)
@@ -398,7 +405,9 @@ class SchedulerSide(Generic[EngineHandle]):
                 sampled = self._sample(request, block_ids)
                 report = {"semblend": request.report(certified=self.setup.certified)}
             request.ended()
-        if not sampled and not self._captures.is_pending(request_id):
+        # The engine keeps the blocks of a load until the workers have answered it, and frees them
+        # once. Ahead of a second load they have ended the capture of the first.
+        if loading or not (sampled or self._captures.is_pending(request_id)):
             return False, report
         self._held.hold(request_id, self._port.handle(native))
         return True, report
@@ -490,9 +499,11 @@ class SchedulerSide(Generic[EngineHandle]):
             if report.loaded or report.failed:
                 self.stats.time("load", report.load_ms / 1e3)
                 self.stats.time("nested", report.nested_ms / 1e3)
-            self._captures.settle(report)
+            with beside("settle captures"):
+                self._captures.settle(report)
             if self.shadows is not None:
-                self.shadows.settle(report)
+                with beside("settle samples"):
+                    self.shadows.settle(report)
             if self.promotions is not None:
                 self.promotions.settle(report)
             if self.remote is not None:
@@ -579,23 +590,32 @@ class SchedulerSide(Generic[EngineHandle]):
 
     @property
     def has_pending_work(self) -> bool:
-        """Whether the engine should keep stepping although no request waits for it."""
+        """Whether the engine should keep stepping although no request waits for it.
+
+        An engine that is paused keeps its requests, and is done only once this is False.
+        """
         moving = self.remote is not None and self.remote.has_pending_work
-        promoting = self.promotions is not None and self.promotions.has_pending_work
+        promoting = (
+            self.promotions is not None
+            and not self.requests  # or they wait for it to be idle
+            and self.promotions.has_pending_work
+        )
         sampling = self.shadows is not None and self.shadows.has_pending_work
         return moving or promoting or sampling
 
     def let_go_of_blocks(self) -> None:
         """The engine wants every block back at once: samples and promotions end."""
         with beside("let go of blocks"):
+            self._captures.drop_unsent()
             if self.shadows is not None:
                 self.shadows.clear()
             if self.promotions is not None:
                 self.promotions.clear()
-            self._held.let_go()
+            self._held.let_go(self._captures.reading)
 
     def reset(self) -> None:
         """Forget every donor and chain, here and in the workers, and lift shadow suspensions."""
+        self._captures.drop_unsent()  # or they would be kept after the workers have dropped all
         if self.promotions is not None:
             self.promotions.clear()
         if self.chains is not None:

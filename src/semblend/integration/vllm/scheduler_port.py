@@ -94,7 +94,7 @@ class VllmRequest:
             pooling_params=None,
             lora_request=native.lora_request,
             cache_salt=native.cache_salt,
-            block_hasher=native._block_hasher,
+            block_hasher=native._block_hasher if self._chain is None else self._chain.hasher,
         )
 
     def tell_cached(self, *, exact_tokens: int, reused_tokens: int) -> None:

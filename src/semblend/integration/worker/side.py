@@ -31,6 +31,7 @@ from semblend.kv.numbers import is_fp8
 logger = logging.getLogger("semblend.adapter")
 
 _WEIGHTS_CHANGED = "the weights changed"
+_IN_DOUBT = "which donors are good could not be told"
 _GPU_LOAD_THREADS = 1
 """Copies share one bus, so loads run one after another."""
 
@@ -67,11 +68,15 @@ class WorkerSide:
         self._make_exchange = make_exchange
         plant(setup.faults)  # a worker may run in its own process
         self._held: set[str] = set()
+        self._to_capture: set[str] = set()
+        """Requests whose captures this step has ordered, until they are queued."""
+        self._drops_all = False
+        """Whether all donors are to be dropped; until they are."""
         self._report = WorkerReport()
         self._weights: WeightWatch | None = None
         self._weights_epoch = 0
-        self._outdated = False
-        """Whether this step's orders were given before the weights changed."""
+        self._objection = ""
+        """Why no donor is loaded or kept in this step, if so."""
         self.access: KvAccess | None = None
         self.donors: WorkerDonors | None = None
         self.captures: CaptureThread | None = None
@@ -236,7 +241,8 @@ class WorkerSide:
                 self.weights_changed("seen in the parameters")
             elif self.nested is not None and self.nested.adapters_changed():
                 self.weights_changed("an adapter's, under the number it had")
-        self._outdated = meta.weights_epoch != self._weights_epoch
+        outdated = meta.weights_epoch != self._weights_epoch  # ordered before they changed
+        self._objection = _WEIGHTS_CHANGED if outdated else ""
 
     # -- a step --------------------------------------------------------------------------
 
@@ -252,10 +258,16 @@ class WorkerSide:
         here (some engines skip `after_forward` in them).
         """
         self._served = True
+        self._to_capture = {command.request_id for command in meta.captures}
+        self._held.update(meta.held)
+        self._drops_all = self._drops_all or meta.drop_all
         try:
             self._housekeeping(meta)
         except Exception:
             logger.warning("SemBlend could not keep its donors in order", exc_info=True)
+            self._objection = _IN_DOUBT
+        if meta.shadows:
+            self._compute_samples(meta)
         if meta.idle:
             self._capture_and_load(meta)
 
@@ -271,12 +283,12 @@ class WorkerSide:
     def _capture_and_load(self, meta: StepOrders) -> None:
         for command in meta.captures if self.captures is not None else ():
             self._capture(command)
+        self._to_capture.clear()
         self._load(meta)
 
     def _housekeeping(self, meta: StepOrders) -> None:
         if self.nested is not None:
             self.nested.serving()
-        self._held.update(meta.held)
         self._look_at_weights(meta)
         if meta.idle and self._held and self.captures is not None:
             # The engine keeps stepping until the blocks are freed; spinning would starve the copy.
@@ -284,7 +296,7 @@ class WorkerSide:
         elif meta.idle and self.exchange is not None:
             self.exchange.wait_a_little()
         if self.donors is not None:
-            if meta.drop_all:
+            if self._drops_all:
                 if self.captures is not None:
                     self.captures.wait()
                 if self.exchange is not None:
@@ -292,6 +304,7 @@ class WorkerSide:
                 if self.loads is not None:
                     self.loads.cancel("the donors were dropped while they were copied")
                 self.donors.clear()
+                self._drops_all = False
             for donor_id in meta.dropped:
                 self.donors.drop(donor_id)
         if self.exchange is not None:
@@ -300,13 +313,26 @@ class WorkerSide:
         if self.shadows is not None:
             for sample_id in meta.shadows_dropped:
                 self.shadows.drop(sample_id)
-            for shadow in meta.shadows:
+
+    def _compute_samples(self, meta: StepOrders) -> None:
+        """Their blocks wait for an answer; a pass is run by all ranks or by none."""
+        fine = self._objection != _IN_DOUBT
+        try:
+            if self._ranks is not None:
+                (fine,) = self._ranks.all_true([fine])
+        except Exception:
+            logger.warning("SemBlend's ranks could not agree on samples", exc_info=True)
+            fine = False
+        for shadow in meta.shadows:
+            if self.shadows is not None and fine:
                 self.shadows.run(shadow, self._report)
+            else:
+                self._report.shadow_failed.add(shadow.sample_id)
 
     def _capture(self, command: CaptureCommand) -> None:
         try:
-            if self._outdated:
-                raise DonorError(_WEIGHTS_CHANGED)
+            if self._objection:
+                raise DonorError(self._objection)
             if self.captures is not None:
                 self.captures.submit(command)
         except Exception as error:
@@ -318,8 +344,8 @@ class WorkerSide:
         if self.loads is None:
             return
         loads = meta.loads
-        if self._outdated:
-            loads = [replace(command, refused=_WEIGHTS_CHANGED) for command in loads]
+        if self._objection:
+            loads = [replace(command, refused=self._objection) for command in loads]
         self.loads.step(loads, self._report, idle=meta.idle)
 
     # -- answers -------------------------------------------------------------------------
@@ -333,11 +359,14 @@ class WorkerSide:
         return set() if self.loads is None else self.loads.take_received()
 
     def take_freed(self) -> set[str]:
-        """Finished requests whose blocks are no longer needed."""
+        """Finished requests whose blocks are no longer needed.
+
+        vLLM's V1 runner asks before :meth:`after_forward` where it has a drafter.
+        """
         captures = self.captures
         freed = {
             request_id
-            for request_id in self._held
+            for request_id in self._held - self._to_capture
             if captures is None or not captures.is_pending(request_id)
         }
         self._held -= freed
