@@ -36,8 +36,7 @@ class DepthShift(RecomputePolicy):
         ),
         *(
             "depth_shift(budget(span_dependents(2, 8) "
-            f"+ query_attention({ratio}, 16, '{among}'), 0.15, 0.4))"
-            for among in ("displaced", "changed")
+            f"+ query_attention({ratio}, 16, 'displaced'), 0.15, 0.4))"
             for ratio in (0.05, 0.1)
         ),
     )
