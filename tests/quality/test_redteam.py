@@ -16,7 +16,7 @@ from semblend.planning.certificates import SHIPPED, Certificate, depth_table
 from semblend.planning.policies.base import policy_from_spec
 from semblend.quality.certifying import candidates
 from semblend.quality.intervals import at_most
-from semblend.quality.items import to_item
+from semblend.quality.items import Ask, Case, to_item
 from semblend.quality.lab import Lab
 from semblend.quality.measure import measure
 from semblend.quality.redteam.attempts import add_attempts, attempt_of, read_attempts
@@ -36,6 +36,7 @@ CERTIFIED = Certificate.from_json(FLOAT32.read_text("utf-8")).policy
 SURVIVOR = candidates()[0]
 UNBOUNDED = "depth_shift(span_dependents(2, 8) + query_attention(0.05, 16, 'displaced'))"
 """The survivor where it may decline nothing: short prompts would cost more than its budget."""
+BOUNDED = "depth_shift(budget(span_dependents(2, 8) + query_attention(0.05, 16, '{}'), 0.15, 0.4))"
 
 
 def structures(count):
@@ -278,3 +279,30 @@ def test_what_stands_first_in_a_turn_survives_behind_another_instruction(lab):
         assert not new.lost, one.structure.signature
         reused += new.reused_tokens
     assert reused, "a policy that declines everything survives anything"
+
+
+def test_what_the_question_reads_far_behind_a_changed_name_is_computed_anew(lab):
+    """Two letters exchange their writers; three sentences behind the name stands the fact."""
+    target = (Path(__file__).parent / "far_from_the_name.txt").read_text("utf-8").rstrip("\n")
+    one, other = "Maria Brandt", "Peter Rossi"
+    donor = target.replace(one, "?").replace(other, one).replace("?", other)
+    instruction = (
+        "Below is a report from the archive. Use it, and nothing else, to answer what is asked at "
+        "the end. Be brief and exact."
+    )
+    case = Case(
+        workload="redteam",
+        kind="first_person",
+        number=0,
+        target=Ask(instruction=instruction, body=target, question="Where does Peter Rossi live?"),
+        donors=(Ask(instruction=instruction, body=donor, question="What is said here?"),),
+        answer="Madrid",
+        leaked=("Lisbon",),
+    )
+    displaced, changed = judge(
+        lab, case, [BOUNDED.format(among) for among in ("displaced", "changed")]
+    )
+    assert answered(case, displaced).leaked, "two sentences reached it: the item shows nothing"
+    assert not answered(case, changed).lost
+    assert answered(case, changed).reused_tokens > 900
+    assert changed.kl_worst < 0.02
